@@ -1,0 +1,121 @@
+# Vernal. `make demo` trains a real model, `make test` checks everything, `make bench` measures.
+# Needs Python 3.11 or newer with venv and pip; another Python: `make test PYTHON=python3.13`.
+
+PYTHON ?= python3
+export NPROC ?= 4
+export JAX_PLATFORMS = cpu
+export PYTHONWARNINGS =
+
+TAG := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifeq ($(TAG),)
+$(error "$(PYTHON)" does not run; name a Python 3.11 or newer: make PYTHON=python3.13)
+endif
+
+# A second interpreter gets a directory of its own, so that the everyday one survives.
+ifeq ($(PYTHON),python3)
+VENV ?= .venv
+else
+VENV ?= .venv-$(TAG)
+endif
+
+# JAX 0.10.2 is the newest JAX that supports Python 3.11; everything newer needs Python 3.12.
+# Hence two sets of versions, and between them both ends of what we support are tested.
+ifeq ($(TAG),3.11)
+CONSTRAINTS := constraints.txt
+else
+CONSTRAINTS := constraints-newest.txt
+endif
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -q
+# A whole file goes to one worker: the programs compiled for it are shared and then dropped together.
+PARALLEL := -n 2 --dist loadfile
+
+.PHONY: help demo test lint types test-types test-fast doctest test-docs test-slow bench format constraints clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo         train, save and inspect a model on real data"
+	@echo "make test         every check: style, types, tests, doctests, README and docs"
+	@echo "make bench        the benchmark tables"
+	@echo "make format       rewrite the sources in the house style"
+	@echo "make constraints  refresh $(CONSTRAINTS) with the newest versions this Python can have"
+	@echo "make clean        remove environments and caches"
+
+# Installing happens again only when what is to be installed has changed.
+$(BIN)/python:
+	@echo "== making $(VENV) with Python $(TAG)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.examples-installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "== installing what the examples need ($(CONSTRAINTS))"
+	@$(PIP) install --constraint $(CONSTRAINTS) --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.dev-installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "== installing the development tools ($(CONSTRAINTS))"
+	@$(PIP) install --constraint $(CONSTRAINTS) --editable '.[examples,dev]'
+	@touch $@ $(VENV)/.examples-installed
+
+demo: $(VENV)/.examples-installed
+	@$(BIN)/python examples/digits.py
+
+# One after the other, cheapest first, whatever -j says: each uses both cores itself.
+test: $(VENV)/.dev-installed
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory test-types
+	@$(MAKE) --no-print-directory test-fast
+	@$(MAKE) --no-print-directory doctest
+	@$(MAKE) --no-print-directory test-docs
+	@$(MAKE) --no-print-directory test-slow
+
+lint: $(VENV)/.dev-installed
+	@echo "== style: ruff"
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: $(VENV)/.dev-installed
+	@echo "== types of the package: basedpyright"
+	@$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+test-types: $(VENV)/.dev-installed
+	@echo "== types that users see: basedpyright and mypy --strict on tests/typing/cases"
+	@$(PYTEST) tests/typing
+
+test-fast: $(VENV)/.dev-installed
+	@echo "== tests"
+	@$(PYTEST) $(PARALLEL) -m 'not slow' --ignore tests/typing --ignore tests/test_readme.py tests
+
+doctest: $(VENV)/.dev-installed
+	@echo "== examples in docstrings"
+	@$(PYTEST) $(PARALLEL) -p tests.conftest --doctest-modules src/vernal
+
+test-docs: $(VENV)/.dev-installed
+	@echo "== examples in README.md and docs/"
+	@$(PYTEST) tests/test_readme.py
+
+test-slow: $(VENV)/.dev-installed
+	@echo "== slow tests"
+	@$(PYTEST) $(PARALLEL) -m slow --ignore tests/typing --ignore tests/test_readme.py tests
+
+bench: $(VENV)/.dev-installed
+	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do \
+		echo "== $$script"; $(BIN)/python $$script; done
+
+format: $(VENV)/.dev-installed
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+constraints:
+	@echo "== resolving $(CONSTRAINTS) with Python $(TAG)"
+	@rm -rf $(VENV)-resolve
+	@$(PYTHON) -m venv $(VENV)-resolve
+	@$(VENV)-resolve/bin/python -m pip --quiet --disable-pip-version-check install --editable '.[examples,dev]'
+	@$(VENV)-resolve/bin/python -m pip --disable-pip-version-check freeze --exclude-editable > $(CONSTRAINTS)
+	@rm -rf $(VENV)-resolve
+
+clean:
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .mypy_cache .hypothesis runs
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

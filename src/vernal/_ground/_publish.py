@@ -1,0 +1,25 @@
+"""One path per public object: a room stamps its own name on what it exports.
+
+Files inside a room are private, so an object defined in `vernal.trees._split` would print as such in reprs,
+tracebacks and pickles. `publish` rewrites `__module__` to the room, which is also the path a user imports from.
+"""
+
+import inspect
+import types
+from typing import Any
+
+
+def publish(room: str, namespace: dict[str, Any]) -> None:
+    """Sets `__module__ = room` on every public function and class that the room's own files define.
+
+    Args:
+        room: the room's dotted name, `__name__` of its `__init__.py`.
+        namespace: `globals()` of that `__init__.py`.
+    """
+    for name, value in list(namespace.items()):
+        if name.startswith("_") or isinstance(value, types.ModuleType):
+            continue
+        if not (inspect.isfunction(value) or inspect.isclass(value)):
+            continue
+        if value.__module__.startswith(room + "."):
+            value.__module__ = room

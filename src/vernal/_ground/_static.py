@@ -1,0 +1,104 @@
+"""Equality of static values: when may one compiled program stand for two Python values?
+
+Python's `==` is too generous for that (`1 == 1.0 == True`, `0.0 == -0.0`) and sometimes too strange (arrays, NaN). `same`
+is the one rule that every structure in the library compares by; `intern_key` is a hashable form of the same rule.
+A wrong "yes" gives wrong numbers, a wrong "no" only compiles again: in doubt the answer is no.
+"""
+
+import math
+import types
+from typing import Any
+
+import numpy as np
+
+# Types whose `==` is exact between values of one type.
+_EXACT: frozenset[type] = frozenset(
+    {
+        str,
+        bytes,
+        int,
+        bool,
+        type(None),
+        type(Ellipsis),
+        type,
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        types.ModuleType,
+        np.dtype,
+        range,
+    }
+)
+
+
+def _same_float(a: float, b: float) -> bool:
+    if math.isnan(a) or math.isnan(b):
+        return math.isnan(a) and math.isnan(b)
+    return a == b and math.copysign(1.0, a) == math.copysign(1.0, b)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two static values are interchangeable inside a compiled program.
+
+    Args:
+        a: any Python object.
+        b: any Python object.
+
+    Returns:
+        True if both are one object, or have the same type and equal contents, where numbers of different type, zeros
+        of different sign and containers of different type are different, and NaN is the same as NaN.
+    """
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind in _EXACT:
+        return a == b
+    if kind is float:
+        return _same_float(a, b)
+    if kind is complex:
+        return _same_float(a.real, b.real) and _same_float(a.imag, b.imag)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(
+            same(ka, kb) and same(a[ka], b[kb]) for ka, kb in zip(a, b, strict=True)
+        )
+    if isinstance(a, (set, frozenset)):
+        return a == b and {(type(x), x) for x in a} == {(type(x), x) for x in b}
+    if isinstance(a, (np.ndarray, np.generic)):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    try:
+        return (a == b) is True
+    except Exception:
+        # A value that cannot be compared is only ever the same as itself.
+        return False
+
+
+def intern_key(value: Any) -> Any:
+    """A hashable key with `intern_key(a) == intern_key(b)` only if `same(a, b)`.
+
+    Args:
+        value: any Python object.
+
+    Returns:
+        The key.
+
+    Raises:
+        TypeError: if the value, or something inside it, cannot be hashed.
+    """
+    kind = type(value)
+    if kind in _EXACT:
+        return (kind, value)
+    if kind is float:
+        return (kind, "nan") if value != value else (kind, value, math.copysign(1.0, value))
+    if kind is complex:
+        return (kind, intern_key(value.real), intern_key(value.imag))
+    if isinstance(value, tuple):
+        return (kind, *map(intern_key, value))
+    if kind is frozenset:
+        return (kind, frozenset(map(intern_key, value)))
+    if isinstance(value, np.generic):
+        return (kind, str(value.dtype), value.tobytes())
+    hash(value)
+    return (kind, value)

@@ -1,0 +1,14 @@
+"""Classes that are pytrees."""
+
+from .._ground import publish
+from ._abstract import AbstractClassVar as AbstractClassVar
+from ._abstract import AbstractVar as AbstractVar
+from ._fields import field as field
+from ._methods import BoundMethod as BoundMethod
+from ._module import Module as Module
+from ._module import module_update_wrapper as module_update_wrapper
+from ._partial import Partial as Partial
+from ._static import Static as Static
+
+Module._vernal_root = True  # pyright: ignore[reportAttributeAccessIssue] (read by the strictness rule)
+publish(__name__, globals())

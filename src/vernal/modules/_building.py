@@ -1,0 +1,173 @@
+"""What happens between `__init__` and a finished, frozen module."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from ..trees import is_array
+from . import _refusals as refuse
+from ._fields import array_dtype_for, resolve_annotation
+from ._sorting import (
+    CONTAINERS,
+    Kind,
+    hidden_arrays,
+    is_node,
+    kind_by_type,
+    one_level_paths,
+    sort_value,
+)
+from ._structure import KEY, Layout, layout_of, structure_of
+
+
+class ClassInfo:
+    """What the library remembers of a module class. Filled in when the first instance is built.
+
+    A pickle of a class by value (cloudpickle) must not carry it along: it is found again through the class.
+    """
+
+    def __init__(self, cls: type, every_field_is_child: bool):
+        self.cls = cls
+        self.every_field_is_child = every_field_is_child
+        # Equinox's rule only warns; a transformed function answers for nothing that it wraps.
+        self.may_hide_arrays = every_field_is_child or getattr(cls, "_vernal_may_hide_arrays", False)
+        self.layouts: dict[Any, Layout] = {}
+        self.by_kinds: dict[tuple[Kind | None, ...], Layout] = {}
+        # Fields whose annotation asks for no array when given a number of this type.
+        self.stay_numbers: set[tuple[str, type]] = set()
+        self.declared: frozenset[str] = frozenset()
+        self.ready = False
+
+    def __reduce__(self) -> Any:
+        return class_info, (self.cls,)
+
+    def fill(self) -> None:
+        fields = dataclasses.fields(self.cls)  # pyright: ignore[reportArgumentType] (every module class is a dataclass)
+        self.names = tuple(f.name for f in fields)
+        self.declared = frozenset(self.names)
+        self.is_static = tuple(bool(f.metadata.get("static")) for f in fields)
+        self.converters = [
+            (f.name, f.metadata["converter"]) for f in fields if f.metadata.get("converter")
+        ]
+        self.annotations = {f.name: f.type for f in fields if not f.metadata.get("static")}
+        self.named = tuple(zip(self.names, self.is_static, strict=True))
+        self.checks = [
+            klass.__dict__["__check_init__"]
+            for klass in self.cls.__mro__
+            if "__check_init__" in klass.__dict__
+        ]
+        self.ready = True
+
+    def as_array(self, name: str, number: Any) -> Any:
+        """A Python number as the array that the field's annotation asks for; the number itself if it asks for none."""
+        if self.every_field_is_child or name not in self.annotations:
+            return number
+        if (name, type(number)) in self.stay_numbers:
+            return number
+        annotation = resolve_annotation(self.cls, name, self.annotations[name])
+        dtype = array_dtype_for(annotation, number)
+        if dtype is not None:
+            return jnp.asarray(number, dtype)
+        if annotation is not None:
+            self.stay_numbers.add((name, type(number)))
+        return number
+
+
+def class_info(cls: Any) -> ClassInfo:
+    """The library's notes on a module class."""
+    return cls._vernal_class
+
+
+NUMBERS = frozenset({bool, int, float, complex})
+
+
+def check_declared(info: ClassInfo, name: str) -> None:
+    """Refuses `self.name = value` in `__init__` where the class declares no such field."""
+    if not info.ready:
+        info.fill()
+    if name not in info.declared:
+        raise dataclasses.FrozenInstanceError(refuse.undeclared(info.cls, name, info.names))
+
+
+def finish(self: Any, info: ClassInfo) -> None:
+    """Converts, sorts and freezes a module whose `__init__` has returned, then runs its checks."""
+    if not info.ready:
+        info.fill()
+    values = self.__dict__
+    every_field_is_child = info.every_field_is_child
+    for name, converter in info.converters:
+        if name in values or _class_default(self, info, name):
+            values[name] = converter(values[name])
+    kinds: list[Kind | None] = []
+    for name, static in info.named:
+        try:
+            value = values[name]
+        except KeyError:
+            if not _class_default(self, info, name):
+                kinds.append(None)
+                continue
+            value = values[name]
+        kind = kind_by_type(type(value))
+        if kind is None or (kind and static and value is not None):
+            kind = _look_closer(self, info, name, value, static)
+        kinds.append(False if static else every_field_is_child or kind)
+    key = tuple(kinds)
+    layout = info.by_kinds.get(key)
+    if layout is None:
+        layout = info.by_kinds[key] = layout_of(
+            info.cls, {n: k for n, k in zip(info.names, key, strict=True) if k is not None}
+        )
+    values[KEY] = structure_of(layout, values).aux
+    for check in info.checks:
+        check(self)
+
+
+def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
+    """Whether an unset field has a value on the class, which then becomes the instance's; False for a property."""
+    for klass in info.cls.__mro__:
+        if name in klass.__dict__:
+            value = klass.__dict__[name]
+            if hasattr(type(value), "__get__"):
+                return False
+            self.__dict__[name] = value
+            return True
+    raise refuse.not_initialised(info.cls, name)
+
+
+def _look_closer(self: Any, info: ClassInfo, name: str, value: Any, static: bool) -> Kind:
+    """Sorts a value that its type alone does not decide, and refuses what could only go wrong later."""
+    if static:
+        _refuse_static_arrays(info, name, value)
+        return False
+    _refuse_inside(self, info, name, value, (), (self,))
+    return sort_value(value)
+
+
+def _refuse_static_arrays(info: ClassInfo, name: str, value: Any) -> None:
+    for path, leaf in jtu.tree_leaves_with_path(value):
+        # NumPy scalars are hashable values; anything with axes or on a device is not.
+        if is_array(leaf) and (type(leaf).__hash__ is None or hasattr(leaf, "aval")):
+            raise refuse.array_in_static(info.cls, name, path, leaf)
+
+
+def _refuse_inside(
+    self: Any,
+    info: ClassInfo,
+    name: str,
+    value: Any,
+    path: tuple[Any, ...],
+    above: tuple[Any, ...],
+) -> None:
+    if any(value is x for x in above):
+        raise refuse.cycle(info.cls, name, path)
+    owner = getattr(value, "__self__", None)
+    if owner is self:
+        raise refuse.method_of_self(info.cls, name, getattr(value, "__name__", "method"))
+    if isinstance(value, CONTAINERS) and is_node(value):
+        for key, child in one_level_paths(value):
+            if kind_by_type(type(child)) is None:
+                _refuse_inside(self, info, name, child, (*path, key), (*above, value))
+    elif callable(value) and not is_node(value) and not info.may_hide_arrays:
+        if hidden_arrays(value):
+            raise refuse.hidden_in_callable(info.cls, name, path, value)

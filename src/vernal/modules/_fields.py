@@ -1,0 +1,112 @@
+"""Declaring fields, and what a class knows about its own."""
+
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+
+from ..show import message, short
+
+_NUMBERS: dict[type, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int, float, complex),
+    float: (float, complex),
+    complex: (complex,),
+}
+
+
+def field(
+    *,
+    converter: Callable[[Any], Any] | None = None,
+    static: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """`dataclasses.field` with two more settings.
+
+    Args:
+        converter: called with the field's value once `__init__` has finished; its result is stored instead.
+        static: if True the value is always structure (part of the treedef), never a child. It must hold no array.
+        **kwargs: as for `dataclasses.field`: `default`, `default_factory`, `init`, `repr`, `kw_only`, `metadata`, ...
+
+    Returns:
+        The field, to be assigned in the class body.
+
+    Raises:
+        TypeError: if `metadata` already has an entry named `"converter"` or `"static"` although the argument is given.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> class Scale(vernal.Module):
+        ...     factor: jnp.ndarray = vernal.field(converter=jnp.asarray)
+        ...     name: str = vernal.field(static=True, default="scale")
+        >>> Scale([1.0, 2.0])
+        Scale(factor=f32[2], name='scale')
+    """
+    metadata = dict(kwargs.pop("metadata", None) or {})
+    for key, value, given in (
+        ("converter", converter, converter is not None),
+        ("static", static, static),
+    ):
+        if not given:
+            continue
+        if key in metadata:
+            raise TypeError(
+                message(
+                    f"a field's metadata may not name `{key}` when `field` is given it too",
+                    where=f"field(metadata={{'{key}': ...}})",
+                    got=short(metadata[key]),
+                    instead=f"field({key}=...)",
+                )
+            )
+        metadata[key] = value
+    return dataclasses.field(metadata=metadata, **kwargs)
+
+
+def resolve_annotation(cls: type, name: str, annotation: Any) -> Any:
+    """The annotation of a field as an object, or None where a string cannot be evaluated (yet)."""
+    if not isinstance(annotation, str):
+        return annotation
+    for owner in cls.__mro__:
+        if name in owner.__dict__.get("__annotations__", {}):
+            module = sys.modules.get(owner.__module__)
+            try:
+                return eval(annotation, vars(module) if module else {}, dict(vars(owner)))
+            except Exception:
+                return None
+    return None
+
+
+def array_dtype_for(annotation: Any, number: Any) -> Any:
+    """The dtype a Python number takes in a field of this annotation, or None if it stays a number.
+
+    A number becomes an array where the annotation asks for an array and does not allow the number itself.
+    """
+    if isinstance(annotation, typing.TypeAliasType if hasattr(typing, "TypeAliasType") else ()):
+        annotation = annotation.__value__
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return array_dtype_for(annotation.__origin__, number)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(annotation)
+        if any(option in _NUMBERS[type(number)] for option in options):
+            return None
+        found = (array_dtype_for(option, number) for option in options)
+        return next((dtype for dtype in found if dtype is not None), None)
+    candidates = [jnp.result_type(kind) for kind in _NUMBERS[type(number)]]
+    if annotation is jax.Array:
+        return candidates[0]
+    if not (isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray)):
+        return None
+    if annotation.array_type is not jax.Array:
+        return None
+    allowed = annotation.dtypes
+    if not isinstance(allowed, (list, tuple)):
+        return candidates[0]
+    return next((dtype for dtype in candidates if dtype.name in allowed), None)

@@ -1,0 +1,102 @@
+"""Methods of a module that can cross a transformation together with the module they belong to.
+
+`module.method` is an object of two slots, not a module: it costs about what Python's own bound methods cost.
+"""
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+
+
+class BoundMethod:
+    """A method and the module it is bound to: a callable pytree whose arrays are the module's."""
+
+    __slots__ = ("__func__", "__self__", "__weakref__")
+
+    def __init__(self, func: Callable[..., Any], owner: Any):
+        self.__func__ = func
+        self.__self__ = owner
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def __eq__(self, other: Any) -> Any:
+        if type(other) is not BoundMethod:
+            return NotImplemented
+        if self.__func__ is not other.__func__ and self.__func__ != other.__func__:
+            return False
+        return self.__self__ == other.__self__
+
+    def __hash__(self) -> int:
+        return hash((self.__func__, self.__self__))
+
+    def __repr__(self) -> str:
+        return f"<bound method {self.__qualname__} of {self.__self__!r}>"
+
+    def __getattr__(self, name: str) -> Any:
+        # Name, qualified name, annotations, `lower`, ...: whatever the function has.
+        if name in ("__func__", "__self__"):
+            raise AttributeError(name)
+        return getattr(self.__func__, name)
+
+    def __reduce__(self) -> Any:
+        return BoundMethod, (self.__func__, self.__self__)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return types.MethodType(self.__func__, self.__self__)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(self.__func__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    @property
+    def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride] (a method's own text)
+        return self.__func__.__doc__
+
+
+def _flatten(method: BoundMethod) -> tuple[tuple[Any, ...], Any]:
+    func = method.__func__
+    if jtu.is_tree_node(type(func)):
+        return (method.__self__, func), None
+    return (method.__self__,), (func,)
+
+
+def _flatten_with_keys(method: BoundMethod) -> tuple[tuple[Any, ...], Any]:
+    children, aux = _flatten(method)
+    keys = (jtu.GetAttrKey("__self__"), jtu.GetAttrKey("__func__"))
+    return tuple(zip(keys, children, strict=False)), aux
+
+
+def _unflatten(aux: Any, children: Any) -> BoundMethod:
+    if aux is None:
+        owner, func = children
+        return BoundMethod(func, owner)
+    return BoundMethod(aux[0], children[0])
+
+
+jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
+
+
+class Method:
+    """What a module class holds in place of a function of its body: reading it from an instance binds it."""
+
+    __slots__ = ("__wrapped__",)
+
+    def __init__(self, func: Callable[..., Any]):
+        self.__wrapped__ = func
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.__wrapped__ if instance is None else BoundMethod(self.__wrapped__, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __reduce__(self) -> Any:
+        return Method, (self.__wrapped__,)

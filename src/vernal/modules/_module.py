@@ -1,0 +1,351 @@
+"""`Module`: a class whose instances are immutable trees of arrays.
+
+The metaclass turns a class body into a dataclass, registers it with JAX, and finishes every instance when its
+construction ends (see `_building.py`). Flattening reads the instance's `__dict__` through its `Structure`; unflattening
+makes a bare object and fills its `__dict__`: neither ever runs code of the user.
+"""
+
+import abc
+import dataclasses
+import functools
+import inspect
+import operator
+import types
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
+
+import jax.tree_util as jtu
+from typing_extensions import dataclass_transform
+
+from .._ground import by_name
+from ..show import tree_pformat
+from ..trees import tree_equal
+from . import _refusals as refuse
+from ._abstract import owed, take_abstract
+from ._building import NUMBERS, ClassInfo, check_declared, finish
+from ._fields import array_dtype_for, field, resolve_annotation
+from ._methods import Method
+from ._sorting import Kind, sort_again
+from ._strict import check_strict
+from ._structure import FLAT, KEY, layout_of, structure_of
+
+_new = object.__new__
+
+
+class _FirstFlatten:
+    """Computes the flat form of a module and leaves it in the instance's `__dict__`, where it goes before this descriptor."""
+
+    def __get__(self, module: Any, cls: Any) -> Any:
+        values = module.__dict__
+        structure = values.get(KEY)
+        if structure is not None:
+            flat = values[FLAT] = (structure[0].get(values), structure)
+            return flat
+        # Flattened inside its own `__init__`: the fields set until now, all as children.
+        kinds: dict[str, Kind] = {name: True for name in values}
+        structure = structure_of(layout_of(cls, kinds), {}).aux
+        return structure[0].get(values), structure
+
+
+_flatten = operator.attrgetter(FLAT)
+
+
+def _flatten_with_keys(module: Any) -> tuple[tuple[Any, ...], Any]:
+    children, structure = _flatten(module)
+    return tuple(zip(structure[0].layout.keys, children, strict=True)), structure
+
+
+def _unflatten(structure: Any, children: Any) -> Any:
+    return structure[0].make(children)
+
+
+def _writes_init(cls: type) -> bool:
+    """Whether the `__init__` in effect was written by hand, on `cls` or on a base."""
+    for klass in cls.__mro__[:-1]:
+        if "__init__" in klass.__dict__:
+            return not klass.__dict__.get("_vernal_generated_init", False)
+    return False
+
+
+def _check_defaults(cls: type, namespace: dict[str, Any]) -> None:
+    for name in namespace.get("__annotations__", {}):
+        default = namespace.get(name, None)
+        if isinstance(default, dataclasses.Field):
+            default = default.default
+        if type(default).__hash__ is None and not isinstance(default, dataclasses.Field):
+            raise refuse.mutable_default(cls.__qualname__, name, default)
+
+
+def _accept_unconverted(cls: Any) -> None:
+    """Annotates the generated `__init__` with what it takes, which is not always what the field holds."""
+    annotations = cls.__init__.__annotations__
+    for f in dataclasses.fields(cls):
+        if f.name not in annotations:
+            continue
+        converter = f.metadata.get("converter")
+        if converter is not None:
+            annotations[f.name] = _first_parameter(converter)
+            continue
+        annotation = resolve_annotation(cls, f.name, f.type)
+        if annotation is not None and array_dtype_for(annotation, 1) is not None:
+            annotations[f.name] = Union[annotation, bool, int, float, complex]  # noqa: UP007 (string-free)
+
+
+def _first_parameter(converter: Any) -> Any:
+    try:
+        first = next(iter(inspect.signature(converter).parameters.values()))
+    except (ValueError, TypeError, StopIteration):
+        return Any
+    return Any if first.annotation is inspect.Parameter.empty else first.annotation
+
+
+def _make_dataclass(cls: Any) -> None:
+    custom = _writes_init(cls)
+    if custom and "__post_init__" in cls.__dict__ and "__init__" in cls.__dict__:
+        warnings.warn(
+            f"{cls.__module__}.{cls.__qualname__} defines both `__init__` and `__post_init__`: "
+            "`__post_init__` will not be called",
+            stacklevel=4,
+        )
+    inherited_doc = getattr(cls.__init__, "__doc__", None)
+    dataclasses.dataclass(eq=False, repr=False, init=not custom)(cls)
+    cls._vernal_generated_init = not custom
+    if not custom:
+        cls.__init__.__doc__ = inherited_doc
+        _accept_unconverted(cls)
+
+
+# Not `frozen_default`: type checkers would then refuse `self.x = ...` in a hand-written `__init__`.
+@dataclass_transform(field_specifiers=(dataclasses.field, field), eq_default=False)
+class ModuleMeta(abc.ABCMeta):
+    """The metaclass of `Module`."""
+
+    _vernal_class: ClassInfo
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        /,
+        *,
+        layout: Literal["arrays", "fields"] | None = None,
+        strict: bool | None = None,
+        is_abstract: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        if layout not in (None, "arrays", "fields"):
+            raise refuse.unknown_layout(name, layout)
+        namespace = dict(namespace)
+        namespace["_own_abstract"] = take_abstract(name, namespace)
+        for key, value in namespace.items():
+            if (
+                isinstance(value, types.FunctionType)
+                and not (key.startswith("__") and key.endswith("__"))
+                and not getattr(value, "__isabstractmethod__", False)
+            ):
+                namespace[key] = Method(value)
+        cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
+        inherited = next((b for b in cls.__mro__[1:] if "_vernal_class" in b.__dict__), None)
+        if layout is None and inherited is not None:
+            layout = "fields" if inherited._vernal_class.every_field_is_child else "arrays"
+        _check_defaults(cls, namespace)
+        _make_dataclass(cls)
+        cls._vernal_class = ClassInfo(cls, layout == "fields")
+        cls.__abstractvars__ = frozenset(n for n, k in owed(cls).items() if k == "AbstractVar")
+        cls.__abstractclassvars__ = frozenset(
+            n for n, k in owed(cls).items() if k == "AbstractClassVar"
+        )
+        cls._vernal_is_abstract = is_abstract
+        cls._vernal_owes = bool(is_abstract or cls.__abstractvars__ or cls.__abstractclassvars__)
+        check_strict(cls, strict)
+        jtu.register_pytree_with_keys(cls, _flatten_with_keys, _unflatten, _flatten)
+        return cls
+
+    # No return annotation: pyright would believe it instead of reading `__init__`.
+    def __call__(cls, *args: Any, **kwargs: Any):
+        if cls._vernal_owes:
+            cls._refuse_abstract()
+        module = super().__call__(*args, **kwargs)
+        if type(module) is cls and KEY not in module.__dict__:
+            finish(module, cls._vernal_class)
+        return module
+
+    def _refuse_abstract(cls) -> None:
+        if cls.__abstractclassvars__:
+            raise refuse.abstract(cls, sorted(cls.__abstractclassvars__), "class attributes")
+        if cls.__abstractvars__:
+            raise refuse.abstract(cls, sorted(cls.__abstractvars__), "attributes")
+        raise refuse.abstract(cls, [cls.__qualname__], "class (declared with is_abstract=True)")
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def register(cls, subclass: Any) -> Any:
+        raise refuse.virtual_subclass(cls, subclass)
+
+
+class Module(metaclass=ModuleMeta):
+    """Base class of models: a frozen dataclass that is a tree of arrays.
+
+    Declare fields as in a dataclass and write methods as in any class. Instances are immutable, and are pytrees: what
+    is an array (or a module, or another pytree) is a child; everything else, such as an activation function, a name
+    or a size, is structure and travels in the treedef. So every JAX transformation accepts a module as it is.
+
+    Class options:
+        layout: `"arrays"` (default) sorts fields by their values, as above. `"fields"` makes every field that is not
+            `static=True` a child, whatever it holds. Inherited.
+        strict: `True` enforces "abstract or final": a class that can be instantiated is never subclassed, and no method
+            is overridden once it is implemented. Inherited.
+        is_abstract: `True` forbids instances of this class (not of its subclasses).
+
+    Raises:
+        TypeError: at construction, for a field without a value or an abstract attribute that is not provided.
+        ValueError: at construction, for an array in a static field, a method of the module assigned to itself, a cycle,
+            or arrays hidden in a function; at class creation, for a mutable default.
+        dataclasses.FrozenInstanceError: for assigning or deleting an attribute after construction.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> class Neuron(vernal.Module):
+        ...     weight: jax.Array
+        ...     activation: object = jax.nn.relu
+        ...     def __call__(self, x):
+        ...         return self.activation(self.weight @ x)
+        >>> neuron = Neuron(jnp.array([1.0, -2.0]))
+        >>> jax.jit(neuron)(jnp.array([3.0, 1.0]))
+        Array(1., dtype=float32)
+        >>> jax.tree.leaves(neuron)
+        [Array([ 1., -2.], dtype=float32)]
+    """
+
+    _vernal_flat: ClassVar[Any] = _FirstFlatten()
+
+    if not TYPE_CHECKING:
+        # Hidden from type checkers, which would otherwise allow assignment to any attribute.
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            values = self.__dict__
+            if KEY in values:
+                raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "assign"))
+            info = type(self)._vernal_class
+            if name not in info.declared:
+                check_declared(info, name)
+            if type(value) in NUMBERS:
+                value = info.as_array(name, value)
+            values[name] = value
+
+        def __delattr__(self, name: str) -> None:
+            raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "delete"))
+
+    def __hash__(self) -> int:
+        # By structure and by the identity of the arrays, so that neither a value nor a tracer is ever looked at.
+        leaves, treedef = jtu.tree_flatten(self)
+        return hash((type(self), treedef, tuple(map(id, leaves))))
+
+    def __eq__(self, other: Any) -> Any:
+        if self is other:
+            return True
+        if type(self) is not type(other):
+            return False
+        leaves, treedef = jtu.tree_flatten(self)
+        other_leaves, other_treedef = jtu.tree_flatten(other)
+        if treedef != other_treedef:
+            return False
+        if all(a is b for a, b in zip(leaves, other_leaves, strict=True)):
+            return True
+        return tree_equal(self, other)
+
+    def __repr__(self) -> str:
+        return tree_pformat(self)
+
+    def __reduce__(self) -> Any:
+        kinds = self.__dict__[KEY][0].layout.kinds
+        values = {name: by_name(self.__dict__[name]) for name in kinds}
+        return _restore, (type(self), kinds, values)
+
+    def __tree_fields__(self) -> dict[str, Any]:
+        """What surgery may reach: every field that is not declared static, with its value."""
+        info = type(self)._vernal_class
+        return {
+            name: self.__dict__[name]
+            for name, static in info.named
+            if not static and name in self.__dict__
+        }
+
+    def __tree_replace__(self, changes: dict[str, Any], sort: bool = True) -> Any:
+        """A copy with some fields replaced and, if `sort`, sorted afresh. `__init__` and checks do not run."""
+        cls = type(self)
+        info = cls._vernal_class
+        module = _new(cls)
+        values = module.__dict__
+        kinds = dict(self.__dict__[KEY][0].layout.kinds)
+        values.update((name, self.__dict__[name]) for name in (*kinds, KEY))
+        for name, value in changes.items():
+            if sort and type(value) in NUMBERS and kinds[name] is False:
+                value = info.as_array(name, value)
+            if sort and not info.every_field_is_child:
+                kinds[name] = sort_again(values[name], kinds[name], value)
+            values[name] = value
+        if sort:
+            values[KEY] = structure_of(layout_of(cls, kinds), values).aux
+        return module
+
+
+def _restore(cls: Any, kinds: dict[str, Kind], values: dict[str, Any]) -> Any:
+    module = _new(cls)
+    module.__dict__.update(values)
+    module.__dict__[KEY] = structure_of(layout_of(cls, kinds), values).aux
+    return module
+
+
+_WRAPPER_NAMES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+
+
+def module_update_wrapper(wrapper: Any, wrapped: Any = None) -> Any:
+    """`functools.update_wrapper` for a module: gives it the name, the documentation and the signature of what it wraps.
+
+    Args:
+        wrapper: a module whose class defines the property `__wrapped__`.
+        wrapped: what to take them from; `wrapper.__wrapped__` if not given.
+
+    Returns:
+        A copy of `wrapper` with `__module__`, `__name__`, `__qualname__`, `__doc__` and `__annotations__` of `wrapped`.
+        They are structure, and stay with the module through every transformation.
+
+    Raises:
+        TypeError: if the class of `wrapper` has no property `__wrapped__`.
+
+    Example:
+        >>> import vernal
+        >>> class Twice(vernal.Module):
+        ...     fn: object
+        ...     @property
+        ...     def __wrapped__(self):
+        ...         return self.fn
+        ...     def __call__(self, x):
+        ...         return 2 * self.fn(x)
+        >>> def add_one(x):
+        ...     "Adds one."
+        ...     return x + 1
+        >>> twice = vernal.module_update_wrapper(Twice(add_one))
+        >>> twice.__name__, twice.__doc__, twice(1)
+        ('add_one', 'Adds one.', 4)
+    """
+    cls = type(wrapper)
+    if not isinstance(inspect.getattr_static(cls, "__wrapped__", None), (property, functools.cached_property)):
+        raise refuse.no_wrapped(cls)
+    source = wrapper.__wrapped__ if wrapped is None else wrapped
+    module = _new(cls)
+    values = module.__dict__
+    kinds = dict(wrapper.__dict__[KEY][0].layout.kinds)
+    values.update((name, wrapper.__dict__[name]) for name in kinds)
+    for name in _WRAPPER_NAMES:
+        if hasattr(source, name):
+            values[name] = getattr(source, name)
+            kinds[name] = False
+    values[KEY] = structure_of(layout_of(cls, kinds), values).aux
+    return module

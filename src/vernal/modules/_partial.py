@@ -1,0 +1,57 @@
+"""`functools.partial` as a module."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..show import message
+from ._module import Module
+
+
+class Partial(Module):
+    """A function with some of its arguments already given, as a pytree: arrays among them are traced and trained.
+
+    The arguments given here come first; the ones of the call follow.
+
+    Raises:
+        TypeError: at the call, if a keyword argument was already given.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> add = vernal.Partial(jnp.add, jnp.array(1.0))
+        >>> add(2.0)
+        Array(3., dtype=float32)
+        >>> len(jax.tree.leaves(add))
+        1
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def __init__(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any):
+        """Stores the function and its first arguments.
+
+        Args:
+            func: what to call.
+            *args: its first positional arguments.
+            **kwargs: keyword arguments; they cannot be given again at the call.
+        """
+        self.func = func
+        self.args = args
+        self.keywords = kwargs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls `func(*self.args, *args, **self.keywords, **kwargs)`."""
+        twice = sorted(self.keywords.keys() & kwargs.keys())
+        if twice:
+            raise TypeError(
+                message(
+                    f"keyword argument `{twice[0]}` was given twice",
+                    where="Partial.__call__",
+                    expected="keywords that are not stored already: " + ", ".join(self.keywords),
+                    got=f"{twice[0]}=...",
+                    instead="make a new Partial without it",
+                )
+            )
+        return self.func(*self.args, *args, **kwargs, **self.keywords)

@@ -1,0 +1,229 @@
+"""The rule of the house: arrays are leaves, everything else is structure.
+
+Every value that a field may hold has a *kind*:
+
+* `True`: a child, exactly as JAX expects it (an array, a module, another registered pytree, None);
+* `False`: structure, part of the treedef (a function, a string, a number, a tuple of those);
+* a tuple of kinds, one for each immediate child of a container that mixes both. Flattening such a container shows its
+  arrays and modules under their ordinary key paths and keeps the rest in the treedef.
+
+Kinds are decided once, when construction ends, and remembered by the treedef: a tree made by `jax.tree.map` keeps the
+sorting of the original whatever its leaves have become.
+"""
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._ground import by_name, same
+from ..trees import is_array
+
+Kind = bool | tuple[Any, ...]
+
+# Decided by type alone. Types that are not here are looked at one value at a time.
+_BY_TYPE: dict[type, bool] = {
+    type(None): True,
+    jax.ShapeDtypeStruct: True,
+    str: False,
+    bytes: False,
+    bool: False,
+    int: False,
+    float: False,
+    complex: False,
+    types.BuiltinFunctionType: False,
+    type(Ellipsis): False,
+}
+kind_by_type = _BY_TYPE.get
+
+CONTAINERS = (list, tuple, dict)
+
+
+def one_level(value: Any) -> tuple[list[Any], Any]:
+    """The immediate children of a registered pytree node, and the treedef that rebuilds it from them."""
+    return jtu.tree_flatten(value, is_leaf=lambda x: x is not value)
+
+
+def one_level_paths(value: Any) -> list[tuple[Any, Any]]:
+    """The immediate children of a registered pytree node with their keys."""
+    found = jtu.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)[0]
+    return [(path[0], child) for path, child in found]
+
+
+def is_node(value: Any) -> bool:
+    """Whether JAX knows `value` as an inner node of a pytree (None included)."""
+    return jtu.is_tree_node(type(value))
+
+
+def is_data(value: Any) -> bool:
+    """Whether a leaf is an array, stands for one, or turns into one."""
+    return (
+        is_array(value)
+        or isinstance(value, jax.ShapeDtypeStruct)
+        or hasattr(type(value), "__jax_array__")
+    )
+
+
+def sort_value(value: Any) -> Kind:
+    """The kind of a field's value."""
+    cls = type(value)
+    known = _BY_TYPE.get(cls)
+    if known is not None:
+        return known
+    if isinstance(value, CONTAINERS) and is_node(value):
+        return _sort_container(value)
+    if is_node(value):
+        # Registered once is registered for ever, and so is the class of a module.
+        _BY_TYPE[cls] = True
+        return True
+    if isinstance(value, jax.Array):
+        _BY_TYPE[cls] = True
+        return True
+    return is_data(value)
+
+
+def _sort_container(value: Any) -> Kind:
+    children = one_level(value)[0]
+    if not children:
+        return True
+    kinds = tuple(map(sort_value, children))
+    if all(kind is True for kind in kinds):
+        return True
+    if all(kind is False for kind in kinds) and isinstance(value, tuple):
+        return False
+    # A list or dict of structure only stays a node: what it holds is read when it is flattened, so that a change in
+    # place is seen. (A tuple cannot change.)
+    return kinds
+
+
+def sort_again(old: Any, kind: Kind, new: Any) -> Kind:
+    """The kind of a value that replaces another: afresh, except where the old tree had left the sorting behind.
+
+    In a mask, an axes tree or a gradient, the leaves of children are bools, ints or other things that would count as
+    structure in a model. Replacing one of them by another of their like must keep the shape of the tree.
+    """
+    if new is old:
+        return kind
+    if kind is True and not is_node(old) and not is_data(old):
+        return True
+    if isinstance(kind, tuple) and type(new) is type(old) and isinstance(new, CONTAINERS):
+        before, old_def = one_level(old)
+        after, new_def = one_level(new)
+        if old_def == new_def and len(kind) == len(before):
+            return tuple(map(sort_again, before, kind, after))
+    if kind is True and type(new) is type(old) and isinstance(new, CONTAINERS):
+        before, old_def = one_level(old)
+        after, new_def = one_level(new)
+        if old_def == new_def and before:
+            kinds = tuple(map(sort_again, before, [True] * len(before), after))
+            return True if all(k is True for k in kinds) else kinds
+    return sort_value(new)
+
+
+class Mixed:
+    """Stands for a mixed container while it is flattened. Never seen by users."""
+
+    __slots__ = ("kinds", "value")
+
+    def __init__(self, value: Any, kinds: Kind):
+        self.value = value
+        self.kinds = kinds
+
+
+class _MixedStructure:
+    """The treedef's part of a mixed container: its one-level structure, the kinds, and what is not a child."""
+
+    __slots__ = ("kinds", "rest", "treedef")
+
+    def __init__(self, treedef: Any, kinds: tuple[Kind, ...], rest: tuple[Any, ...]):
+        self.treedef = treedef
+        self.kinds = kinds
+        self.rest = rest
+
+    def __eq__(self, other: Any) -> bool:
+        return (
+            type(other) is _MixedStructure
+            and self.kinds == other.kinds
+            and self.treedef == other.treedef
+            and same(self.rest, other.rest)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.kinds)
+
+    def __repr__(self) -> str:
+        return f"mixed({self.treedef}, rest={self.rest!r})"
+
+    def __reduce__(self) -> Any:
+        return _MixedStructure, (self.treedef, self.kinds, by_name(self.rest))
+
+
+def _kinds_now(mixed: Mixed, children: list[Any]) -> tuple[Kind, ...]:
+    kinds = mixed.kinds
+    if isinstance(kinds, tuple) and len(kinds) == len(children):
+        return kinds
+    # The container grew or shrank in place since it was sorted.
+    return tuple(map(sort_value, children))
+
+
+def _shown(children: list[Any], kinds: tuple[Kind, ...]) -> Iterator[Any]:
+    for child, kind in zip(children, kinds, strict=True):
+        if kind is True:
+            yield child
+        elif kind is not False:
+            yield Mixed(child, kind)
+
+
+def _mixed_structure(treedef: Any, children: list[Any], kinds: tuple[Kind, ...]) -> _MixedStructure:
+    rest = tuple(c for c, kind in zip(children, kinds, strict=True) if kind is False)
+    return _MixedStructure(treedef, kinds, rest)
+
+
+def _flatten_mixed(mixed: Mixed) -> tuple[tuple[Any, ...], _MixedStructure]:
+    children, treedef = one_level(mixed.value)
+    kinds = _kinds_now(mixed, children)
+    return tuple(_shown(children, kinds)), _mixed_structure(treedef, children, kinds)
+
+
+def _flatten_mixed_with_keys(mixed: Mixed) -> tuple[tuple[Any, ...], _MixedStructure]:
+    keyed = one_level_paths(mixed.value)
+    children, treedef = one_level(mixed.value)
+    kinds = _kinds_now(mixed, children)
+    keys = [key for (key, _), kind in zip(keyed, kinds, strict=True) if kind is not False]
+    shown = tuple(zip(keys, _shown(children, kinds), strict=True))
+    return shown, _mixed_structure(treedef, children, kinds)
+
+
+def _unflatten_mixed(structure: _MixedStructure, shown: Any) -> Any:
+    shown, rest = iter(shown), iter(structure.rest)
+    children = [next(rest) if kind is False else next(shown) for kind in structure.kinds]
+    return structure.treedef.unflatten(children)
+
+
+jtu.register_pytree_with_keys(Mixed, _flatten_mixed_with_keys, _unflatten_mixed, _flatten_mixed)
+
+
+def hidden_arrays(value: Any) -> list[Any]:
+    """The arrays that a callable carries where no transformation can see them.
+
+    `jax.vmap(layer)`, `functools.partial(f, weights)` and their like are plain functions to JAX: arrays inside would
+    become constants that are never trained.
+    """
+    found: list[Any] = []
+    if isinstance(value, functools.partial):
+        inside = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, types.MethodType):
+        inside = [value.__self__]
+    else:
+        inside = [getattr(value, "__wrapped__", None)]
+    for item in inside:
+        if item is None or item is value:
+            continue
+        found.extend(leaf for leaf in jtu.tree_leaves(item) if is_array(leaf))
+        if callable(item) and not is_node(item):
+            found.extend(hidden_arrays(item))
+    return found

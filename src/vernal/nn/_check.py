@@ -1,0 +1,133 @@
+"""What layers ask of their arguments, and the errors that say which one was wrong.
+
+Layers take one example, without a batch axis. An input of the wrong shape is nearly always a batch that was not mapped
+over, so the error looks for exactly that.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from ..show import message, short
+
+Axis = int | str | tuple[str, int]
+"""One axis of an expected shape: an exact size, the name of an axis of any size, or a name and its size."""
+
+
+def _size(axis: Axis) -> int | None:
+    if isinstance(axis, str):
+        return None
+    return axis if isinstance(axis, int) else axis[1]
+
+
+def _axis_text(axis: Axis) -> str:
+    return f"{axis[0]}={axis[1]}" if isinstance(axis, tuple) else str(axis)
+
+
+def _tuple_text(items: Sequence[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def fits(shape: Sequence[int], expected: Sequence[Axis]) -> bool:
+    """Whether a shape is the expected one."""
+    return len(shape) == len(expected) and all(
+        _size(axis) in (None, n) for n, axis in zip(shape, expected, strict=True)
+    )
+
+
+def wrong_shape(
+    layer: str, shape: Sequence[int], expected: Sequence[Axis], argument: str = "x"
+) -> ValueError:
+    """The error of a layer that was given an array of the wrong shape.
+
+    Args:
+        layer: the name of the layer's class.
+        shape: the shape that was given.
+        expected: the shape of one example.
+        argument: the name of the argument.
+
+    Returns:
+        The error. If the shape is the expected one with more axes in front, it says that `jax.vmap` was forgotten.
+    """
+    extra = len(shape) - len(expected)
+    instead = None
+    if extra > 0 and fits(shape[extra:], expected):
+        call = "layer"
+        for _ in range(extra):
+            call = f"jax.vmap({call})"
+        front = _tuple_text([str(n) for n in shape[:extra]])
+        instead = f"{call}({argument}): a layer takes one example, and {front} looks like a batch"
+    return ValueError(
+        message(
+            f"`{layer}` was given an input of the wrong shape",
+            where=f"argument `{argument}`",
+            expected=_tuple_text([_axis_text(axis) for axis in expected]) if expected else "()",
+            got=str(tuple(shape)),
+            instead=instead,
+        )
+    )
+
+
+def check_shape(layer: str, x: ArrayLike, expected: Sequence[Axis], argument: str = "x") -> None:
+    """Refuses an input whose shape is not the expected one; the arguments are those of `wrong_shape`."""
+    shape = np.shape(x)
+    if not fits(shape, expected):
+        raise wrong_shape(layer, shape, expected, argument)
+
+
+def check_size(layer: str, argument: str, value: Any, minimum: int = 1) -> int:
+    """A size given to a constructor, as a Python integer of at least `minimum`."""
+    if not isinstance(value, int | np.integer) or value < minimum:
+        raise ValueError(
+            message(
+                f"`{layer}` was given a wrong size",
+                where=f"argument `{argument}`",
+                expected=f"an integer of at least {minimum}",
+                got=short(value),
+            )
+        )
+    return int(value)
+
+
+def per_dim(layer: str, argument: str, value: Any, n: int, minimum: int = 1) -> tuple[int, ...]:
+    """One integer for each of `n` spatial dimensions, from one integer for all of them or a sequence of `n`."""
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * n
+    if len(values) != n or not all(
+        isinstance(v, int | np.integer) and v >= minimum for v in values
+    ):
+        raise ValueError(
+            message(
+                f"`{layer}` was given wrong sizes for its {n} spatial dimensions",
+                where=f"argument `{argument}`",
+                expected=f"an integer of at least {minimum}, or a sequence of {n} of them",
+                got=short(value),
+            )
+        )
+    return tuple(int(v) for v in values)
+
+
+def padding_pairs(layer: str, value: Any, n: int, words: str = "") -> tuple[tuple[int, int], ...]:
+    """`(before, after)` for each of `n` spatial dimensions.
+
+    Args:
+        layer: the name of the layer's class.
+        value: one integer for all, a sequence of `n` integers, or a sequence of `n` pairs. Negative numbers crop.
+        n: the number of spatial dimensions.
+        words: what else the layer would have taken, for the error.
+    """
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * n
+    pairs = [tuple(v) if isinstance(v, Sequence) else (v, v) for v in values]
+    if len(pairs) != n or not all(
+        len(pair) == 2 and all(isinstance(v, int | np.integer) for v in pair) for pair in pairs
+    ):
+        raise ValueError(
+            message(
+                f"`{layer}` was given a padding that does not fit its {n} spatial dimensions",
+                where="argument `padding`",
+                expected=f"an integer, a sequence of {n} integers, or of {n} pairs (before, after){words}",
+                got=short(value),
+            )
+        )
+    return tuple((int(before), int(after)) for before, after in pairs)

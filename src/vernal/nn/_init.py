@@ -1,0 +1,44 @@
+"""The dtype and the random initial values of weights."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..show import message
+
+
+def weight_dtype(layer: str, dtype: DTypeLike | None) -> Any:
+    """The dtype of a layer's weights: by default `float32`, or `float64` if JAX has 64-bit numbers switched on."""
+    if dtype is None:
+        return jnp.result_type(float)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(
+            message(
+                f"the weights of `{layer}` must be floating-point or complex numbers",
+                where="argument `dtype`",
+                expected="for example jnp.float32, jnp.bfloat16 or jnp.complex64",
+                got=str(jnp.dtype(dtype)),
+            )
+        )
+    return dtype
+
+
+def limit(fan_in: int) -> float:
+    """`1/sqrt(fan_in)`, where `fan_in` is how many numbers enter each output; 1 if there are none."""
+    return 1 / math.sqrt(fan_in) if fan_in else 1.0
+
+
+def uniform(key: PRNGKeyArray, shape: tuple[int, ...], lim: float, dtype: Any) -> jax.Array:
+    """Uniform numbers between `-lim` and `lim`; for a complex dtype, the real and the imaginary part are each."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        part = jnp.finfo(dtype).dtype
+        real, imag = (
+            jax.random.uniform(k, shape, part, minval=-lim, maxval=lim)
+            for k in jax.random.split(key)
+        )
+        return jax.lax.complex(real, imag)
+    return jax.random.uniform(key, shape, dtype, minval=-lim, maxval=lim)

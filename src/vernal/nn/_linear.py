@@ -1,0 +1,130 @@
+"""Affine maps of vectors."""
+
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ._check import Axis, check_shape, check_size
+from ._init import limit, uniform, weight_dtype
+
+_T = TypeVar("_T")
+
+
+def features(layer: str, argument: str, size: Any) -> int | Literal["scalar"]:
+    """A number of features, or `"scalar"`."""
+    return "scalar" if size == "scalar" else check_size(layer, argument, size, minimum=0)
+
+
+def vector_shape(name: str, size: int | Literal["scalar"]) -> tuple[Axis, ...]:
+    """The shape of a vector of so many features: `()` for `"scalar"`."""
+    return () if size == "scalar" else ((name, size),)
+
+
+class Linear(Module):
+    """The affine map `weight @ x + bias`.
+
+    Weight and bias are drawn uniformly between `-1/sqrt(in_features)` and `1/sqrt(in_features)`.
+
+    Args:
+        in_features: the length of the input, or `"scalar"` for an input of shape `()`.
+        out_features: the length of the output, or `"scalar"` for an output of shape `()`.
+        use_bias: whether to add a bias.
+        dtype: the dtype of the weights, floating-point or complex; `float32` by default (`float64` if JAX has 64-bit
+            numbers switched on).
+        key: a JAX random key for the initial weights.
+
+    Attributes:
+        weight: shape `(out_features, in_features)`; a scalar counts as 1.
+        bias: shape `(out_features,)`, or None.
+
+    Raises:
+        ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when called, for an
+            input that is not one example.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> layer = nn.Linear(2, 3, key=jax.random.key(0))
+        >>> layer(jnp.ones(2)).shape
+        (3,)
+        >>> jax.vmap(layer)(jnp.ones((5, 2))).shape
+        (5, 3)
+    """
+
+    weight: jax.Array
+    bias: jax.Array | None
+    in_features: int | Literal["scalar"] = field(static=True)
+    out_features: int | Literal["scalar"] = field(static=True)
+    use_bias: bool = field(static=True)
+
+    def __init__(
+        self,
+        in_features: int | Literal["scalar"],
+        out_features: int | Literal["scalar"],
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+    ):
+        dtype = weight_dtype("Linear", dtype)
+        self.in_features = features("Linear", "in_features", in_features)
+        self.out_features = features("Linear", "out_features", out_features)
+        self.use_bias = use_bias
+        n_in = 1 if self.in_features == "scalar" else self.in_features
+        n_out = 1 if self.out_features == "scalar" else self.out_features
+        weight_key, bias_key = jax.random.split(key)
+        self.weight = uniform(weight_key, (n_out, n_in), limit(n_in), dtype)
+        self.bias = uniform(bias_key, (n_out,), limit(n_in), dtype) if use_bias else None
+
+    @jax.named_scope("vernal.nn.Linear")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
+        """Applies the map.
+
+        Args:
+            x: shape `(in_features,)`, or `()`.
+            key: ignored; here so that all layers are called alike.
+
+        Returns:
+            Shape `(out_features,)`, or `()`.
+        """
+        check_shape("Linear", x, vector_shape("in_features", self.in_features))
+        if self.in_features == "scalar":
+            x = jnp.reshape(x, (1,))
+        y = self.weight @ x
+        if self.bias is not None:
+            y = y + self.bias
+        return jnp.reshape(y, ()) if self.out_features == "scalar" else y
+
+
+class Identity(Module):
+    """Returns its input.
+
+    Args:
+        *args: ignored, so that it can stand in the place of any other layer.
+        **kwargs: ignored likewise.
+
+    Example:
+        >>> import vernal.nn as nn
+        >>> nn.Identity(3, use_bias=False)("anything")
+        'anything'
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    @jax.named_scope("vernal.nn.Identity")
+    def __call__(self, x: _T, *, key: PRNGKeyArray | None = None) -> _T:
+        """Returns `x`.
+
+        Args:
+            x: anything.
+            key: ignored; here so that all layers are called alike.
+
+        Returns:
+            The same object.
+        """
+        return x

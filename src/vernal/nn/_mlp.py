@@ -1,0 +1,162 @@
+"""The multi-layer perceptron."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ..trees import combine, is_array, partition
+from ._check import check_shape, check_size
+from ._linear import Linear, features, vector_shape
+
+Activation = Callable[[Any], Any]
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+def _copies(activation: Activation, shape: tuple[int, ...]) -> Activation:
+    """The activation with `shape` copies of each of its arrays, along new axes in front."""
+    arrays, rest = partition(activation, is_array)
+    stacked = jtu.tree_map(lambda a: jnp.broadcast_to(a, shape + a.shape), arrays)
+    return combine(stacked, rest)
+
+
+def _copy(activation: Activation, index: Any) -> Activation:
+    arrays, rest = partition(activation, is_array)
+    return combine(jtu.tree_map(lambda a: a[index], arrays), rest)
+
+
+def _activate(activation: Activation, x: jax.Array) -> jax.Array:
+    """Applies an activation to a layer: as a whole, or to each neuron with its own copy of the arrays."""
+    arrays, rest = partition(activation, is_array)
+    if not jtu.tree_leaves(arrays) or x.ndim == 0:
+        return activation(x)
+    return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
+
+
+class MLP(Module):
+    """A multi-layer perceptron: linear layers with an activation after each.
+
+    Args:
+        in_size: the length of the input, or `"scalar"` for an input of shape `()`.
+        out_size: the length of the output, or `"scalar"` for an output of shape `()`.
+        width_size: the length of each hidden layer.
+        depth: how many hidden layers there are. `depth=0` is one linear layer, `depth=2` is three.
+        activation: applied after each hidden layer. A function is given the whole layer at once. A callable that
+            carries arrays (such as `PReLU`) is copied: every neuron of every hidden layer has its own, trained
+            separately, and is given that neuron's value.
+        final_activation: likewise after the last layer; nothing by default.
+        use_bias: whether the hidden layers have a bias.
+        use_final_bias: whether the last layer has a bias.
+        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+        scan: whether to stack the layers between two hidden layers and run them with `jax.lax.scan`. The program is
+            then as small for a deep network as for a shallow one, and compiles as fast; its numbers are the same.
+        key: a JAX random key for the initial weights.
+
+    Attributes:
+        layers: the linear layers in order. With `scan=True` and `depth > 0` there are three: the first, all those in
+            between as one whose weights have a leading axis of length `depth - 1`, and the last.
+        activation: its arrays, if it has any, have leading axes `(depth, width_size)`.
+        final_activation: its arrays, if it has any, have a leading axis `(out_size,)`.
+
+    Raises:
+        ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when called, for an
+            input that is not one example.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> model = nn.MLP(2, "scalar", width_size=8, depth=2, activation=jax.nn.tanh, key=jax.random.key(0))
+        >>> jax.jit(jax.vmap(model))(jnp.ones((5, 2))).shape
+        (5,)
+        >>> jax.grad(lambda m: m(jnp.ones(2)))(model).layers[0].weight.shape
+        (8, 2)
+    """
+
+    layers: tuple[Linear, ...]
+    activation: Activation
+    final_activation: Activation
+    use_bias: bool = field(static=True)
+    use_final_bias: bool = field(static=True)
+    in_size: int | Literal["scalar"] = field(static=True)
+    out_size: int | Literal["scalar"] = field(static=True)
+    width_size: int = field(static=True)
+    depth: int = field(static=True)
+    scan: bool = field(static=True)
+
+    def __init__(
+        self,
+        in_size: int | Literal["scalar"],
+        out_size: int | Literal["scalar"],
+        width_size: int,
+        depth: int,
+        activation: Activation = jax.nn.relu,
+        final_activation: Activation = _identity,
+        use_bias: bool = True,
+        use_final_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        scan: bool = False,
+        key: PRNGKeyArray,
+    ):
+        self.in_size = features("MLP", "in_size", in_size)
+        self.out_size = features("MLP", "out_size", out_size)
+        self.width_size = width = check_size("MLP", "width_size", width_size, minimum=0)
+        self.depth = check_size("MLP", "depth", depth, minimum=0)
+        self.use_bias = use_bias
+        self.use_final_bias = use_final_bias
+        self.scan = scan
+        keys = jax.random.split(key, self.depth + 1)
+
+        def hidden(key: PRNGKeyArray) -> Linear:
+            return Linear(width, width, use_bias, dtype, key=key)
+
+        before_last = self.in_size
+        layers: list[Linear] = []
+        if self.depth > 0:
+            layers.append(Linear(self.in_size, width, use_bias, dtype, key=keys[0]))
+            layers.extend([jax.vmap(hidden)(keys[1:-1])] if scan else map(hidden, keys[1:-1]))
+            before_last = width
+        layers.append(Linear(before_last, self.out_size, use_final_bias, dtype, key=keys[-1]))
+        self.layers = tuple(layers)
+        self.activation = _copies(activation, (self.depth, width))
+        self.final_activation = _copies(
+            final_activation, () if self.out_size == "scalar" else (self.out_size,)
+        )
+
+    @jax.named_scope("vernal.nn.MLP")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
+        """Applies the layers.
+
+        Args:
+            x: shape `(in_size,)`, or `()`.
+            key: ignored; here so that all layers are called alike.
+
+        Returns:
+            Shape `(out_size,)`, or `()`.
+        """
+        check_shape("MLP", x, vector_shape("in_size", self.in_size))
+        if self.scan and self.depth > 0:
+            x = self._hidden_by_scan(x)
+        else:
+            for i, layer in enumerate(self.layers[:-1]):
+                x = _activate(_copy(self.activation, i), layer(x))
+        return _activate(self.final_activation, self.layers[-1](x))
+
+    def _hidden_by_scan(self, x: ArrayLike) -> jax.Array:
+        first, between, _ = self.layers
+        arrays, rest = partition(_copy(self.activation, slice(1, None)), is_array)
+
+        def step(x: jax.Array, layer_and_arrays: Any) -> tuple[jax.Array, None]:
+            layer, arrays = layer_and_arrays
+            return _activate(combine(arrays, rest), layer(x)), None
+
+        x = _activate(_copy(self.activation, 0), first(x))
+        return jax.lax.scan(step, x, (between, arrays))[0]

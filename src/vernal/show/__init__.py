@@ -1,0 +1,17 @@
+"""Showing: any pytree, or the difference of two, in words; and the one shape of our error messages."""
+
+from .._ground import publish
+from ._diff import Difference as Difference
+from ._diff import diff as diff
+from ._diff import diff_text as diff_text
+from ._message import message as message
+from ._paths import path_text as path_text
+from ._pformat import short as short
+from ._pformat import tree_pformat as tree_pformat
+from ._pformat import tree_pprint as tree_pprint
+from ._table import human_bytes as human_bytes
+from ._table import human_count as human_count
+from ._table import table as table
+from ._values import is_traced as is_traced
+
+publish(__name__, globals())

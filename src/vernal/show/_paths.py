@@ -1,0 +1,41 @@
+"""Key paths as the Python text that reaches the same place."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+
+def _key_text(key: Any) -> str:
+    try:
+        if isinstance(key, jtu.GetAttrKey):
+            return f".{key.name}"
+        if isinstance(key, jtu.SequenceKey):
+            return f"[{key.idx}]"
+        if isinstance(key, jtu.DictKey):
+            return f"[{key.key!r}]"
+        return str(key)
+    except Exception:
+        # A dictionary key, or a key class of somebody else, that cannot print itself must not hide the real error.
+        return f"[<{type(key).__name__}>]"
+
+
+def path_text(path: Sequence[Any], root: str = "") -> str:
+    """A key path of JAX as Python text.
+
+    Args:
+        path: key entries, as in `jax.tree_util.tree_flatten_with_path`. Keys of other classes are shown by `str`.
+        root: what the tree itself is called.
+
+    Returns:
+        For example `model.layers[0].weight`, or `['k']` without a root. The empty path is `root`, or
+        `(the tree itself)` if that is empty too.
+
+    Example:
+        >>> import jax
+        >>> from vernal.show import path_text
+        >>> [(path, leaf)] = jax.tree_util.tree_leaves_with_path({"k": [1.0]})
+        >>> path_text(path, root="params")
+        "params['k'][0]"
+    """
+    return root + "".join(map(_key_text, path)) or "(the tree itself)"

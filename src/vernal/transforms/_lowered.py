@@ -1,0 +1,94 @@
+"""Compiling ahead of time: what `filter_jit(f).lower(...)` and `.compile()` return."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .._ground import callable_name
+from ..show import diff, diff_text, message
+from ._boundary import to_positional
+
+
+class Lowered:
+    """A function that has been traced and lowered, but not compiled."""
+
+    def __init__(
+        self,
+        lowered: Any,
+        fn: Callable[..., Any],
+        call: Any,
+        run: Callable[[Any, Any, Any], Any],
+    ):
+        self.lowered = lowered
+        self._fn = fn
+        self._call = call
+        self._run = run
+
+    def as_text(self, dialect: str | None = None) -> str:
+        """The program as text.
+
+        Args:
+            dialect: as for `jax.stages.Lowered.as_text`; StableHLO if not given.
+
+        Returns:
+            The text.
+        """
+        return self.lowered.as_text(dialect)
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimate of the program's operations and memory traffic, by name."""
+        return self.lowered.cost_analysis()
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
+        """Compiles the program.
+
+        Args:
+            compiler_options: passed to XLA.
+
+        Returns:
+            A callable that takes the arguments of the function.
+        """
+        return Compiled(self.lowered.compile(compiler_options), self._fn, self._call, self._run)
+
+
+class Compiled:
+    """A compiled function. Arrays may change in value from call to call; everything else must be as it was lowered."""
+
+    def __init__(
+        self,
+        compiled: Any,
+        fn: Callable[..., Any],
+        call: Any,
+        run: Callable[[Any, Any, Any], Any],
+    ):
+        self.compiled = compiled
+        self._fn = fn
+        self._call = call
+        self._run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program on arguments of the structure, shapes, dtypes and static values that it was lowered for."""
+        args, kwargs = to_positional(self._fn, args, kwargs)
+        differences = diff(self._call[1:], (args, kwargs))
+        if differences:
+            raise TypeError(
+                message(
+                    f"`{callable_name(self._fn)}` was compiled for other arguments",
+                    where="a call of lower(...).compile()",
+                    expected="arguments like those given to lower",
+                    got=diff_text(self._call[1:], (args, kwargs)),
+                    instead="lower and compile again for these arguments, or call the filter_jit function",
+                )
+            )
+        return self._run(self.compiled, args, kwargs)
+
+    def as_text(self) -> str:
+        """The optimised program as text."""
+        return self.compiled.as_text()
+
+    def cost_analysis(self) -> Any:
+        """XLA's count of the program's operations and memory traffic, by name."""
+        return self.compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory, in bytes."""
+        return self.compiled.memory_analysis()

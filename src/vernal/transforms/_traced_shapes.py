@@ -1,0 +1,109 @@
+"""When a traced value reaches a shape: say which value, from which argument, and what to write instead.
+
+JAX raises several kinds of `TypeError` for this, some of them far from the cause and without a name. The function is traced
+once more, as a function of its arrays alone, so that JAX's own account of where the value came from can be read with the
+user's argument names.
+"""
+
+import os
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .._ground import callable_name
+from ..show import message
+from ._boundary import Rest, argument_text
+
+# The name JAX will know the arrays by when it says which of them a value depends on.
+_PARAMETER = "vernal_array"
+_ORIGIN = re.compile(_PARAMETER + r"\[(\d+)\]")
+_SHAPE_TEXT = re.compile(
+    r"Shapes must be 1D sequences of concrete values|Shapes must be 1D sequences of integer scalars"
+    r"|interpreted as an integer|integer conversion|__index__"
+)
+_VALUE = re.compile(r"(?:Traced<|Tracer<|of type |got \(?)?((?:u?int|float|bool)\d*\[[^\]]*\])")
+_INSIDE = (os.sep + "jax" + os.sep, os.sep + "vernal" + os.sep, os.sep + "jaxtyping" + os.sep)
+
+
+class TracedShapeError(TypeError):
+    """A value that is only known when the compiled program runs was used where a shape needs a Python integer.
+
+    Shapes are fixed when a function is traced. A size that is computed with `jnp.minimum`, `jnp.maximum` or from an array
+    argument is not known then. Compute sizes with Python's `min`, `max` and `int` from shapes and static arguments.
+    """
+
+
+def is_shape_error(error: Exception) -> bool:
+    """Whether JAX complains of a traced value where a Python integer is needed."""
+    if isinstance(error, TracedShapeError):
+        return False
+    if isinstance(error, jax.errors.TracerIntegerConversionError):
+        return True
+    return isinstance(error, TypeError) and _SHAPE_TEXT.search(str(error)) is not None and (
+        "Trace" in str(error) or isinstance(error, jax.errors.ConcretizationTypeError)
+    )
+
+
+def _user_line(error: BaseException) -> str | None:
+    """Where in the user's own code the error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(part in f.filename for part in _INSIDE)]
+    if not own:
+        return None
+    last = own[-1]
+    return f"{os.path.basename(last.filename)}:{last.lineno} in {last.name}: `{last.line}`"
+
+
+def _origins(fn: Callable[..., Any], rest: Rest, arrays: list[Any]) -> list[str]:
+    """The arguments that the offending value was computed from, by the user's names."""
+
+    def again(*vernal_array: Any) -> Any:
+        called, args, kwargs = rest.fill(vernal_array)
+        (fn if called is None else called)(*args, **kwargs)
+
+    paths = rest.paths()
+    try:
+        jax.make_jaxpr(again)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
+    except TracedShapeError as error:
+        # A transformed function inside has explained it already, in terms of its own arguments.
+        return [str(error)]
+    except Exception as error:
+        found = sorted({int(i) for i in _ORIGIN.findall(str(error))})
+        return [argument_text(fn, paths[i]) for i in found if i < len(paths)]
+    return []
+
+
+def explain(
+    error: Exception, fn: Callable[..., Any], rest: Rest, arrays: list[Any]
+) -> TracedShapeError:
+    """The error to raise in place of JAX's.
+
+    Args:
+        error: what JAX raised.
+        fn: the user's function.
+        rest: the structure of `(fn, args, kwargs)`.
+        arrays: the traced arrays that fill it.
+
+    Returns:
+        An error that names the function, the line, the value and the arguments it depends on.
+    """
+    origins = _origins(fn, rest, arrays)
+    value = _VALUE.search(str(error))
+    got = f"a traced {value.group(1)}" if value else "a traced value"
+    if origins:
+        got += ", computed from the argument" + ("s " if len(origins) > 1 else " ")
+        got += ", ".join(f"`{name}`" for name in origins)
+    line = _user_line(error)
+    return TracedShapeError(
+        message(
+            f"`{callable_name(fn)}`: a traced value was used as a shape or another Python integer",
+            where=line,
+            expected="a Python int, known while tracing",
+            got=got,
+            instead="compute sizes with Python's `min`, `max` and `int` instead of `jnp.minimum` and the like, from `x.shape` "
+            "and Python numbers; or pass the size as a Python int, which is static",
+        )
+    )

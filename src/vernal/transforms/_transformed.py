@@ -1,0 +1,118 @@
+"""The base of every transformed function: `filter_jit(f)`, `filter_grad(f)`, `filter_vmap(f)`, ...
+
+A transformed function is a module that wraps the function: it has its name, documentation and signature, binds as a method,
+pickles where the function does, and is a pytree whose arrays are those of the function (if that is a module itself).
+"""
+
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from .._ground import by_name, callable_name
+from ..modules import BoundMethod, Module, module_update_wrapper
+from ..show import message, short
+from ._boundary import Rest, split
+from ._traced_shapes import explain, is_shape_error
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+T = TypeVar("T")
+
+
+class Transformed(Module, Generic[P, T]):
+    """A function under a transformation."""
+
+    # Whatever the wrapped function closes over is its own business: see `modules/_building.py`.
+    _vernal_may_hide_arrays = True
+
+    fn: Callable[P, T]
+
+    @property
+    def __wrapped__(self) -> Callable[P, T]:
+        return self.fn
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls the transformed function."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        # A decorated function is found again by its name, as functions are.
+        named = by_name(self)
+        return super().__reduce__() if named is self else named.__reduce__()
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> "Transformed[P, T]": ...
+    @overload
+    def __get__(
+        self: "Transformed[Concatenate[Any, Q], T]", instance: object, owner: Any = None
+    ) -> Callable[Q, T]: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else BoundMethod(self, instance)
+
+
+def wrap(transformed: Any) -> Any:
+    """Gives a new transformed function the name, documentation and signature of what it wraps."""
+    return module_update_wrapper(transformed)
+
+
+def check_callable(fn: Any, transform: str) -> None:
+    """Refuses what cannot be called.
+
+    Args:
+        fn: what the user passed.
+        transform: the name of the transformation, for the message.
+
+    Raises:
+        TypeError: if `fn` is not callable.
+    """
+    if not callable(fn):
+        raise TypeError(
+            message(
+                f"{transform} needs a function",
+                where=f"{transform}(fn)",
+                expected="a callable",
+                got=short(fn),
+                instead=f"{transform}(f)(x) rather than {transform}(f(x))",
+            )
+        )
+
+
+def call_inside(fn: Callable[..., Any], rest: Rest, arrays: list[Any]) -> Any:
+    """Calls the user's function inside a transformation, and explains a traced value that reaches a shape.
+
+    Args:
+        fn: the function.
+        rest: the structure of `(fn, args, kwargs)`.
+        arrays: the (traced) arrays that fill it.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        TracedShapeError: in place of JAX's error for a traced value in a shape.
+    """
+    called, args, kwargs = rest.fill(arrays)
+    fn = fn if called is None else called
+    try:
+        return fn(*args, **kwargs)
+    except TypeError as error:
+        if is_shape_error(error):
+            raise explain(error, fn, rest, list(arrays)) from error
+        raise
+
+
+def inside(fn: Callable[..., Any], rest: Rest) -> Callable[[list[Any]], tuple[list[Any], Rest]]:
+    """The function as JAX sees it: from the arrays among its arguments to the arrays in its result, and the rest of that.
+
+    Args:
+        fn: the user's function.
+        rest: the structure of `(fn, args, kwargs)`.
+
+    Returns:
+        A function from a list of arrays to `(arrays, rest)` of the result.
+    """
+
+    def run(arrays: list[Any]) -> tuple[list[Any], Rest]:
+        return split(call_inside(fn, rest, arrays))
+
+    run.__name__ = run.__qualname__ = callable_name(fn)
+    return run

@@ -1,0 +1,31 @@
+"""Any pytree: what its leaves are, cutting and joining, walking, surgery, comparison, arithmetic."""
+
+from .._ground import publish
+from ._check import tree_check as tree_check
+from ._check import tree_flatten_one_level as tree_flatten_one_level
+from ._compare import tree_allclose as tree_allclose
+from ._compare import tree_equal as tree_equal
+from ._kinds import is_array as is_array
+from ._kinds import is_array_like as is_array_like
+from ._kinds import is_inexact_array as is_inexact_array
+from ._kinds import is_inexact_array_like as is_inexact_array_like
+from ._names import named_leaves as named_leaves
+from ._names import path_name as path_name
+from ._names import tree_paths as tree_paths
+from ._names import name_keys as name_keys
+from ._names import named_leaves as named_leaves
+from ._names import path_name as path_name
+from ._names import tree_paths as tree_paths
+from ._omega import ω as ω
+from ._patterns import Pattern as Pattern
+from ._patterns import match_paths as match_paths
+from ._patterns import Pattern as Pattern
+from ._patterns import match_paths as match_paths
+from ._split import combine as combine
+from ._split import filter as filter
+from ._split import partition as partition
+from ._surgery import picked_paths as picked_paths
+from ._surgery import tree_at as tree_at
+from ._surgery import values_with_paths as values_with_paths
+
+publish(__name__, globals())

@@ -1,0 +1,109 @@
+"""Whether a pytree is a tree: no node inside itself, and none in two places."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ..show import message, path_text
+
+_Path = tuple[Any, ...]
+
+
+def _one_level(node: Any) -> tuple[list[tuple[_Path, Any]], Any]:
+    """The immediate children with their paths. A leaf has the empty path."""
+    # JAX asks about the node itself first. Comparing with `is` instead would go on for ever in a
+    # list that holds itself.
+    questions = itertools.count()
+    return jtu.tree_flatten_with_path(node, is_leaf=lambda _: next(questions) > 0)
+
+
+def _cycle(outer: _Path, inner: _Path, node: Any) -> ValueError:
+    return ValueError(
+        message(
+            f"a node of type {type(node).__name__} contains itself",
+            where=f"{path_text(inner, 'tree')} is {path_text(outer, 'tree')} again",
+            expected="a tree, in which every node is inside other nodes only",
+            instead="take the node out of itself; JAX would flatten it for ever",
+        )
+    )
+
+
+def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
+    """The immediate children of a node, whatever they are.
+
+    Args:
+        pytree: any pytree.
+
+    Returns:
+        The children in JAX's order, and a treedef in which each of them is a leaf:
+        `treedef.unflatten(children)` is a copy of the node. A leaf is its own only child. None and
+        empty containers have no children.
+
+    Raises:
+        ValueError: if the node is one of its own children.
+
+    Example:
+        >>> from vernal.trees import tree_flatten_one_level
+        >>> tree_flatten_one_level({"a": [1, 2], "b": None})
+        ([[1, 2], None], PyTreeDef({'a': *, 'b': *}))
+    """
+    children, treedef = _one_level(pytree)
+    for path, child in children:
+        if path and child is pytree:
+            raise _cycle((), path, pytree)
+    return [child for _, child in children], treedef
+
+
+def tree_check(pytree: Any) -> None:
+    """Checks that a pytree is a tree: that no node is inside itself, or in two places.
+
+    JAX copies a node that is in two places into two independent ones, the next time it unflattens
+    the tree: two layers that shared their weights no longer do, and nothing says so. Leaves, None
+    and empty containers may repeat.
+
+    Args:
+        pytree: any pytree.
+
+    Raises:
+        ValueError: if a node contains itself, or if one that is neither a leaf nor empty is in two
+            places.
+
+    Example:
+        >>> from vernal.trees import tree_check
+        >>> layer = [1.0, 2.0]
+        >>> tree_check({"encoder": layer, "decoder": [1.0, 2.0]})
+        >>> tree_check({"encoder": layer, "decoder": layer})
+        Traceback (most recent call last):
+            ...
+        ValueError: one node of type list is in two places of the tree
+          where: tree['decoder'] and tree['encoder']
+          expected: every node once; JAX would make two independent copies of it
+          instead: build two nodes; or, to share weights, keep one and use it twice
+    """
+    _check(pytree, (), {}, [])
+
+
+def _check(
+    node: Any, path: _Path, seen: dict[int, tuple[_Path, Any]], above: Sequence[int]
+) -> None:
+    children, _ = _one_level(node)
+    if not children or not children[0][0]:
+        return
+    if id(node) in above:
+        raise _cycle(seen[id(node)][0], path, node)
+    if id(node) in seen:
+        raise ValueError(
+            message(
+                f"one node of type {type(node).__name__} is in two places of the tree",
+                where=f"{path_text(seen[id(node)][0], 'tree')} and {path_text(path, 'tree')}",
+                expected="every node once; JAX would make two independent copies of it",
+                instead="build two nodes; or, to share weights, keep one and use it twice",
+            )
+        )
+    # The node is kept along with its path: a node class may make its children as it is flattened,
+    # and the address of one that is gone would be given to the next.
+    seen[id(node)] = path, node
+    for key, child in children:
+        _check(child, path + key, seen, [*above, id(node)])

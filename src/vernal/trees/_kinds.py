@@ -1,0 +1,98 @@
+"""What kind of thing a leaf is: the predicates that every filter is made of."""
+
+import functools
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@functools.lru_cache(maxsize=512)
+def _numeric(dtype: np.dtype) -> bool:
+    # NumPy calls bfloat16 and its kin "void" (kind V), and float0 too: only JAX's own lattice can tell.
+    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+
+
+def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
+    """Whether `x` is an array that JAX can compute with.
+
+    Args:
+        x: any Python object.
+
+    Returns:
+        True for JAX arrays, tracers, typed PRNG keys, and numeric or boolean NumPy arrays and scalars. False for NumPy
+        arrays of objects, strings or dates, which no transformation accepts, and for `jax.ShapeDtypeStruct`.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from vernal import is_array
+        >>> is_array(jnp.ones(3)), is_array(np.float32(1)), is_array(1.0)
+        (True, True, False)
+        >>> is_array(np.array(["text"]))
+        False
+    """
+    if isinstance(x, jax.Array):
+        return True
+    if isinstance(x, (np.ndarray, np.generic)):
+        return _numeric(x.dtype)
+    return False
+
+
+def is_array_like(x: Any) -> bool:
+    """Whether `x` can be turned into a JAX array by `jnp.asarray`.
+
+    Args:
+        x: any Python object.
+
+    Returns:
+        True for everything `is_array` accepts, Python numbers, and objects with a `__jax_array__` method.
+
+    Example:
+        >>> from vernal import is_array_like
+        >>> is_array_like(1.0), is_array_like("text")
+        (True, False)
+    """
+    return (
+        isinstance(x, (bool, int, float, complex)) or is_array(x) or hasattr(type(x), "__jax_array__")
+    )
+
+
+def is_inexact_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
+    """Whether `x` is an array of real or complex floating-point numbers: what can be differentiated.
+
+    Args:
+        x: any Python object.
+
+    Returns:
+        True if `is_array(x)` and its dtype is floating or complex.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal import is_inexact_array
+        >>> is_inexact_array(jnp.ones(3)), is_inexact_array(jnp.arange(3)), is_inexact_array(1.0)
+        (True, False, False)
+    """
+    return is_array(x) and jnp.issubdtype(x.dtype, np.inexact)
+
+
+def is_inexact_array_like(x: Any) -> bool:
+    """Whether `x` is, or can be turned into, a floating-point array.
+
+    Args:
+        x: any Python object.
+
+    Returns:
+        True for everything `is_inexact_array` accepts, Python floats and complex numbers, and objects whose
+        `__jax_array__` gives such an array.
+
+    Example:
+        >>> from vernal import is_inexact_array_like
+        >>> is_inexact_array_like(1.0), is_inexact_array_like(1)
+        (True, False)
+    """
+    if isinstance(x, (float, complex)):
+        return True
+    if hasattr(type(x), "__jax_array__"):
+        return jnp.issubdtype(jnp.asarray(x).dtype, np.inexact)
+    return is_inexact_array(x)

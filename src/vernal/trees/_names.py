@@ -1,0 +1,179 @@
+"""Names for the leaves of a tree: the key path, its parts joined by dots.
+
+`layers.0.weight`, whether a part is a field, an index or a dictionary key. Parts that could be
+misread are quoted, so that a name can be read back, and different paths have different names:
+
+* a string key that is empty, looks like an index, begins or ends with a space, or contains one of
+  ``. * ? [ ] { } , " ` \\`` or a character that does not print, is written in double quotes as in
+  JSON: `heads."a.b".bias`;
+* a key that is neither a string nor an int is written as its `repr` in backquotes:
+  ``table.`(0, 1)`.weight``.
+
+(`vernal.show.path_text` is the other spelling, for people who read an error: the Python expression
+`.layers[0].weight`.)
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ..show import message, path_text
+
+_Path = tuple[Any, ...]
+_IsLeaf = Callable[[Any], bool]
+
+_PLAIN = re.compile(r'(?!-?\d+\Z)[^\s.*?\[\]{},"`\\](?:[^.*?\[\]{},"`\\]*[^\s.*?\[\]{},"`\\])?')
+# A quoted part, a set of characters, or one character: what names and patterns are made of.
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|`(?:[^`\\]|\\.)*`|\[!?\]?[^\]]*\]|.', re.DOTALL)
+
+
+def _key_name(key: Any) -> str:
+    if isinstance(key, jtu.GetAttrKey):
+        value = key.name
+    elif isinstance(key, jtu.SequenceKey):
+        value = key.idx
+    elif isinstance(key, (jtu.DictKey, jtu.FlattenedIndexKey)):
+        value = key.key
+    else:
+        # A key class of somebody else. JAX asks of it only that it prints.
+        value = str(key)
+    if type(value) is int:
+        return str(value)
+    if not isinstance(value, str):
+        return "`" + repr(value).replace("\\", "\\\\").replace("`", "\\`") + "`"
+    plain = _PLAIN.fullmatch(value) and value.isprintable()
+    return value if plain else json.dumps(value, ensure_ascii=not value.isprintable())
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """The dotted name of a key path.
+
+    Args:
+        path: key entries, as in `jax.tree_util.tree_flatten_with_path`.
+
+    Returns:
+        For example `layers.0.weight`. Parts that could be misread are quoted: a string key with a
+        dot, `heads."a.b".bias`, or one that looks like an index, `heads."3".bias`; other keys stand
+        in backquotes, ``table.`(0, 1)` ``. The empty path is the empty name.
+
+    Example:
+        >>> import jax
+        >>> from vernal.trees import path_name
+        >>> tree = {"heads": [{"bias": 1.0, "a.b": 2.0}]}
+        >>> [path_name(path) for path, _ in jax.tree.leaves_with_path(tree)]
+        ['heads.0."a.b"', 'heads.0.bias']
+    """
+    return ".".join(map(_key_name, path))
+
+
+def tree_paths(pytree: Any, is_leaf: _IsLeaf | None = None) -> Any:
+    """A tree of the same structure whose leaves are their own names.
+
+    Args:
+        pytree: any pytree.
+        is_leaf: as in `jax.tree.map`.
+
+    Returns:
+        The tree with each leaf replaced by its `path_name`.
+
+    Example:
+        >>> from vernal.trees import tree_paths
+        >>> tree_paths({"a": [1.0, 2.0], "b": None})
+        {'a': ['a.0', 'a.1'], 'b': None}
+    """
+    return jtu.tree_map_with_path(lambda path, _: path_name(path), pytree, is_leaf=is_leaf)
+
+
+def named_leaves(pytree: Any, is_leaf: _IsLeaf | None = None) -> dict[str, Any]:
+    """The leaves of a tree by name.
+
+    Args:
+        pytree: any pytree.
+        is_leaf: as in `jax.tree.map`.
+
+    Returns:
+        A dictionary in the order of the leaves.
+
+    Raises:
+        ValueError: if two leaves have the same name. This needs keys that differ and print alike.
+
+    Example:
+        >>> from vernal.trees import named_leaves
+        >>> named_leaves({"layers": [{"weight": 1.0}, {"weight": 2.0}]})
+        {'layers.0.weight': 1.0, 'layers.1.weight': 2.0}
+    """
+    found: dict[str, Any] = {}
+    paths: dict[str, _Path] = {}
+    for path, leaf in jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf)[0]:
+        name = path_name(path)
+        if name in found:
+            raise ValueError(
+                message(
+                    f"two leaves have the name {name!r}",
+                    where=f"{path_text(paths[name], 'tree')} and {path_text(path, 'tree')}",
+                    expected="a name of its own for every leaf",
+                    instead="rename one of the keys, so that they do not print alike",
+                )
+            )
+        found[name] = leaf
+        paths[name] = path
+    return found
+
+
+def tokens_of(text: str) -> list[str]:
+    """A name or pattern cut into quoted parts, sets of characters, and single characters."""
+    tokens = _TOKEN.findall(text)
+    for token in tokens:
+        if token in '"`[':
+            raise _unreadable(text, f"{token} without its end")
+        if token[0] == '"':
+            try:
+                json.loads(token, strict=False)
+            except ValueError as error:
+                raise _unreadable(text, f"{token}, which is not JSON ({error})") from None
+    return tokens
+
+
+def _unreadable(text: str, problem: str) -> ValueError:
+    return ValueError(
+        message(
+            f"the name or pattern {text!r} cannot be read",
+            expected="parts joined by dots, and quotes and brackets that are closed",
+            got=problem,
+            instead="put keys with such characters in double quotes, as path_name does",
+        )
+    )
+
+
+def parts_of(tokens: Sequence[str]) -> list[list[str]]:
+    """The tokens between the dots."""
+    parts: list[list[str]] = [[]] if tokens else []
+    for token in tokens:
+        if token == ".":
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def is_quoted(token: str) -> bool:
+    """Whether a token is a quoted part."""
+    return token[0] in '"`'
+
+
+def unquote(token: str) -> str:
+    """What a quoted part says."""
+    if token[0] == '"':
+        return json.loads(token, strict=False)
+    return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)
+
+
+def name_keys(name: str) -> list[str]:
+    """The texts of the keys of a name, without quotes."""
+    return [
+        "".join(unquote(token) if is_quoted(token) else token for token in part)
+        for part in parts_of(tokens_of(name))
+    ]

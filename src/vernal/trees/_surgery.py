@@ -1,0 +1,307 @@
+"""`tree_at`: replacing nodes of an immutable tree, named by a function that picks them.
+
+The difficulty: `where(tree)` returns values, and a value does not say where in the tree it was (two layers may share a
+dropout rate of 0.5, and every small int is one object). The plan: hand `where` a *ghost*, a copy of the tree in which every leaf
+is a marker that exists once. What comes back is then either a marker or an inner node of the ghost, and both are found by
+identity. If something else comes back, it was a value that is not a leaf (structure of a module, None, an empty container), and
+`where` runs once more on a deeper ghost, in which those are markers too.
+
+A node class takes part through two hooks: `__tree_fields__()`, its parts by name, structure included, and
+`__tree_replace__(changes, sort)`, a copy with some of them replaced.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ..show import message, path_text, short
+from ._kinds import is_array
+
+Path = tuple[Any, ...]
+_MISSING = object()
+
+
+class _Marker:
+    """Stands for one leaf of the ghost. Reading anything from it means that `where` looks at values."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: Any):
+        self.place = place
+
+
+def _parts(node: Any) -> list[tuple[Any, Any]] | None:
+    """The immediate parts of a node with their keys; None for a leaf."""
+    fields = getattr(type(node), "__tree_fields__", None)
+    if fields is not None:
+        return [(jtu.GetAttrKey(name), value) for name, value in fields(node).items()]
+    if not jtu.is_tree_node(type(node)) or node is None:
+        return None
+    found = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
+    return [(path[0], part) for path, part in found]
+
+
+def _with_parts(node: Any, changes: dict[Any, Any], sort: bool) -> Any:
+    """A copy of a node in which the parts with these keys are replaced."""
+    if hasattr(type(node), "__tree_replace__"):
+        return node.__tree_replace__({key.name: part for key, part in changes.items()}, sort)
+    parts = _parts(node) or []
+    treedef = jtu.tree_structure(node, is_leaf=lambda x: x is not node)
+    return treedef.unflatten([changes.get(key, part) for key, part in parts])
+
+
+def _deep_ghost(node: Any, path: Path) -> Any:
+    parts = _parts(node)
+    if not parts:
+        return _Marker(path)
+    return _with_parts(node, {key: _deep_ghost(part, (*path, key)) for key, part in parts}, False)
+
+
+def _inner_nodes(node: Any, path: Path) -> Iterator[tuple[int, Path]]:
+    if isinstance(node, _Marker):
+        return
+    parts = _parts(node)
+    if not parts:
+        return
+    yield id(node), path
+    for key, part in parts:
+        yield from _inner_nodes(part, (*path, key))
+
+
+def _bad_where(name: str, got: str, error: Exception | None = None) -> ValueError:
+    return ValueError(
+        message(
+            f"`{name}` must use just the structure of the tree, not the values in it",
+            where=f"the function `{name}`",
+            expected="a function that returns nodes of the tree it is given, e.g. `lambda m: m.layers[0].weight`",
+            got=got if error is None else f"{type(error).__name__}: {error}",
+            instead="choose by name, index or type; to decide by value, decide beforehand",
+        )
+    )
+
+
+def _run(where: Callable[[Any], Any], ghost: Any, name: str) -> Any:
+    try:
+        return where(ghost)
+    except (TypeError, AttributeError) as error:
+        if "_Marker" in str(error):
+            raise _bad_where(name, "", error) from error
+        raise
+
+
+def _locate(
+    where: Callable[[Any], Any],
+    tree: Any,
+    is_leaf: Callable[[Any], bool] | None,
+    name: str = "where",
+) -> tuple[list[Any], Any]:
+    """Where the picked nodes are: their places (an index among the leaves, or a path), and how they were arranged."""
+    leaves, treedef = jtu.tree_flatten(tree, is_leaf=is_leaf)
+    ghost = treedef.unflatten([_Marker(i) for i in range(len(leaves))])
+    picked = _run(where, ghost, name)
+    if type(picked) is _Marker:
+        return [picked.place], None
+    places, arrangement = _places(picked, ghost)
+    if _MISSING in places:
+        ghost = _deep_ghost(tree, ())
+        picked = _run(where, ghost, name)
+        places, arrangement = _places(picked, ghost)
+    if _MISSING in places:
+        raise _bad_where(name, _name_stray(picked, ghost))
+    return places, arrangement
+
+
+def _places(picked: Any, ghost: Any) -> tuple[list[Any], Any]:
+    if type(picked) is _Marker:
+        return [picked.place], None
+    inner = dict(_inner_nodes(ghost, ()))
+    if id(picked) in inner:
+        return [inner[id(picked)]], None
+    found, arrangement = jtu.tree_flatten(
+        picked, is_leaf=lambda x: type(x) is _Marker or x is None or id(x) in inner
+    )
+    places = [
+        x.place if type(x) is _Marker else inner.get(id(x), _MISSING) if x is not None else _MISSING
+        for x in found
+    ]
+    if not found:
+        return [_MISSING], None
+    return places, arrangement
+
+
+def _name_stray(picked: Any, ghost: Any) -> str:
+    inner = dict(_inner_nodes(ghost, ()))
+    for leaf in jtu.tree_leaves(picked, is_leaf=lambda x: id(x) in inner):
+        if type(leaf) is not _Marker and id(leaf) not in inner:
+            return f"{short(leaf)}, which is not in the tree, or is in a field declared static=True"
+    return "nothing"
+
+
+def _as_path(place: Any, paths: list[Path]) -> Path:
+    return paths[place] if isinstance(place, int) else place
+
+
+def _refuse_overlap(paths: list[Path]) -> None:
+    for i, first in enumerate(paths):
+        for second in paths[i + 1 :]:
+            n = min(len(first), len(second))
+            if first[:n] != second[:n]:
+                continue
+            what = "the same node is picked twice" if first == second else "one picked node is inside another"
+            raise ValueError(
+                message(
+                    f"`where` is ambiguous: {what}",
+                    where=f"{path_text(first, 'tree')} and {path_text(second, 'tree')}",
+                    expected="different nodes, none inside another",
+                    instead="return each node once, or call tree_at twice",
+                )
+            )
+
+
+def _node_at(tree: Any, path: Path) -> Any:
+    for key in path:
+        tree = next(part for k, part in _parts(tree) or [] if k == key)
+    return tree
+
+
+def _rebuild(node: Any, changes: list[tuple[Path, Any]]) -> Any:
+    if not changes[0][0]:
+        return changes[0][1]
+    below: dict[Any, list[tuple[Path, Any]]] = {}
+    for path, new in changes:
+        below.setdefault(path[0], []).append((path[1:], new))
+    parts = dict(_parts(node) or [])
+    return _with_parts(node, {key: _rebuild(parts[key], some) for key, some in below.items()}, True)
+
+
+def _replacements(replace: Any, count: int, arrangement: Any) -> list[Any]:
+    if arrangement is None:
+        return [replace]
+    try:
+        found = arrangement.flatten_up_to(replace)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            message(
+                "the replacements do not match the nodes that `where` picks",
+                where="tree_at(where, tree, replace)",
+                expected=f"{count} replacements, arranged as `where` returns the nodes",
+                got=f"{short(replace)} ({error})",
+                instead="return a tuple from `where` and give a tuple of the same length",
+            )
+        ) from None
+    return found
+
+
+def tree_at(
+    where: Callable[[Any], Any],
+    pytree: Any,
+    replace: Any = _MISSING,
+    replace_fn: Callable[[Any], Any] | None = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """Replaces nodes of a tree, and leaves the rest as it is.
+
+    Nodes are leaves, whole subtrees, None, or structure of a module that is not declared `static=True` (a dropout rate, an
+    activation function). A new value is sorted afresh: an array becomes a leaf, a function becomes structure. Shapes and
+    types may change. No `__init__`, converter or check runs.
+
+    Args:
+        where: picks one node, or any pytree of nodes (usually a tuple), from a tree like `pytree`. It is given stand-ins, so it
+            cannot look at values. It may run twice.
+        pytree: the tree. It is not changed.
+        replace: the new node, or as many as `where` returns, arranged alike.
+        replace_fn: computes each new node from the old one instead.
+        is_leaf: as in `jax.tree.map`: what to treat as a leaf.
+
+    Returns:
+        The changed copy.
+
+    Raises:
+        TypeError: unless exactly one of `replace` and `replace_fn` is given.
+        ValueError: if `where` looks at values, returns something that is not in the tree, the same node twice or nodes inside
+            one another, or if the number of replacements is wrong.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> linear = vernal.nn.Linear(2, 3, key=jax.random.key(0))
+        >>> vernal.tree_at(lambda l: l.bias, linear, jnp.ones(3)).bias
+        Array([1., 1., 1.], dtype=float32)
+        >>> vernal.tree_at(lambda d: d.p, vernal.nn.Dropout(0.5), 0.1).p
+        0.1
+    """
+    if (replace is _MISSING) == (replace_fn is None):
+        raise TypeError(
+            message(
+                "tree_at needs exactly one of `replace` and `replace_fn`",
+                where="tree_at(where, tree, ...)",
+                got="neither" if replace_fn is None else "both",
+                instead="tree_at(where, tree, new_value) or tree_at(where, tree, replace_fn=lambda old: ...)",
+            )
+        )
+    places, arrangement = _locate(where, pytree, is_leaf)
+    new = None if replace_fn is not None else _replacements(replace, len(places), arrangement)
+    if all(isinstance(place, int) for place in places) and len(set(places)) == len(places):
+        leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
+        values = [replace_fn(leaves[p]) for p in places] if replace_fn is not None else new or []
+        if all(is_array(leaves[p]) and is_array(v) for p, v in zip(places, values, strict=True)):
+            # Arrays for arrays: no sorting can change.
+            for place, value in zip(places, values, strict=True):
+                leaves[place] = value
+            return treedef.unflatten(leaves)
+    paths_of_leaves = [p for p, _ in jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf)[0]]
+    paths = [_as_path(place, paths_of_leaves) for place in places]
+    _refuse_overlap(paths)
+    if replace_fn is not None:
+        new = [replace_fn(_node_at(pytree, path)) for path in paths]
+    return _rebuild(pytree, list(zip(paths, new or [], strict=True)))
+
+
+def picked_paths(where: Callable[[Any], Any], pytree: Any, name: str = "where") -> list[Path]:
+    """Where in a tree the nodes are that a function picks.
+
+    Args:
+        where: as for `tree_at`.
+        pytree: the tree.
+        name: what the user calls the function, for the message.
+
+    Returns:
+        The key path of every picked node.
+
+    Raises:
+        ValueError: if `where` looks at values, or returns something that is not in the tree.
+
+    Example:
+        >>> from vernal.show import path_text
+        >>> from vernal.trees import picked_paths
+        >>> [path] = picked_paths(lambda t: t["a"][1], {"a": [1.0, 2.0]})
+        >>> path_text(path, "t")
+        "t['a'][1]"
+    """
+    places, _ = _locate(where, pytree, None, name)
+    paths = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
+    return [_as_path(place, paths) for place in places]
+
+
+def values_with_paths(pytree: Any) -> list[tuple[Path, Any]]:
+    """Every value in a tree with its key path: the leaves, and the structure of modules that `tree_at` can reach.
+
+    Args:
+        pytree: the tree.
+
+    Returns:
+        `(path, value)` pairs in the order of the tree. None and empty containers count as values.
+
+    Example:
+        >>> from vernal.show import path_text
+        >>> from vernal.trees import values_with_paths
+        >>> [(path_text(path), value) for path, value in values_with_paths({"a": [1.0, None]})]
+        [("['a'][0]", 1.0), ("['a'][1]", None)]
+    """
+    parts = _parts(pytree)
+    if not parts:
+        return [((), pytree)]
+    return [
+        ((key, *path), value) for key, part in parts for path, value in values_with_paths(part)
+    ]

@@ -1,0 +1,69 @@
+"""What every test of the suite runs under.
+
+The package is imported through jaxtyping's hook with beartype, so that every call in every test checks the annotations;
+JAX refuses implicit promotion of types and ranks, and believes it has eight CPU devices. All of this must be set
+before anything imports the package, hence at the top of this file. The doctest pass loads it as a plugin
+(`-p tests.conftest`), because its files lie outside `tests/`.
+"""
+
+import gc
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# A program compiled by yesterday's code must not pass for today's.
+jax.config.update("jax_enable_compilation_cache", False)
+
+# Stays installed for the whole run: rooms are imported lazily by the tests that need them.
+install_import_hook("vernal", "beartype.beartype")
+
+from vernal.testing import GetKey  # noqa: E402 (the hook above must be there first)
+
+hypothesis.settings.register_profile(
+    "vernal",
+    # The first example of a property compiles, which says nothing about the property.
+    deadline=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        # `getkey` only ever moves on to fresh keys: sharing it between the examples of one test is harmless.
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+    # A change must not be refused for an example that it did not cause; exploring is for the desk.
+    derandomize="CI" in os.environ,
+    print_blob=True,
+)
+hypothesis.settings.load_profile("vernal")
+
+
+@pytest.fixture
+def getkey() -> GetKey:
+    """Fresh random keys; a failing test prints the seed, and `VERNAL_GETKEY_SEED=<seed>` replays it."""
+    seed = os.environ.get("VERNAL_GETKEY_SEED")
+    return GetKey(None if seed is None else int(seed))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    """Adds the seed to the report of a failure, whatever style of traceback was asked for."""
+    report = yield
+    key = getattr(item, "funcargs", {}).get("getkey")
+    if report.failed and key is not None:
+        report.sections.append(
+            ("random keys", f"{key!r}: replay with VERNAL_GETKEY_SEED={key.seed}")
+        )
+    return report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def drop_compiled_programs() -> Iterator[None]:
+    """Frees what one file compiled before the next begins: the whole suite would not fit in memory."""
+    yield
+    jax.clear_caches()
+    gc.collect()
