@@ -1,6 +1,9 @@
 """Vernal: models are plain immutable classes that are trees of arrays, and every JAX transformation accepts them."""
 
 from . import modules as modules
+from . import nn as nn
+from . import optim as optim
+from . import saving as saving
 from . import show as show
 from . import transforms as transforms
 from . import trees as trees
@@ -12,9 +15,35 @@ from .modules import Partial as Partial
 from .modules import Static as Static
 from .modules import field as field
 from .modules import module_update_wrapper as module_update_wrapper
+from .optim import Optimizer as Optimizer
+from .optim import apply_updates as apply_updates
+from .saving import load as load
+from .saving import save as save
+from .saving import tree_deserialise_leaves as tree_deserialise_leaves
+from .saving import tree_serialise_leaves as tree_serialise_leaves
 from .show import tree_pformat as tree_pformat
 from .show import tree_pprint as tree_pprint
+from .transforms import filter_checkpoint as filter_checkpoint
+from .transforms import filter_cond as filter_cond
+from .transforms import filter_debug_callback as filter_debug_callback
+from .transforms import filter_eval_shape as filter_eval_shape
+from .transforms import filter_grad as filter_grad
+from .transforms import filter_hessian as filter_hessian
+from .transforms import filter_io_callback as filter_io_callback
+from .transforms import filter_jacfwd as filter_jacfwd
+from .transforms import filter_jacrev as filter_jacrev
 from .transforms import filter_jit as filter_jit
+from .transforms import filter_jvp as filter_jvp
+from .transforms import filter_make_jaxpr as filter_make_jaxpr
+from .transforms import filter_pmap as filter_pmap
+from .transforms import filter_pure_callback as filter_pure_callback
+from .transforms import filter_shard as filter_shard
+from .transforms import filter_shard_map as filter_shard_map
+from .transforms import filter_switch as filter_switch
+from .transforms import filter_value_and_grad as filter_value_and_grad
+from .transforms import filter_vjp as filter_vjp
+from .transforms import filter_vmap as filter_vmap
+from .transforms import if_array as if_array
 from .trees import combine as combine
 from .trees import filter as filter
 from .trees import is_array as is_array

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis
 import hypothesis.strategies as st
@@ -74,6 +74,7 @@ class Sorted:
     """Like a module: a field is a child or structure depending on its value."""
 
     items: Any
+    shared: ClassVar[Any] = None
 
 
 def flatten_sorted(x):
@@ -210,6 +211,12 @@ def test_a_field_that_is_a_child_on_one_side_only_shows_both_values():
     assert places(Sorted(1), Sorted(F3)) == [(".items", "1", "f32[3]")]
 
 
+def test_class_variables_are_no_fields():
+    a, b = Sorted(1), Sorted(2)
+    a.shared = "a"
+    assert places(a, b) == [(".items", "1", "2")]
+
+
 def test_values_are_compared_on_request():
     a, b = jnp.array([[1.0, 2.0], [3.0, jnp.nan]]), jnp.array([[1.0, 2.5], [3.5, jnp.nan]])
     assert places([a], [b]) == []
@@ -321,7 +328,10 @@ def odd_leaves():
     )
 
 
-def branches(children, keys=st.sampled_from(["a", "b", "c"])):
+NAMES = st.sampled_from(["a", "b", "c"])
+
+
+def branches(children, keys=NAMES):
     lists = st.lists(children, max_size=3)
     return st.one_of(
         lists,
@@ -340,8 +350,8 @@ def odd_branches(children):
     return branches(children, st.sampled_from([0, 1, "a", (1, "a")]))
 
 
-# Kept apart because on Python 3.11 every failure of JAX to flatten inside a tree lowers the recursion limit of the whole
-# process. (`diff` flattens one level at a time, where that does not happen.)
+# Kept apart because on Python 3.11 every failure of JAX to flatten inside a tree lowers the recursion limit of the
+# whole process. (`diff` flattens one level at a time, where that does not happen.)
 TREES = st.recursive(leaves(), branches, max_leaves=12)
 ODD_TREES = st.recursive(odd_leaves(), odd_branches, max_leaves=12)
 

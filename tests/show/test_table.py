@@ -22,6 +22,11 @@ def test_array_shorthand_is_not_read_as_markup():
     assert "f32[2,3]" in text and "[red]x" in text and ".k[0]" in text and "[b]" in text
 
 
+def test_paths_are_not_taken_for_numbers():
+    lines = table(None, ["p", "n"], [[".w", 1], [".weight", 2]]).splitlines()
+    assert lines[-2].index(".w") == lines[-1].index(".weight")
+
+
 def test_the_footer_is_below_the_rows():
     text = table("T", ["name", "n"], [["a", 1]], ["sum", 123456])
     assert text.index("sum") > text.index(" 1")

@@ -1,8 +1,9 @@
 """Pickling functions that Python's pickle cannot.
 
-`jax.nn.relu` and most of `jax.numpy` are objects that wrap a function of the same name, and pickle, which looks at the function
-inside, finds "not the same object"; `copy.deepcopy` makes a second one, which is another function to every cache. Both go away
-when such an object is pickled as what it is: a name in a module.
+`jax.nn.relu` and most of `jax.numpy` are objects that wrap a function of the same name, and
+pickle, which looks at the function inside, finds "not the same object"; `copy.deepcopy` makes a
+second one, which is another function to every cache. Both go away when such an object is pickled
+as what it is: a name in a module.
 """
 
 import sys
@@ -36,8 +37,9 @@ def by_name(value: Any) -> Any:
         value: any Python object.
 
     Returns:
-        `value`, or a copy of it if it is a list, tuple or dict, with every callable that can be imported by its name, but is
-        neither a plain function nor a class, replaced by an object that unpickles (and copies) to that very callable.
+        `value`, or a copy of it if it is a list, tuple or dict, with every callable that can be
+        imported by its name, but is neither a plain function nor a class, replaced by an object
+        that unpickles (and copies) to that very callable.
     """
     if type(value) in (list, tuple):
         return type(value)(map(by_name, value))
@@ -45,7 +47,9 @@ def by_name(value: Any) -> Any:
         return {key: by_name(item) for key, item in value.items()}
     if not callable(value) or isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
         return value
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    module = getattr(value, "__module__", None)
+    # `jnp.add` and its like have the short name only.
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if isinstance(module, str) and isinstance(name, str) and module in sys.modules:
         try:
             found = _find(module, name)

@@ -16,9 +16,11 @@ def register_cache(clear: Callable[[], Any]) -> None:
 
 
 def clear_caches() -> None:
-    """Empties every cache that Vernal keeps: compiled programs and what was remembered of functions and structures.
+    """Empties every cache that Vernal keeps: compiled programs and what was remembered of
+    functions and structures.
 
-    `jax.clear_caches()` empties JAX's own. After both, the next call of a compiled function compiles again.
+    `jax.clear_caches()` empties JAX's own. After both, the next call of a compiled function
+    compiles again.
 
     Example:
         >>> import vernal

@@ -1,7 +1,8 @@
 """One path per public object: a room stamps its own name on what it exports.
 
-Files inside a room are private, so an object defined in `vernal.trees._split` would print as such in reprs,
-tracebacks and pickles. `publish` rewrites `__module__` to the room, which is also the path a user imports from.
+Files inside a room are private, so an object defined in `vernal.trees._split` would print as such
+in reprs, tracebacks and pickles. `publish` rewrites `__module__` to the room, which is also the
+path a user imports from.
 """
 
 import inspect

@@ -1,10 +1,12 @@
 """Equality of static values: when may one compiled program stand for two Python values?
 
-Python's `==` is too generous for that (`1 == 1.0 == True`, `0.0 == -0.0`) and sometimes too strange (arrays, NaN). `same`
-is the one rule that every structure in the library compares by; `intern_key` is a hashable form of the same rule.
-A wrong "yes" gives wrong numbers, a wrong "no" only compiles again: in doubt the answer is no.
+Python's `==` is too generous for that (`1 == 1.0 == True`, `0.0 == -0.0`) and sometimes too
+strange (arrays, NaN). `same` is the one rule that every structure in the library compares by;
+`intern_key` is a hashable form of the same rule. A wrong "yes" gives wrong numbers, a wrong "no"
+only compiles again: in doubt the answer is no.
 """
 
+import dataclasses
 import math
 import types
 from typing import Any
@@ -25,15 +27,42 @@ _EXACT: frozenset[type] = frozenset(
         types.BuiltinFunctionType,
         types.ModuleType,
         np.dtype,
-        range,
     }
 )
+
+
+_NUMBERS = (float, complex)  # of a subclass, when the rules for exact types have passed
 
 
 def _same_float(a: float, b: float) -> bool:
     if math.isnan(a) or math.isnan(b):
         return math.isnan(a) and math.isnan(b)
     return a == b and math.copysign(1.0, a) == math.copysign(1.0, b)
+
+
+def _parts(value: Any) -> tuple[Any, ...] | None:
+    """What an object's own `==` compares, where that is known and would be compared too generously."""
+    if type(value) in (range, slice):
+        return value.start, value.stop, value.step
+    # Only classes have `__dataclass_params__`, and only dataclasses that compare by their fields say so.
+    if getattr(type(value), "__dataclass_params__", None) and type(value).__dataclass_params__.eq:
+        return tuple(getattr(value, f.name, None) for f in dataclasses.fields(value) if f.compare)
+    return None
+
+
+class _ByRule:
+    """A key that compares by `same`, for values whose own `==` is too generous."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is _ByRule and same(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -44,8 +73,9 @@ def same(a: Any, b: Any) -> bool:
         b: any Python object.
 
     Returns:
-        True if both are one object, or have the same type and equal contents, where numbers of different type, zeros
-        of different sign and containers of different type are different, and NaN is the same as NaN.
+        True if both are one object, or have the same type and equal contents, where numbers of
+        different type, zeros of different sign and containers of different type are different, and
+        NaN is the same as NaN.
     """
     if a is b:
         return True
@@ -54,9 +84,11 @@ def same(a: Any, b: Any) -> bool:
         return False
     if kind in _EXACT:
         return a == b
-    if kind is float:
+    if isinstance(a, (np.ndarray, np.generic)):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
         return _same_float(a, b)
-    if kind is complex:
+    if isinstance(a, complex):
         return _same_float(a.real, b.real) and _same_float(a.imag, b.imag)
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(map(same, a, b))
@@ -65,9 +97,10 @@ def same(a: Any, b: Any) -> bool:
             same(ka, kb) and same(a[ka], b[kb]) for ka, kb in zip(a, b, strict=True)
         )
     if isinstance(a, (set, frozenset)):
-        return a == b and {(type(x), x) for x in a} == {(type(x), x) for x in b}
-    if isinstance(a, (np.ndarray, np.generic)):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return set(map(intern_key, a)) == set(map(intern_key, b))
+    parts = _parts(a)
+    if parts is not None and not same(parts, _parts(b)):
+        return False
     try:
         return (a == b) is True
     except Exception:
@@ -101,4 +134,4 @@ def intern_key(value: Any) -> Any:
     if isinstance(value, np.generic):
         return (kind, str(value.dtype), value.tobytes())
     hash(value)
-    return (kind, value)
+    return (kind, value if _parts(value) is None and not isinstance(value, _NUMBERS) else _ByRule(value))

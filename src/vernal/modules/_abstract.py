@@ -9,6 +9,7 @@ from ..show import message
 _T = TypeVar("_T")
 
 # With postponed evaluation (`from __future__ import annotations`) annotations arrive as text.
+_BARE_TEXT = re.compile(r"^\s*(?:\w+\.)*(AbstractVar|AbstractClassVar)\s*$")
 _AS_TEXT = re.compile(r"^\s*(?:\w+\.)*(AbstractVar|AbstractClassVar)\s*\[")
 
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 else:
 
     class AbstractVar:
-        """An abstract instance attribute: subclasses must provide it as a field, a property or a class attribute.
+        """An abstract instance attribute: subclasses must provide it as a field, a property or a
+        class attribute.
 
         Example:
             >>> import vernal
@@ -71,19 +73,28 @@ def _kind(annotation: Any) -> str | None:
     return None
 
 
+def _unsubscripted(annotation: Any) -> str | None:
+    if annotation is AbstractVar or annotation is AbstractClassVar:
+        return annotation.__name__
+    found = _BARE_TEXT.match(annotation) if isinstance(annotation, str) else None
+    return found.group(1) if found else None
+
+
 def take_abstract(class_name: str, namespace: dict[str, Any]) -> dict[str, str]:
-    """Removes abstract annotations from a class body (so that they make no dataclass field) and returns `{name: kind}`."""
+    """Removes abstract annotations from a class body (so that they make no dataclass field) and
+    returns `{name: kind}`."""
     annotations = namespace.get("__annotations__", {})
     taken: dict[str, str] = {}
     for name, annotation in list(annotations.items()):
-        if annotation in (AbstractVar, AbstractClassVar):
+        bare = _unsubscripted(annotation)
+        if bare is not None:
             raise TypeError(
                 message(
                     "an abstract attribute was declared with an unsubscripted annotation",
                     where=f"{class_name}.{name}",
-                    expected=f"{annotation.__name__}[SomeType]",
-                    got=annotation.__name__,
-                    instead=f"{name}: {annotation.__name__}[Any]",
+                    expected=f"{bare}[SomeType]",
+                    got=bare,
+                    instead=f"{name}: {bare}[Any]",
                 )
             )
         kind = _kind(annotation)
@@ -125,7 +136,8 @@ def _provided(cls: type, name: str, kind: str) -> bool:
             continue
         if kind == "AbstractVar":
             return True
-        # A bare annotation gives a class attribute no value, unless it hides the abstract one as a ClassVar.
+        # A bare annotation gives a class attribute no value, unless it hides the abstract one as a
+        # ClassVar.
         if typing.get_origin(annotation) is typing.ClassVar or "ClassVar" in str(annotation):
             return True
     return False

@@ -13,6 +13,7 @@ from ._sorting import (
     CONTAINERS,
     Kind,
     hidden_arrays,
+    hidden_in_object,
     is_node,
     kind_by_type,
     one_level_paths,
@@ -24,7 +25,8 @@ from ._structure import KEY, Layout, layout_of, structure_of
 class ClassInfo:
     """What the library remembers of a module class. Filled in when the first instance is built.
 
-    A pickle of a class by value (cloudpickle) must not carry it along: it is found again through the class.
+    A pickle of a class by value (cloudpickle) must not carry it along: it is found again through
+    the class.
     """
 
     def __init__(self, cls: type, every_field_is_child: bool):
@@ -50,6 +52,9 @@ class ClassInfo:
         self.converters = [
             (f.name, f.metadata["converter"]) for f in fields if f.metadata.get("converter")
         ]
+        # Their converters see what the user wrote.
+        self.converted = frozenset(name for name, _ in self.converters)
+        self.defaults = {f.name: f.default for f in fields}
         self.annotations = {f.name: f.type for f in fields if not f.metadata.get("static")}
         self.named = tuple(zip(self.names, self.is_static, strict=True))
         self.checks = [
@@ -60,7 +65,8 @@ class ClassInfo:
         self.ready = True
 
     def as_array(self, name: str, number: Any) -> Any:
-        """A Python number as the array that the field's annotation asks for; the number itself if it asks for none."""
+        """A Python number as the array that the field's annotation asks for; the number itself if
+        it asks for none."""
         if self.every_field_is_child or name not in self.annotations:
             return number
         if (name, type(number)) in self.stay_numbers:
@@ -98,7 +104,10 @@ def finish(self: Any, info: ClassInfo) -> None:
     every_field_is_child = info.every_field_is_child
     for name, converter in info.converters:
         if name in values or _class_default(self, info, name):
-            values[name] = converter(values[name])
+            values[name] = _number_as_array(info, name, converter(values[name]))
+    if _held_early and id(self) in _held_early:
+        _held_early.discard(id(self))
+        _refuse_return(self, info, self, (), set())
     kinds: list[Kind | None] = []
     for name, static in info.named:
         try:
@@ -107,7 +116,7 @@ def finish(self: Any, info: ClassInfo) -> None:
             if not _class_default(self, info, name):
                 kinds.append(None)
                 continue
-            value = values[name]
+            value = values[name] = _number_as_array(info, name, values[name])
         kind = kind_by_type(type(value))
         if kind is None or (kind and static and value is not None):
             kind = _look_closer(self, info, name, value, static)
@@ -123,12 +132,18 @@ def finish(self: Any, info: ClassInfo) -> None:
         check(self)
 
 
+def _number_as_array(info: ClassInfo, name: str, value: Any) -> Any:
+    return info.as_array(name, value) if type(value) in NUMBERS else value
+
+
 def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
-    """Whether an unset field has a value on the class, which then becomes the instance's; False for a property."""
+    """Whether an unset field has a value on the class, which then becomes the instance's; False
+    for a property."""
     for klass in info.cls.__mro__:
         if name in klass.__dict__:
             value = klass.__dict__[name]
-            if hasattr(type(value), "__get__"):
+            is_default = value is info.defaults[name]
+            if hasattr(type(value), "__set__") or (hasattr(type(value), "__get__") and not is_default):
                 return False
             self.__dict__[name] = value
             return True
@@ -136,10 +151,13 @@ def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
 
 
 def _look_closer(self: Any, info: ClassInfo, name: str, value: Any, static: bool) -> Kind:
-    """Sorts a value that its type alone does not decide, and refuses what could only go wrong later."""
+    """Sorts a value that its type alone does not decide, and refuses what could only go wrong
+    later."""
     if static:
         _refuse_static_arrays(info, name, value)
         return False
+    if KEY in getattr(value, "__dict__", ()):
+        return True
     _refuse_inside(self, info, name, value, (), (self,))
     return sort_value(value)
 
@@ -149,6 +167,35 @@ def _refuse_static_arrays(info: ClassInfo, name: str, value: Any) -> None:
         # NumPy scalars are hashable values; anything with axes or on a device is not.
         if is_array(leaf) and (type(leaf).__hash__ is None or hasattr(leaf, "aval")):
             raise refuse.array_in_static(info.cls, name, path, leaf)
+
+
+# The ids of modules that another module took hold of before they were finished. A stale id, of a
+# module whose construction failed, costs one look more and nothing else.
+_held_early: set[int] = set()
+
+
+def _is_unfinished(value: Any) -> bool:
+    return hasattr(type(value), "_vernal_class") and KEY not in value.__dict__
+
+
+def _refuse_return(
+    self: Any, info: ClassInfo, node: Any, path: tuple[Any, ...], seen: set[int]
+) -> None:
+    """Refuses a way from `self` back to it through modules that were given `self` while it was built."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if hasattr(type(node), "__tree_fields__"):
+        parts = [(jtu.GetAttrKey(n), part) for n, part in node.__tree_fields__().items()]
+    elif is_node(node) and node is not None:
+        parts = one_level_paths(node)
+    else:
+        return
+    for key, part in parts:
+        below = (*path, key)
+        if part is self:
+            raise refuse.cycle(info.cls, below[0].name, below[1:])
+        _refuse_return(self, info, part, below, seen)
 
 
 def _refuse_inside(
@@ -164,6 +211,9 @@ def _refuse_inside(
     owner = getattr(value, "__self__", None)
     if owner is self:
         raise refuse.method_of_self(info.cls, name, getattr(value, "__name__", "method"))
+    for early in (value, owner):
+        if _is_unfinished(early):
+            _held_early.add(id(early))
     if isinstance(value, CONTAINERS) and is_node(value):
         for key, child in one_level_paths(value):
             if kind_by_type(type(child)) is None:
@@ -171,3 +221,5 @@ def _refuse_inside(
     elif callable(value) and not is_node(value) and not info.may_hide_arrays:
         if hidden_arrays(value):
             raise refuse.hidden_in_callable(info.cls, name, path, value)
+    elif not is_node(value) and not info.may_hide_arrays and hidden_in_object(value):
+        raise refuse.hidden_in_object(info.cls, name, path, value)

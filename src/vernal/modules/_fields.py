@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jaxtyping
+from typing_extensions import TypeAliasType
 
 from ..show import message, short
 
@@ -30,15 +31,19 @@ def field(
     """`dataclasses.field` with two more settings.
 
     Args:
-        converter: called with the field's value once `__init__` has finished; its result is stored instead.
-        static: if True the value is always structure (part of the treedef), never a child. It must hold no array.
-        **kwargs: as for `dataclasses.field`: `default`, `default_factory`, `init`, `repr`, `kw_only`, `metadata`, ...
+        converter: called with the field's value once `__init__` has finished; its result is stored
+            instead.
+        static: if True the value is always structure (part of the treedef), never a child. It must
+            hold no array.
+        **kwargs: as for `dataclasses.field`: `default`, `default_factory`, `init`, `repr`,
+            `kw_only`, `metadata`, ...
 
     Returns:
         The field, to be assigned in the class body.
 
     Raises:
-        TypeError: if `metadata` already has an entry named `"converter"` or `"static"` although the argument is given.
+        TypeError: if `metadata` already has an entry named `"converter"` or `"static"` although
+            the argument is given.
 
     Example:
         >>> import jax.numpy as jnp
@@ -86,9 +91,10 @@ def resolve_annotation(cls: type, name: str, annotation: Any) -> Any:
 def array_dtype_for(annotation: Any, number: Any) -> Any:
     """The dtype a Python number takes in a field of this annotation, or None if it stays a number.
 
-    A number becomes an array where the annotation asks for an array and does not allow the number itself.
+    A number becomes an array where the annotation asks for an array and does not allow the number
+    itself.
     """
-    if isinstance(annotation, typing.TypeAliasType if hasattr(typing, "TypeAliasType") else ()):
+    if isinstance(annotation, TypeAliasType):
         annotation = annotation.__value__
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:

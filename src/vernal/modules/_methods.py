@@ -1,6 +1,7 @@
 """Methods of a module that can cross a transformation together with the module they belong to.
 
-`module.method` is an object of two slots, not a module: it costs about what Python's own bound methods cost.
+`module.method` is an object of two slots, not a module: it costs about what Python's own bound
+methods cost.
 """
 
 import inspect
@@ -83,7 +84,8 @@ jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flat
 
 
 class Method:
-    """What a module class holds in place of a function of its body: reading it from an instance binds it."""
+    """What a module class holds in place of a function of its body: reading it from an instance
+    binds it."""
 
     __slots__ = ("__wrapped__",)
 

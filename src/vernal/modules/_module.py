@@ -1,8 +1,9 @@
 """`Module`: a class whose instances are immutable trees of arrays.
 
-The metaclass turns a class body into a dataclass, registers it with JAX, and finishes every instance when its
-construction ends (see `_building.py`). Flattening reads the instance's `__dict__` through its `Structure`; unflattening
-makes a bare object and fills its `__dict__`: neither ever runs code of the user.
+The metaclass turns a class body into a dataclass, registers it with JAX, and finishes every
+instance when its construction ends (see `_building.py`). Flattening reads the instance's
+`__dict__` through its `Structure`; unflattening makes a bare object and fills its `__dict__`:
+neither ever runs code of the user.
 """
 
 import abc
@@ -10,7 +11,9 @@ import dataclasses
 import functools
 import inspect
 import operator
+import re
 import types
+import typing
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
@@ -25,15 +28,17 @@ from ._abstract import owed, take_abstract
 from ._building import NUMBERS, ClassInfo, check_declared, finish
 from ._fields import array_dtype_for, field, resolve_annotation
 from ._methods import Method
-from ._sorting import Kind, sort_again
+from ._sorting import Kind, is_data, sort_again
 from ._strict import check_strict
 from ._structure import FLAT, KEY, layout_of, structure_of
 
-_new = object.__new__
+
+_CLASS_VAR = re.compile(r"\s*(?:\w+\.)*ClassVar\b")
 
 
 class _FirstFlatten:
-    """Computes the flat form of a module and leaves it in the instance's `__dict__`, where it goes before this descriptor."""
+    """Computes the flat form of a module and leaves it in the instance's `__dict__`, where it goes
+    before this descriptor."""
 
     def __get__(self, module: Any, cls: Any) -> Any:
         values = module.__dict__
@@ -68,7 +73,11 @@ def _writes_init(cls: type) -> bool:
 
 
 def _check_defaults(cls: type, namespace: dict[str, Any]) -> None:
-    for name in namespace.get("__annotations__", {}):
+    for name, annotation in namespace.get("__annotations__", {}).items():
+        if typing.get_origin(annotation) is ClassVar or annotation is ClassVar:
+            continue
+        if isinstance(annotation, str) and _CLASS_VAR.match(annotation):
+            continue
         default = namespace.get(name, None)
         if isinstance(default, dataclasses.Field):
             default = default.default
@@ -77,7 +86,8 @@ def _check_defaults(cls: type, namespace: dict[str, Any]) -> None:
 
 
 def _accept_unconverted(cls: Any) -> None:
-    """Annotates the generated `__init__` with what it takes, which is not always what the field holds."""
+    """Annotates the generated `__init__` with what it takes, which is not always what the field
+    holds."""
     annotations = cls.__init__.__annotations__
     for f in dataclasses.fields(cls):
         if f.name not in annotations:
@@ -121,6 +131,9 @@ class ModuleMeta(abc.ABCMeta):
     """The metaclass of `Module`."""
 
     _vernal_class: ClassInfo
+    _vernal_owes: bool
+    __abstractvars__: frozenset[str]
+    __abstractclassvars__: frozenset[str]
 
     def __new__(
         mcs,
@@ -142,6 +155,8 @@ class ModuleMeta(abc.ABCMeta):
             if (
                 isinstance(value, types.FunctionType)
                 and not (key.startswith("__") and key.endswith("__"))
+                # The default of a field.
+                and key not in namespace.get("__annotations__", {})
                 and not getattr(value, "__isabstractmethod__", False)
             ):
                 namespace[key] = Method(value)
@@ -190,21 +205,24 @@ class ModuleMeta(abc.ABCMeta):
 class Module(metaclass=ModuleMeta):
     """Base class of models: a frozen dataclass that is a tree of arrays.
 
-    Declare fields as in a dataclass and write methods as in any class. Instances are immutable, and are pytrees: what
-    is an array (or a module, or another pytree) is a child; everything else, such as an activation function, a name
-    or a size, is structure and travels in the treedef. So every JAX transformation accepts a module as it is.
+    Declare fields as in a dataclass and write methods as in any class. Instances are immutable,
+    and are pytrees: what is an array (or a module, or another pytree) is a child; everything else,
+    such as an activation function, a name or a size, is structure and travels in the treedef. So
+    every JAX transformation accepts a module as it is.
 
     Class options:
-        layout: `"arrays"` (default) sorts fields by their values, as above. `"fields"` makes every field that is not
-            `static=True` a child, whatever it holds. Inherited.
-        strict: `True` enforces "abstract or final": a class that can be instantiated is never subclassed, and no method
-            is overridden once it is implemented. Inherited.
+        layout: `"arrays"` (default) sorts fields by their values, as above. `"fields"` makes every
+            field that is not `static=True` a child, whatever it holds. Inherited.
+        strict: `True` enforces "abstract or final": a class that can be instantiated is never
+            subclassed, and no method is overridden once it is implemented. Inherited.
         is_abstract: `True` forbids instances of this class (not of its subclasses).
 
     Raises:
-        TypeError: at construction, for a field without a value or an abstract attribute that is not provided.
-        ValueError: at construction, for an array in a static field, a method of the module assigned to itself, a cycle,
-            or arrays hidden in a function; at class creation, for a mutable default.
+        TypeError: at construction, for a field without a value or an abstract attribute that is
+            not provided.
+        ValueError: at construction, for an array in a static field, a method of the module
+            assigned to itself, a cycle, or arrays hidden in a function; at class creation, for a
+            mutable default.
         dataclasses.FrozenInstanceError: for assigning or deleting an attribute after construction.
 
     Example:
@@ -234,7 +252,7 @@ class Module(metaclass=ModuleMeta):
             info = type(self)._vernal_class
             if name not in info.declared:
                 check_declared(info, name)
-            if type(value) in NUMBERS:
+            if type(value) in NUMBERS and name not in info.converted:
                 value = info.as_array(name, value)
             values[name] = value
 
@@ -242,7 +260,8 @@ class Module(metaclass=ModuleMeta):
             raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "delete"))
 
     def __hash__(self) -> int:
-        # By structure and by the identity of the arrays, so that neither a value nor a tracer is ever looked at.
+        # By structure and by the identity of the arrays, so that neither a value nor a tracer is
+        # ever looked at.
         leaves, treedef = jtu.tree_flatten(self)
         return hash((type(self), treedef, tuple(map(id, leaves))))
 
@@ -265,7 +284,13 @@ class Module(metaclass=ModuleMeta):
     def __reduce__(self) -> Any:
         kinds = self.__dict__[KEY][0].layout.kinds
         values = {name: by_name(self.__dict__[name]) for name in kinds}
-        return _restore, (type(self), kinds, values)
+        return _assemble, (type(self), kinds, values)
+
+    def __copy__(self) -> Any:
+        # Not by way of `__reduce__`, whose stand-ins for functions only a pickle turns back.
+        values = self.__dict__
+        kinds = values[KEY][0].layout.kinds
+        return _assemble(type(self), kinds, {name: values[name] for name in kinds})
 
     def __tree_fields__(self) -> dict[str, Any]:
         """What surgery may reach: every field that is not declared static, with its value."""
@@ -277,28 +302,25 @@ class Module(metaclass=ModuleMeta):
         }
 
     def __tree_replace__(self, changes: dict[str, Any], sort: bool = True) -> Any:
-        """A copy with some fields replaced and, if `sort`, sorted afresh. `__init__` and checks do not run."""
-        cls = type(self)
-        info = cls._vernal_class
-        module = _new(cls)
-        values = module.__dict__
+        """A copy with some fields replaced and, if `sort`, sorted afresh. No `__init__`, no checks."""
+        info = type(self)._vernal_class
         kinds = dict(self.__dict__[KEY][0].layout.kinds)
-        values.update((name, self.__dict__[name]) for name in (*kinds, KEY))
+        values = {name: self.__dict__[name] for name in kinds}
         for name, value in changes.items():
-            if sort and type(value) in NUMBERS and kinds[name] is False:
+            if sort and type(value) in NUMBERS and (kinds[name] is False or is_data(values[name])):
                 value = info.as_array(name, value)
             if sort and not info.every_field_is_child:
                 kinds[name] = sort_again(values[name], kinds[name], value)
             values[name] = value
-        if sort:
-            values[KEY] = structure_of(layout_of(cls, kinds), values).aux
-        return module
+        return _assemble(type(self), kinds, values)
 
 
-def _restore(cls: Any, kinds: dict[str, Kind], values: dict[str, Any]) -> Any:
-    module = _new(cls)
-    module.__dict__.update(values)
-    module.__dict__[KEY] = structure_of(layout_of(cls, kinds), values).aux
+def _assemble(cls: Any, kinds: dict[str, Kind], values: dict[str, Any]) -> Any:
+    """A finished module from its parts. No `__init__`, no checks. Pickles call it by this name."""
+    module: Any = object.__new__(cls)
+    fields: dict[str, Any] = module.__dict__
+    fields.update(values)
+    fields[KEY] = structure_of(layout_of(cls, kinds), values).aux
     return module
 
 
@@ -306,15 +328,17 @@ _WRAPPER_NAMES = ("__module__", "__name__", "__qualname__", "__doc__", "__annota
 
 
 def module_update_wrapper(wrapper: Any, wrapped: Any = None) -> Any:
-    """`functools.update_wrapper` for a module: gives it the name, the documentation and the signature of what it wraps.
+    """`functools.update_wrapper` for a module: gives it the name, the documentation and the
+    signature of what it wraps.
 
     Args:
         wrapper: a module whose class defines the property `__wrapped__`.
         wrapped: what to take them from; `wrapper.__wrapped__` if not given.
 
     Returns:
-        A copy of `wrapper` with `__module__`, `__name__`, `__qualname__`, `__doc__` and `__annotations__` of `wrapped`.
-        They are structure, and stay with the module through every transformation.
+        A copy of `wrapper` with `__module__`, `__name__`, `__qualname__`, `__doc__` and
+        `__annotations__` of `wrapped`. They are structure, and stay with the module through every
+        transformation.
 
     Raises:
         TypeError: if the class of `wrapper` has no property `__wrapped__`.
@@ -335,17 +359,14 @@ def module_update_wrapper(wrapper: Any, wrapped: Any = None) -> Any:
         >>> twice.__name__, twice.__doc__, twice(1)
         ('add_one', 'Adds one.', 4)
     """
-    cls = type(wrapper)
+    cls: Any = type(wrapper)
     if not isinstance(inspect.getattr_static(cls, "__wrapped__", None), (property, functools.cached_property)):
         raise refuse.no_wrapped(cls)
     source = wrapper.__wrapped__ if wrapped is None else wrapped
-    module = _new(cls)
-    values = module.__dict__
     kinds = dict(wrapper.__dict__[KEY][0].layout.kinds)
-    values.update((name, wrapper.__dict__[name]) for name in kinds)
+    values = {name: wrapper.__dict__[name] for name in kinds}
     for name in _WRAPPER_NAMES:
         if hasattr(source, name):
             values[name] = getattr(source, name)
             kinds[name] = False
-    values[KEY] = structure_of(layout_of(cls, kinds), values).aux
-    return module
+    return _assemble(cls, kinds, values)

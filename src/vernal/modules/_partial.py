@@ -8,7 +8,8 @@ from ._module import Module
 
 
 class Partial(Module):
-    """A function with some of its arguments already given, as a pytree: arrays among them are traced and trained.
+    """A function with some of its arguments already given, as a pytree: arrays among them are
+    traced and trained.
 
     The arguments given here come first; the ones of the call follow.
 

@@ -1,4 +1,5 @@
-"""The sentences that refuse a badly built module. Each names class, field and path, and says what to write instead."""
+"""The sentences that refuse a badly built module. Each names class, field and path, and says what
+to write instead."""
 
 from typing import Any
 
@@ -84,6 +85,19 @@ def hidden_in_callable(cls: type, name: str, path: tuple[Any, ...], value: Any) 
             got=short(value),
             instead="store the module itself and transform it where it is called, e.g. `jax.vmap(self.layer)(x)`; "
             "in place of functools.partial use vernal.Partial",
+        )
+    )
+
+
+def hidden_in_object(cls: type, name: str, path: tuple[Any, ...], value: Any) -> ValueError:
+    kind = type(value).__qualname__
+    return ValueError(
+        message(
+            f"arrays inside this object would be constants: JAX does not know `{kind}` as a tree",
+            where=_at(cls, name, path),
+            expected="an array, a module, a list, tuple or dict, or an object of a registered class",
+            got=short(value),
+            instead=f"make `{kind}` a vernal.Module, or register it (jax.tree_util.register_dataclass)",
         )
     )
 

@@ -4,16 +4,19 @@ Every value that a field may hold has a *kind*:
 
 * `True`: a child, exactly as JAX expects it (an array, a module, another registered pytree, None);
 * `False`: structure, part of the treedef (a function, a string, a number, a tuple of those);
-* a tuple of kinds, one for each immediate child of a container that mixes both. Flattening such a container shows its
+* a tuple of kinds, one for each immediate child of a container that mixes both. Flattening such a
+  container shows its
   arrays and modules under their ordinary key paths and keeps the rest in the treedef.
 
-Kinds are decided once, when construction ends, and remembered by the treedef: a tree made by `jax.tree.map` keeps the
-sorting of the original whatever its leaves have become.
+Kinds are decided once, when construction ends, and remembered by the treedef: a tree made by
+`jax.tree.map` keeps the sorting of the original whatever its leaves have become.
 """
 
+import dataclasses
 import functools
+import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -39,18 +42,27 @@ _BY_TYPE: dict[type, bool] = {
     type(Ellipsis): False,
 }
 kind_by_type = _BY_TYPE.get
+# Types of which no value is an array or holds one.
+_never_data: set[type] = {kind for kind, is_child in _BY_TYPE.items() if not is_child}
 
 CONTAINERS = (list, tuple, dict)
 
 
+def _below_the_first() -> Callable[[Any], bool]:
+    """An `is_leaf` that lets only the root be opened, also where a container contains itself."""
+    seen = itertools.count()
+    return lambda _: next(seen) > 0
+
+
 def one_level(value: Any) -> tuple[list[Any], Any]:
-    """The immediate children of a registered pytree node, and the treedef that rebuilds it from them."""
-    return jtu.tree_flatten(value, is_leaf=lambda x: x is not value)
+    """The immediate children of a registered pytree node, and the treedef that rebuilds it from
+    them."""
+    return jtu.tree_flatten(value, is_leaf=_below_the_first())
 
 
 def one_level_paths(value: Any) -> list[tuple[Any, Any]]:
     """The immediate children of a registered pytree node with their keys."""
-    found = jtu.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)[0]
+    found = jtu.tree_flatten_with_path(value, is_leaf=_below_the_first())[0]
     return [(path[0], child) for path, child in found]
 
 
@@ -77,13 +89,19 @@ def sort_value(value: Any) -> Kind:
     if isinstance(value, CONTAINERS) and is_node(value):
         return _sort_container(value)
     if is_node(value):
-        # Registered once is registered for ever, and so is the class of a module.
-        _BY_TYPE[cls] = True
+        if not hasattr(cls, "_vernal_class") and not hasattr(value, "__self__"):
+            # Registered once is registered for ever. (A module or a method may lead back to the one
+            # that is being built, and is looked at every time.)
+            _BY_TYPE[cls] = True
         return True
     if isinstance(value, jax.Array):
         _BY_TYPE[cls] = True
         return True
-    return is_data(value)
+    if is_data(value):
+        return True
+    if not isinstance(value, np.ndarray):
+        _never_data.add(cls)
+    return False
 
 
 def _sort_container(value: Any) -> Kind:
@@ -95,16 +113,18 @@ def _sort_container(value: Any) -> Kind:
         return True
     if all(kind is False for kind in kinds) and isinstance(value, tuple):
         return False
-    # A list or dict of structure only stays a node: what it holds is read when it is flattened, so that a change in
-    # place is seen. (A tuple cannot change.)
+    # A list or dict of structure only stays a node: what it holds is read when it is flattened, so
+    # that a change in place is seen. (A tuple cannot change.)
     return kinds
 
 
 def sort_again(old: Any, kind: Kind, new: Any) -> Kind:
-    """The kind of a value that replaces another: afresh, except where the old tree had left the sorting behind.
+    """The kind of a value that replaces another: afresh, except where the old tree had left the
+    sorting behind.
 
-    In a mask, an axes tree or a gradient, the leaves of children are bools, ints or other things that would count as
-    structure in a model. Replacing one of them by another of their like must keep the shape of the tree.
+    In a mask, an axes tree or a gradient, the leaves of children are bools, ints or other things
+    that would count as structure in a model. Replacing one of them by another of their like must
+    keep the shape of the tree.
     """
     if new is old:
         return kind
@@ -135,7 +155,8 @@ class Mixed:
 
 
 class _MixedStructure:
-    """The treedef's part of a mixed container: its one-level structure, the kinds, and what is not a child."""
+    """The treedef's part of a mixed container: its one-level structure, the kinds, and what is not
+    a child."""
 
     __slots__ = ("kinds", "rest", "treedef")
 
@@ -165,9 +186,17 @@ class _MixedStructure:
 def _kinds_now(mixed: Mixed, children: list[Any]) -> tuple[Kind, ...]:
     kinds = mixed.kinds
     if isinstance(kinds, tuple) and len(kinds) == len(children):
-        return kinds
-    # The container grew or shrank in place since it was sorted.
+        if not any(map(_outgrown, children, kinds)):
+            return kinds
+    # The container was changed in place since it was sorted.
     return tuple(map(sort_value, children))
+
+
+def _outgrown(child: Any, kind: Kind) -> bool:
+    """Whether something else stands where structure, or a mixed container, was when it was sorted."""
+    if kind is False:
+        return type(child) not in _never_data and sort_value(child) is not False
+    return kind is not True and not isinstance(child, CONTAINERS)
 
 
 def _shown(children: list[Any], kinds: tuple[Kind, ...]) -> Iterator[Any]:
@@ -207,11 +236,24 @@ def _unflatten_mixed(structure: _MixedStructure, shown: Any) -> Any:
 jtu.register_pytree_with_keys(Mixed, _flatten_mixed_with_keys, _unflatten_mixed, _flatten_mixed)
 
 
+def hidden_in_object(value: Any) -> bool:
+    """Whether a container or dataclass that JAX does not know as a node holds arrays."""
+    if isinstance(value, dict):
+        inside = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inside = list(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside = [getattr(value, f.name, None) for f in dataclasses.fields(value)]
+    else:
+        return False
+    return any(is_array(leaf) for leaf in jtu.tree_leaves(inside))
+
+
 def hidden_arrays(value: Any) -> list[Any]:
     """The arrays that a callable carries where no transformation can see them.
 
-    `jax.vmap(layer)`, `functools.partial(f, weights)` and their like are plain functions to JAX: arrays inside would
-    become constants that are never trained.
+    `jax.vmap(layer)`, `functools.partial(f, weights)` and their like are plain functions to JAX:
+    arrays inside would become constants that are never trained.
     """
     found: list[Any] = []
     if isinstance(value, functools.partial):

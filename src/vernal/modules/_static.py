@@ -4,12 +4,13 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import same
+from .._ground import by_name, same
 from ._module import Module
 
 
 class _Held:
-    """A value compared leaf by leaf, so that values whose own `==` is unhelpful still compare equal."""
+    """A value compared leaf by leaf, so that values whose own `==` is unhelpful still compare
+    equal."""
 
     __slots__ = ("leaves", "treedef")
 
@@ -28,14 +29,19 @@ class _Held:
         return hash(self.treedef)
 
     def __reduce__(self) -> Any:
-        return _Held, (self.treedef.unflatten(self.leaves),)
+        return _held, (self.treedef, list(map(by_name, self.leaves)))
+
+
+def _held(treedef: Any, leaves: list[Any]) -> _Held:
+    return _Held(treedef.unflatten(leaves))
 
 
 class Static(Module):
-    """Holds any value as structure: a module without leaves, so that the value passes through every transformation.
+    """Holds any value as structure: a module without leaves, so that the value passes through
+    every transformation.
 
-    Two of them are equal when their values have the same tree structure and the same leaves. NumPy arrays compare by
-    content; JAX arrays and tracers have no place here, and compare by identity.
+    Two of them are equal when their values have the same tree structure and the same leaves. NumPy
+    arrays compare by content; JAX arrays and tracers have no place here, and compare by identity.
 
     Example:
         >>> import jax

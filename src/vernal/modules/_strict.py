@@ -1,7 +1,8 @@
 """Abstract or final, enforced.
 
-A class is either abstract, and meant to be subclassed, or final, and meant to be instantiated. Then the code that runs for
-`model.method` is found by looking at one class, and nobody has to know which overridden method calls which.
+A class is either abstract, and meant to be subclassed, or final, and meant to be instantiated.
+Then the code that runs for `model.method` is found by looking at one class, and nobody has to know
+which overridden method calls which.
 """
 
 import types
@@ -9,6 +10,9 @@ from typing import Any
 
 from . import _refusals as refuse
 from ._methods import Method
+
+
+_METHODS = (Method, types.FunctionType, property, classmethod, staticmethod)
 
 
 def is_abstract(cls: Any) -> bool:
@@ -46,7 +50,10 @@ def check_strict(cls: Any, strict: bool | None) -> None:
                 f"put what both share into an abstract base, or hold a `{base.__qualname__}` in a field",
             )
     for name, value in cls.__dict__.items():
-        if not isinstance(value, (Method, types.FunctionType)) or name.startswith("_vernal"):
+        if not isinstance(value, _METHODS) or name.startswith("_vernal"):
+            continue
+        if name in cls.__dict__.get("__annotations__", {}):
+            # The default of a field.
             continue
         _check_override(cls, name, bases)
 

@@ -1,8 +1,10 @@
-"""What a treedef knows of a module: its class, which fields are children, and the values of those that are not.
+"""What a treedef knows of a module: its class, which fields are children, and the values of those
+that are not.
 
-Every instance points at its `Structure`, inside a one-element tuple: that tuple is what JAX compares, and tuples compare their
-items by identity first, in C. Structures are interned where their static values can be hashed, so that two models built alike
-share them and a jitted call compares pointers. Modules are immutable, so the first flatten of one also remembers the result:
+Every instance points at its `Structure`, inside a one-element tuple: that tuple is what JAX
+compares, and tuples compare their items by identity first, in C. Structures are interned where
+their static values can be hashed, so that two models built alike share them and a jitted call
+compares pointers. Modules are immutable, so the first flatten of one also remembers the result:
 from then on flattening it is a single attribute read, in C.
 """
 
@@ -18,14 +20,19 @@ import jax.tree_util as jtu
 from .._ground import by_name, intern_key, same
 from ._sorting import Kind, Mixed
 
-# The entries of an instance's `__dict__` besides its fields: `(Structure,)`, without which it is still being built, and, once
-# it has been flattened, `(children, (Structure,))`.
+# The entries of an instance's `__dict__` besides its fields: `(Structure,)`, without which it is
+# still being built, and, once it has been flattened, `(children, (Structure,))`.
 KEY = "_vernal_structure"
 FLAT = "_vernal_flat"
 
 
+def _nothing() -> None:
+    return None
+
+
 class Layout:
-    """Which fields of a class are children and which are structure. One object per class and combination of kinds."""
+    """Which fields of a class are children and which are structure. One object per class and
+    combination of kinds."""
 
     __slots__ = (
         "__weakref__",
@@ -47,11 +54,13 @@ class Layout:
         self.keys = tuple(jtu.GetAttrKey(name) for name in self.children)
         self.get = _getter([(name, kinds[name]) for name in self.children])
         self.make = _maker(self)
-        self.latest: Structure | None = None
+        # Weak, so that what a structure holds lives no longer than the modules that have it.
+        self.latest: Callable[[], Structure | None] = _nothing
 
 
 def _getter(children: list[tuple[str, Kind]]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    """The function from an instance's `__dict__` to its children. Runs at every first flatten, so it is `itemgetter` if it can be."""
+    """The function from an instance's `__dict__` to its children. Runs at every first flatten, so
+    it is `itemgetter` if it can be."""
     names = [name for name, _ in children]
     if any(isinstance(kind, tuple) for _, kind in children):
         return lambda d: tuple(
@@ -77,7 +86,8 @@ _MAKE = """def make(children, template):
 def _maker(layout: "Layout") -> types.FunctionType:
     """The function that unflattens: a copy of the static values with the children put in.
 
-    It runs for every module of a model at every call, so it is generated: no loop, no attribute protocol, no code of the user.
+    It runs for every module of a model at every call, so it is generated: no loop, no attribute
+    protocol, no code of the user.
     """
     cls: Any = layout.cls
     targets = "".join(f"values[{name!r}], " for name in layout.children) or "() "
@@ -131,9 +141,10 @@ _interned: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictio
 
 
 def structure_of(layout: Layout, values: dict[str, Any]) -> Structure:
-    """The structure with this layout and, from `values`, the static values that the layout calls for."""
+    """The structure with this layout and, from `values`, the static values that the layout calls
+    for."""
     rest = layout.rest
-    latest = layout.latest
+    latest = layout.latest()
     if latest is not None:
         known = latest.rest
         for name in rest:
@@ -150,7 +161,7 @@ def structure_of(layout: Layout, values: dict[str, Any]) -> Structure:
     except TypeError:
         # Something unhashable: not shared, but compared by value all the same.
         structure = Structure(layout, found)
-    layout.latest = structure
+    layout.latest = weakref.ref(structure)
     return structure
 
 

@@ -131,3 +131,29 @@ def padding_pairs(layer: str, value: Any, n: int, words: str = "") -> tuple[tupl
             )
         )
     return tuple((int(before), int(after)) for before, after in pairs)
+
+
+def image_shape(channels: Axis, n: int) -> tuple[Axis, ...]:
+    """The expected shape `(channels, *spatial)` of what a layer over `n` spatial dimensions is given."""
+    names = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+    return (channels, *names.get(n, tuple(f"dim_{i}" for i in range(n))))
+
+
+def check_window_fits(
+    layer: str,
+    spatial: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    window: Sequence[int],
+) -> None:
+    """Refuses an input that is smaller than the window sliding over it: the output would be empty."""
+    padded = [n + before + after for n, (before, after) in zip(spatial, padding, strict=True)]
+    if any(n < w for n, w in zip(padded, window, strict=True)):
+        raise ValueError(
+            message(
+                f"`{layer}` was given an input smaller than its kernel, so that nothing would come out",
+                where="argument `x`",
+                expected=f"spatial sizes of at least {tuple(window)}, padding and dilation included",
+                got=f"{tuple(padded)}",
+                instead="a larger input, a smaller kernel, or padding",
+            )
+        )

@@ -102,6 +102,11 @@ def _same_data(a: Any, b: Any) -> bool:
         return False
 
 
+def _field_names(cls: type) -> tuple[str, ...]:
+    # Not `__dataclass_fields__`, which holds class variables too.
+    return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
+
+
 def _attribute(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name, _ABSENT)
@@ -171,7 +176,7 @@ class _Walk:
     ) -> None:
         """Compares two nodes of one class: their children, then their structure."""
         a, b = levels[0].children, levels[1].children
-        fields = getattr(type(owners[0]), "__dataclass_fields__", {})
+        fields = _field_names(type(owners[0]))
         explained = False
         for key in dict.fromkeys((*a, *b)):
             child = a.get(key, _ABSENT), b.get(key, _ABSENT)

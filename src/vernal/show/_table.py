@@ -8,7 +8,7 @@ from typing import Any
 from ._message import message
 
 # A number, perhaps with a unit or a percent sign: the columns of those are aligned at the right.
-_NUMERIC = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?\s?[A-Za-zµ%]{0,4}", re.IGNORECASE)
+_NUMERIC = re.compile(r"[-+]?\.?\d[\d.,]*(e[-+]?\d+)?\s?[A-Za-zµ%]{0,4}", re.IGNORECASE)
 
 
 def _cell_text(value: Any) -> str:

@@ -1,13 +1,14 @@
 """The one crossing of a JAX boundary.
 
-JAX's transformations take and return arrays. To give them arbitrary Python objects, every transformation of this room does
-the same three steps, and they are written here once:
+JAX's transformations take and return arrays. To give them arbitrary Python objects, every
+transformation of this room does the same three steps, and they are written here once:
 
-    arrays, rest = split((fn, args, kwargs))         # arrays, and everything else as one comparable value
-    out, out_rest = jax_transform(inside)(arrays)    # `inside` fills the rest in, calls, and splits the result
+    arrays, rest = split((fn, args, kwargs))       # everything else, as one comparable value
+    out, out_rest = jax_transform(inside)(arrays)  # `inside` fills in, calls, and splits
     return out_rest.fill(out)
 
-`Rest` is a pytree without leaves, so it passes through the output of any transformation as structure.
+`Rest` is a pytree without leaves, so it passes through the output of any transformation as
+structure.
 """
 
 import inspect
@@ -100,7 +101,8 @@ def split(tree: Any, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[list
 
 
 class Held:
-    """A non-array leaf inside the output of a transformation, where the output must keep its own shape."""
+    """A non-array leaf inside the output of a transformation, where the output must keep its own
+    shape."""
 
     __slots__ = ("value",)
 
@@ -127,7 +129,8 @@ jtu.register_pytree_node(
 
 
 def hold(tree: Any) -> Any:
-    """The tree with every leaf that is not an array wrapped in `Held`, so that prefixes of it still fit."""
+    """The tree with every leaf that is not an array wrapped in `Held`, so that prefixes of it
+    still fit."""
     return jtu.tree_map(lambda x: x if is_array(x) else Held(x), tree)
 
 
@@ -141,7 +144,8 @@ def release(tree: Any) -> Any:
 def to_positional(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Moves keyword arguments to their positions where the signature allows it, so that `f(1)` and `f(x=1)` are one call."""
+    """Moves keyword arguments to their positions where the signature allows it, so that `f(1)` and
+    `f(x=1)` are one call."""
     signature = signature_of(fn)
     if signature is None:
         return args, kwargs
@@ -150,7 +154,8 @@ def to_positional(
 
 
 def argument_text(fn: Any, path: Path) -> str:
-    """The user's name for a place in `(fn, args, kwargs)`: `model.layers[0].weight`, or `self.bias` of the function itself."""
+    """The user's name for a place in `(fn, args, kwargs)`: `model.layers[0].weight`, or
+    `self.bias` of the function itself."""
     part, rest = path[0].idx, path[1:]
     if part == 0:
         return path_text(rest, root=callable_name(fn))

@@ -1,12 +1,12 @@
 """`filter_jit`: `jax.jit` for functions of arbitrary Python objects.
 
-Arrays are traced, everything else is static. What a call costs beyond `jax.jit` on a flat list of the same arrays is kept small:
-the call is flattened in C; a *plan*, cached by the treedef and the types of the leaves, says which leaves are arrays; a
-*program*, cached by the values of the other leaves, is one `jax.jit` of a function of the arrays. Nothing waits for results.
+Arrays are traced, everything else is static. What a call costs beyond `jax.jit` on a flat list of
+the same arrays is kept small: the call is flattened in C; a *plan*, cached by the treedef and the
+types of the leaves, says which leaves are arrays; a *program*, cached by the values of the other
+leaves, is one `jax.jit` of a function of the arrays. Nothing waits for results.
 """
 
 import operator
-import types
 import warnings
 import weakref
 from collections.abc import Callable
@@ -35,7 +35,8 @@ _DONATION_WARNING = "Some donated buffers were not usable"
 
 
 class _Settings:
-    """The options of one `filter_jit`. Compared by value, as part of the structure of the wrapper."""
+    """The options of one `filter_jit`. Compared by value, as part of the structure of the
+    wrapper."""
 
     __slots__ = ("donate", "in_shardings", "options", "out_shardings")
 
@@ -70,7 +71,8 @@ def _picker(positions: list[int]) -> Callable[[list[Any]], Any]:
 
 
 class _Plan:
-    """How to take calls of one structure apart. Holds the programs compiled for their static values."""
+    """How to take calls of one structure apart. Holds the programs compiled for their static
+    values."""
 
     def __init__(self, treedef: Any, mask: tuple[bool, ...], donate: str):
         self.treedef = treedef
@@ -109,7 +111,8 @@ class _Cache:
         self.traces = 0
 
 
-# Compiled programs live as long as the function they belong to. Callables that are not plain functions travel as arguments.
+# Compiled programs live as long as the function they belong to. Callables that are not plain
+# functions travel as arguments.
 _by_function: weakref.WeakKeyDictionary[Any, dict[_Settings, _Cache]] = weakref.WeakKeyDictionary()
 _by_structure: dict[Any, _Cache] = {}
 
@@ -125,8 +128,18 @@ def _clear() -> None:
 register_cache(_clear)
 
 
+def _has_identity(fn: Any) -> bool:
+    """Whether a callable is compared by identity, holds nothing that JAX can see, and can be watched."""
+    kind = type(fn)
+    return (
+        kind.__eq__ is object.__eq__
+        and kind.__weakrefoffset__ != 0
+        and not jtu.is_tree_node(kind)
+    )
+
+
 def _cache_of(fn: Any, settings: _Settings) -> _Cache:
-    if type(fn) is types.FunctionType:
+    if _has_identity(fn):
         caches = _by_function.setdefault(fn, {})
         if settings not in caches:
             caches[settings] = _Cache(weakref.ref(fn))
@@ -135,7 +148,8 @@ def _cache_of(fn: Any, settings: _Settings) -> _Cache:
 
 
 def _program(cache: _Cache, plan: _Plan, leaves: list[Any], settings: _Settings) -> Any:
-    """Makes the function of arrays that stands for calls with these static values, and hands it to `jax.jit`."""
+    """Makes the function of arrays that stands for calls with these static values, and hands it to
+    `jax.jit`."""
     rest = plan.rest(leaves)
     reference = cache.fn
     fn = rest.fill([None] * sum(rest.mask))[0] if reference is None else reference()
@@ -250,7 +264,7 @@ class _Jit(Transformed[P, T]):
 
     def _cache(self) -> _Cache:
         # Remembered outside the fields: it is found again after every flatten and unflatten.
-        values = self.__dict__
+        values: dict[str, Any] = self.__dict__  # pyright: ignore[reportAssignmentType] (an instance's)
         cache = values.get("_found_cache")
         if cache is None:
             cache = values["_found_cache"] = _cache_of(self.fn, self.settings)
@@ -277,7 +291,8 @@ class _Jit(Transformed[P, T]):
         return Lowered(lowered, self.fn, tree, self._compiled_call)
 
     def _compiled_call(self, compiled: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a compiled program on a call's arguments, already known to have the structure it was lowered for."""
+        """Runs a compiled program on a call's arguments, already known to have the structure it
+        was lowered for."""
         if kwargs:
             args, kwargs = to_positional(self.fn, args, kwargs)
         named = self._cache().fn is not None
@@ -321,16 +336,18 @@ def filter_jit(
 ) -> Any:
     """Compiles a function that takes and returns arbitrary Python objects.
 
-    Arrays anywhere in the arguments are traced; everything else is static, and the function is compiled again when it
-    changes. Calls are asynchronous, as those of `jax.jit`. Use it as `filter_jit(f)`, as a decorator (also of methods), or with
-    options as `@filter_jit(donate="all")`.
+    Arrays anywhere in the arguments are traced; everything else is static, and the function is
+    compiled again when it changes. Calls are asynchronous, as those of `jax.jit`. Use it as
+    `filter_jit(f)`, as a decorator (also of methods), or with options as
+    `@filter_jit(donate="all")`.
 
     Args:
         fn: the function. If it is a module (or a method of one), its arrays are traced too.
-        donate: whose memory the results may take over: `"all"` arguments, `"all-except-first"`, or `"none"`. `"warn"` and
-            `"warn-except-first"` donate likewise and let JAX warn about buffers that it could not use.
-        in_shardings: a sharding, or a prefix of the tuple of positional arguments with shardings and None as leaves. Leaves
-            that are not arrays are passed over.
+        donate: whose memory the results may take over: `"all"` arguments, `"all-except-first"`, or
+            `"none"`. `"warn"` and `"warn-except-first"` donate likewise and let JAX warn about
+            buffers that it could not use.
+        in_shardings: a sharding, or a prefix of the tuple of positional arguments with shardings
+            and None as leaves. Leaves that are not arrays are passed over.
         out_shardings: likewise, a prefix of the result.
         inline: as for `jax.jit`.
         keep_unused: as for `jax.jit`.
@@ -340,7 +357,8 @@ def filter_jit(
         The compiled function, with `.lower(*args)` and `.trace_count`.
 
     Raises:
-        TypeError: if `fn` is not callable, or for the options of `jax.jit` that have no meaning here.
+        TypeError: if `fn` is not callable, or for the options of `jax.jit` that have no meaning
+            here.
         ValueError: for an unknown `donate`; at a call, for a static argument that cannot be hashed.
         TracedShapeError: at a call, if a traced value reaches a shape.
 

@@ -51,7 +51,8 @@ class Lowered:
 
 
 class Compiled:
-    """A compiled function. Arrays may change in value from call to call; everything else must be as it was lowered."""
+    """A compiled function. Arrays may change in value from call to call; everything else must be
+    as it was lowered."""
 
     def __init__(
         self,
@@ -66,7 +67,8 @@ class Compiled:
         self._run = run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program on arguments of the structure, shapes, dtypes and static values that it was lowered for."""
+        """Runs the program on arguments of the structure, shapes, dtypes and static values that it
+        was lowered for."""
         args, kwargs = to_positional(self._fn, args, kwargs)
         differences = diff(self._call[1:], (args, kwargs))
         if differences:

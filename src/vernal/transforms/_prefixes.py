@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..show import message
+from ..show import message, short
 
 
 def broadcast_prefix(
@@ -38,14 +38,23 @@ def broadcast_prefix(
     values, treedef = jtu.tree_flatten(prefix, is_leaf=stop)
     try:
         subtrees = treedef.flatten_up_to(tree)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError):
         raise ValueError(
             message(
                 f"{what} does not fit: it is not a prefix of the tree it is for",
                 where=root,
                 expected="the same structure, with one value in place of any subtree",
-                got=str(error),
+                got=_reason(treedef, tree),
                 instead="give one value for everything, or a tuple with one entry for each positional argument",
             )
         ) from None
     return [v for v, sub in zip(values, subtrees, strict=True) for _ in jtu.tree_leaves(sub)]
+
+
+def _reason(treedef: Any, tree: Any) -> str:
+    """Why a prefix does not fit, in JAX's words, without the elements of arrays."""
+    try:
+        treedef.flatten_up_to(jtu.tree_map(short, tree))
+    except (ValueError, TypeError, KeyError) as error:
+        return str(error)
+    return "another structure"

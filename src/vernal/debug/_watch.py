@@ -1,0 +1,161 @@
+"""Seeing every call of every layer, in one abstract run of a model.
+
+The difficulty: layers are called by the model's own code, perhaps inside `vmap`, `scan`, `jit` or a list of its own
+making, and each such crossing rebuilds them from their leaves. So an observer cannot be recognised by identity.
+
+The plan: a copy of the model in which every callable module is wrapped in a `Watched`, a pytree with the same leaves
+that behaves as the module does and notes what each call was given and returned. Its place in the model is part of its
+structure, so it survives whatever rebuilds it. The copy is run with `jax.eval_shape`: nothing is allocated or computed.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+
+from ..modules import Module
+from ..transforms import Rest, split
+from ..trees import is_array
+
+Path = tuple[Any, ...]
+
+
+class Layer(NamedTuple):
+    """A module in a model: where it is, and itself."""
+
+    path: Path
+    module: Module
+
+
+class Call(NamedTuple):
+    """One call of a layer: its arrays as shapes, what is not an array, and what was returned."""
+
+    shapes: list[Any]
+    rest: Rest
+    out: Any
+
+
+def is_spec(x: Any) -> bool:
+    """Whether a leaf is an array, or the shape of one."""
+    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+
+
+def _shape(x: Any) -> Any:
+    if not is_array(x):
+        return x
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """The immediate children of a pytree node with their keys, and the treedef that rebuilds it."""
+    found, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [(path[0], child) for path, child in found if path], treedef
+
+
+def layers_of(node: Any, path: Path = ()) -> Iterator[Layer]:
+    """Every module in a tree, outer ones first."""
+    if isinstance(node, Module):
+        yield Layer(path, node)
+    for key, child in one_level(node)[0]:
+        yield from layers_of(child, (*path, key))
+
+
+class Recorder:
+    """Collects the calls of one run, by the path of the layer."""
+
+    def __init__(self, tell_apart: bool):
+        self.calls: dict[Path, list[Call]] = {}
+        # Whether layers that differ only in where they are count as different structures. If so, a model that stacks
+        # the leaves of several layers fails; if not, a compiled function that is given one after the other runs once.
+        self.tell_apart = tell_apart
+
+    def watch(self, node: Any, path: Path = ()) -> Any:
+        """A copy of a tree in which every callable module is watched."""
+        children, treedef = one_level(node)
+        if children:
+            node = treedef.unflatten([self.watch(child, (*path, key)) for key, child in children])
+        if isinstance(node, Module) and callable(node):
+            return Watched(node, _Place(self, path))
+        return node
+
+
+class _Place:
+    """Where a layer is: the part of `Watched` that is structure."""
+
+    __slots__ = ("path", "recorder")
+
+    def __init__(self, recorder: Recorder, path: Path):
+        self.recorder = recorder
+        self.path = path
+
+    def __eq__(self, other: Any) -> bool:
+        if type(other) is not _Place or other.recorder is not self.recorder:
+            return False
+        return not self.recorder.tell_apart or other.path == self.path
+
+    def __hash__(self) -> int:
+        return id(self.recorder)
+
+
+def unwatched(tree: Any) -> Any:
+    """The tree with the layers themselves in place of what watches them."""
+    children, treedef = one_level(tree)
+    if type(tree) is Watched:
+        return unwatched(children[0][1])
+    return treedef.unflatten([unwatched(child) for _, child in children]) if children else tree
+
+
+class Watched:
+    """A layer whose calls are noted. In everything else it is the layer."""
+
+    __slots__ = ("_layer", "_place")
+
+    def __init__(self, layer: Any, place: _Place):
+        self._layer = layer
+        self._place = place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arrays, rest = split(unwatched((self._layer, args, kwargs)), is_spec)
+        out = self._layer(*args, **kwargs)
+        shapes = list(map(_shape, arrays))
+        call = Call(shapes, rest, jtu.tree_map(_shape, unwatched(out)))
+        self._place.recorder.calls.setdefault(self._place.path, []).append(call)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Watched.__slots__:
+            raise AttributeError(name)
+        return getattr(self._layer, name)
+
+    # `isinstance` asks for it.
+    @property
+    def __class__(self) -> Any:
+        return type(self._layer)
+
+    # Python looks these up on the type.
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._layer[index]
+
+    def __iter__(self) -> Any:
+        return iter(self._layer)
+
+    def __len__(self) -> int:
+        return len(self._layer)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._layer
+
+
+def _unflatten(place: _Place, children: Any) -> Watched:
+    return Watched(children[0], place)
+
+
+jtu.register_pytree_with_keys(
+    Watched,
+    lambda w: (((jtu.GetAttrKey("_layer"), w._layer),), w._place),
+    _unflatten,
+    lambda w: ((w._layer,), w._place),
+)

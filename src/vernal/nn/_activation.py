@@ -1,0 +1,67 @@
+"""Activation functions that learn."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module
+from ._check import wrong_shape
+from ._precision import narrow, widen
+
+
+class PReLU(Module):
+    r"""A rectifier whose slope for negative inputs is learnt.
+
+    .. math:: y = \begin{cases} x & x \ge 0 \\ \alpha x & x < 0 \end{cases}
+
+    He, Zhang, Ren, Sun, "Delving Deep into Rectifiers", 2015, arXiv:1502.01852.
+
+    Args:
+        init_alpha: the slope to begin with: a number, or an array to learn several slopes; it is then broadcast
+            against the last axes of the input, as NumPy does. (For one slope a channel of a `(channels, height,
+            width)` input: shape `(channels, 1, 1)`.) The default is the paper's.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> vernal.nn.PReLU()(jnp.array([-1.0, 2.0]))
+        Array([-0.25,  2.  ], dtype=float32)
+    """
+
+    negative_slope: Array
+
+    def __init__(self, init_alpha: int | float | Array = 0.25):
+        # Not weakly typed, as a bare number would become: its first update would change its type, and
+        # everything would compile again.
+        self.negative_slope = (
+            init_alpha
+            if isinstance(init_alpha, Array)
+            else jnp.asarray(init_alpha, jnp.result_type(float))
+        )
+
+    @jax.named_scope("vernal.nn.PReLU")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """Applies the rectifier to each element.
+
+        Args:
+            x: an array that the slopes broadcast to: any array, if there is one slope.
+            key: not used; every layer takes one.
+
+        Returns:
+            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+
+        Raises:
+            ValueError: if the slopes do not broadcast to the shape of `x`.
+        """
+        x = jnp.asarray(x)
+        slope = self.negative_slope
+        tail = x.shape[x.ndim - slope.ndim :] if slope.ndim <= x.ndim else None
+        if tail is None or any(n not in (1, m) for n, m in zip(slope.shape, tail, strict=True)):
+            raise wrong_shape(
+                "PReLU", x.shape, ("...", *("any" if n == 1 else n for n in slope.shape))
+            )
+        wide = widen(x)
+        slopes = jnp.broadcast_to(slope.astype(wide.dtype), x.shape)
+        return narrow(jnp.where(wide >= 0, wide, slopes * wide), x)

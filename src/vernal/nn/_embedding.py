@@ -1,0 +1,166 @@
+"""`Embedding`: a vector for each of a number of things."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ..show import message, short
+from ._init import weight_dtype
+
+
+class Embedding(Module):
+    """A table of vectors; the input is the number of a row.
+
+    Args:
+        num_embeddings: how many vectors.
+        embedding_size: how long each is.
+        weight: the table, of shape `(num_embeddings, embedding_size)`, if you have one. Otherwise it is drawn
+            from a standard normal distribution.
+        dtype: of the table; JAX's default float (or that of `weight`) if None.
+        key: a `jax.random` key for the table. Not used if `weight` is given.
+
+    Raises:
+        ValueError: if neither a table nor all of `num_embeddings`, `embedding_size` and `key` is given; if the
+            table does not have the shape that they say; or if a size is negative.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> table = vernal.nn.Embedding(weight=jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+        >>> table(1)
+        Array([3., 4.], dtype=float32)
+        >>> jax.vmap(table)(jnp.array([2, 0]))
+        Array([[5., 6.],
+               [1., 2.]], dtype=float32)
+    """
+
+    num_embeddings: int = field(static=True)
+    embedding_size: int = field(static=True)
+    weight: Array
+
+    def __init__(
+        self,
+        num_embeddings: int | None = None,
+        embedding_size: int | None = None,
+        weight: ArrayLike | None = None,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+    ):
+        if weight is None:
+            weight = _draw(num_embeddings, embedding_size, weight_dtype("Embedding", dtype), key)
+        else:
+            weight = jnp.asarray(weight, dtype)
+            _check_table(weight, num_embeddings, embedding_size)
+        self.num_embeddings, self.embedding_size = weight.shape
+        self.weight = weight
+
+    @jax.named_scope("vernal.nn.Embedding")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """Looks up one row.
+
+        Args:
+            x: the number of the row: an integer, or an integer array of shape `()`. Several at once go through
+                `jax.vmap(layer)`. Negative numbers count from the end. A number outside the table gives its
+                first or last row, because compiled code cannot raise an error.
+            key: not used; every layer takes one.
+
+        Returns:
+            An array of shape `(embedding_size,)` and the type of the table. On a mesh with explicit axes it is
+            sharded as the columns of the table are.
+
+        Raises:
+            ValueError: if `x` has more than one element.
+            TypeError: if `x` is not an integer.
+        """
+        index = jnp.asarray(x)
+        if index.ndim:
+            raise ValueError(
+                message(
+                    "Embedding looks up one row at a time",
+                    where="argument `x` of Embedding",
+                    expected="one integer: shape ()",
+                    got=short(x),
+                    instead="jax.vmap(embedding)(x), with one more jax.vmap for each further axis",
+                )
+            )
+        if not jnp.issubdtype(index.dtype, jnp.integer):
+            raise TypeError(
+                message(
+                    "Embedding looks up rows by their number",
+                    where="argument `x` of Embedding",
+                    expected="an integer",
+                    got=short(x),
+                    instead="embedding(x.astype(int))",
+                )
+            )
+        # An array of one index, because for a scalar JAX forgets `out_sharding` when it is batched.
+        row = self.weight.at[index[None]].get(
+            mode="clip", out_sharding=_row_sharding(self.weight, index)
+        )
+        return row[0]
+
+
+def _row_sharding(table: Array, index: Array) -> NamedSharding | None:
+    """How looked-up rows (a leading axis, then the columns) lie on a mesh; None unless its axes are explicit.
+
+    JAX must be told: the rows may lie on other devices than the index. Batch axes of a surrounding `jax.vmap` it
+    adds itself.
+    """
+    for x in (table, index):
+        mesh = jax.typeof(x).sharding.mesh
+        if AxisType.Explicit in mesh.axis_types:
+            columns = jax.typeof(table).sharding.spec[1]
+            return NamedSharding(mesh, PartitionSpec(None, columns))
+    return None
+
+
+def _draw(
+    num_embeddings: int | None, embedding_size: int | None, dtype: Any, key: PRNGKeyArray | None
+) -> Array:
+    if num_embeddings is None or embedding_size is None or key is None:
+        given = {"num_embeddings": num_embeddings, "embedding_size": embedding_size, "key": key}
+        raise ValueError(
+            message(
+                "Embedding needs a table, or what it takes to draw one",
+                where="Embedding(...)",
+                expected="num_embeddings, embedding_size and key, or weight",
+                got="no " + ", no ".join(name for name, value in given.items() if value is None),
+                instead="Embedding(num_embeddings, embedding_size, key=key), or Embedding(weight=table)",
+            )
+        )
+    if num_embeddings < 0 or embedding_size < 0:
+        raise ValueError(
+            message(
+                "the size of a table cannot be negative",
+                where="Embedding(num_embeddings, embedding_size)",
+                expected="two numbers of at least 0",
+                got=f"num_embeddings={num_embeddings}, embedding_size={embedding_size}",
+            )
+        )
+    return jax.random.normal(key, (num_embeddings, embedding_size), dtype)
+
+
+def _check_table(weight: Array, num_embeddings: int | None, embedding_size: int | None) -> None:
+    rows = "num_embeddings" if num_embeddings is None else num_embeddings
+    columns = "embedding_size" if embedding_size is None else embedding_size
+    shape = weight.shape
+    if (
+        len(shape) != 2
+        or num_embeddings not in (None, shape[0])
+        or embedding_size not in (None, shape[1])
+    ):
+        raise ValueError(
+            message(
+                "the table of an Embedding has one row for each thing and one column for each feature",
+                where="Embedding(weight=...)",
+                expected=f"shape ({rows}, {columns})",
+                got=short(weight),
+            )
+        )

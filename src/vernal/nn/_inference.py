@@ -1,0 +1,31 @@
+"""`inference_mode`: from training to use, and back."""
+
+from typing import Any
+
+from ..trees import set_attributes
+
+
+def inference_mode(pytree: Any, value: bool = True) -> Any:
+    """Sets every attribute named `inference` in a model, wherever it is.
+
+    Layers that behave differently while training, such as `Dropout`, have that attribute; your own modules may
+    have it too.
+
+    Args:
+        pytree: a model, or anything that holds models.
+        value: True for use, False for training.
+
+    Returns:
+        A copy of `pytree` in which only these attributes differ.
+
+    Raises:
+        TypeError: if a module has a field `inference` that is declared `static=True`, which cannot be changed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> model = vernal.nn.Sequential([vernal.nn.Dropout(0.5), jnp.tanh])
+        >>> vernal.nn.inference_mode(model)(jnp.zeros(2))
+        Array([0., 0.], dtype=float32)
+    """
+    return set_attributes(pytree, "inference", value)

@@ -1,0 +1,257 @@
+"""Layers that bring an array to unit size: over all of it (`LayerNorm`, `RMSNorm`), or over groups of channels.
+
+They share one computation: subtract the mean (`RMSNorm` does not), divide by the root of the mean square, then
+scale and shift. Statistics are taken in at least float32, for in half precision a mean square overflows at
+values of a few hundred. For complex inputs the mean square is that of the absolute value, hence real.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ..show import message
+from ._check import check_shape, check_size, wrong_shape
+from ._init import weight_dtype
+from ._precision import narrow, widen
+
+
+def _unit_size(x: Array, axes: tuple[int, ...], eps: float, centre: bool) -> Array:
+    if centre:
+        x = x - jnp.mean(x, axes, keepdims=True)
+    mean_square = jnp.mean(jnp.real(x * jnp.conj(x)), axes, keepdims=True)
+    return x * jax.lax.rsqrt(mean_square + eps).astype(x.dtype)
+
+
+def _scale_and_shift(x: Array, weight: Array | None, bias: Array | None) -> Array:
+    if weight is not None:
+        x = x * weight.astype(x.dtype)
+    if bias is not None:
+        x = x + bias.astype(x.dtype)
+    return x
+
+
+class _ShapeNorm(Module):
+    """What `LayerNorm` and `RMSNorm` share: everything but whether the mean is subtracted."""
+
+    shape: tuple[int, ...] = field(static=True)
+    eps: float = field(static=True)
+    use_weight: bool = field(static=True)
+    use_bias: bool = field(static=True)
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        name = type(self).__name__
+        dtype = weight_dtype(name, dtype)
+        sizes = shape if isinstance(shape, Sequence) else (shape,)
+        self.shape = tuple(check_size(name, "shape", n, minimum=0) for n in sizes)
+        self.eps = eps
+        self.use_weight = use_weight
+        self.use_bias = use_bias
+        self.weight = jnp.ones(self.shape, dtype) if use_weight else None
+        self.bias = jnp.zeros(self.shape, dtype) if use_bias else None
+
+    def _normalise(self, x: ArrayLike, centre: bool) -> Array:
+        x = jnp.asarray(x)
+        check_shape(type(self).__name__, x, self.shape)
+        y = _unit_size(widen(x), tuple(range(x.ndim)), self.eps, centre)
+        return narrow(_scale_and_shift(y, self.weight, self.bias), x)
+
+
+class LayerNorm(_ShapeNorm):
+    r"""Subtracts the mean of the whole input and divides by its standard deviation.
+
+    .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \, w + b
+
+    with the mean and the (biased) variance over all elements, and a weight and a bias for every element.
+    Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
+
+    Args:
+        shape: the shape of the inputs; an int is the length of a vector.
+        eps: added to the variance, so that a constant input gives zeros.
+        use_weight: whether to scale by a learnt `weight`, which begins as ones.
+        use_bias: whether to shift by a learnt `bias`, which begins as zeros.
+        dtype: of `weight` and `bias`; JAX's default float if None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> norm = vernal.nn.LayerNorm(4)
+        >>> norm(jnp.array([1.0, 1.0, 3.0, 3.0])).round(3)
+        Array([-1., -1.,  1.,  1.], dtype=float32)
+    """
+
+    @jax.named_scope("vernal.nn.LayerNorm")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """Normalises one input.
+
+        Args:
+            x: an array of shape `shape`. A batch goes through `jax.vmap(layer)`.
+            key: not used; every layer takes one.
+
+        Returns:
+            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+
+        Raises:
+            ValueError: if the shape of `x` is not `shape`.
+        """
+        return self._normalise(x, centre=True)
+
+
+class RMSNorm(_ShapeNorm):
+    r"""Divides by the root of the mean square of the whole input.
+
+    .. math:: y = \frac{x}{\sqrt{\mathrm{E}[|x|^2] + \epsilon}} \, w + b
+
+    Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467. (The paper has no bias:
+    `use_bias=False`.)
+
+    Args:
+        shape: the shape of the inputs; an int is the length of a vector.
+        eps: added to the mean square, so that zeros give zeros.
+        use_weight: whether to scale by a learnt `weight`, which begins as ones.
+        use_bias: whether to shift by a learnt `bias`, which begins as zeros.
+        dtype: of `weight` and `bias`; JAX's default float if None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> norm = vernal.nn.RMSNorm(2)
+        >>> norm(jnp.array([1.0, 7.0])).round(3)
+        Array([0.2, 1.4], dtype=float32)
+    """
+
+    @jax.named_scope("vernal.nn.RMSNorm")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """Normalises one input.
+
+        Args:
+            x: an array of shape `shape`. A batch goes through `jax.vmap(layer)`.
+            key: not used; every layer takes one.
+
+        Returns:
+            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+
+        Raises:
+            ValueError: if the shape of `x` is not `shape`.
+        """
+        return self._normalise(x, centre=False)
+
+
+class GroupNorm(Module):
+    r"""`LayerNorm` over each of several groups of channels, with one weight and one bias a channel.
+
+    The input has its channels first. Group `i` holds channels `i*c/g` to `(i+1)*c/g - 1` at all positions. One
+    group is a layer norm over everything; as many groups as channels is known as instance normalisation.
+    Wu, He, "Group Normalization", 2018, arXiv:1803.08494.
+
+    Args:
+        groups: how many groups the channels are divided into.
+        channels: how many channels there are. May be left out if `channelwise_affine` is False.
+        eps: added to the variance of each group.
+        channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and
+            `bias` (zeros).
+        dtype: of `weight` and `bias`; JAX's default float if None.
+
+    Raises:
+        ValueError: if `groups` does not divide `channels`, or `channels` is needed and not given.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> norm = vernal.nn.GroupNorm(groups=2, channels=4)
+        >>> norm(jnp.array([1.0, 3.0, 10.0, 50.0])).round(3)
+        Array([-1.,  1., -1.,  1.], dtype=float32)
+    """
+
+    groups: int = field(static=True)
+    channels: int | None = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        dtype = weight_dtype("GroupNorm", dtype)
+        groups = check_size("GroupNorm", "groups", groups)
+        if channels is None and channelwise_affine:
+            raise ValueError(
+                message(
+                    "GroupNorm needs to know how many weights to make",
+                    where="GroupNorm(channels=...)",
+                    expected="an int, because channelwise_affine=True",
+                    got="None",
+                    instead="GroupNorm(groups, channels), or channelwise_affine=False",
+                )
+            )
+        if channels is not None and channels % groups:
+            raise ValueError(
+                message(
+                    "the channels cannot be divided into groups of one size",
+                    where="GroupNorm(groups, channels)",
+                    expected=f"a number of channels that {groups} divides",
+                    got=f"channels={channels}",
+                )
+            )
+        self.groups = groups
+        self.channels = channels
+        self.eps = eps
+        self.channelwise_affine = channelwise_affine
+        self.weight = jnp.ones(channels, dtype) if channelwise_affine and channels else None
+        self.bias = jnp.zeros(channels, dtype) if channelwise_affine and channels else None
+
+    @jax.named_scope("vernal.nn.GroupNorm")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """Normalises one input.
+
+        Args:
+            x: an array of shape `(channels, ...)`: any number of further axes, or none. A batch goes through
+                `jax.vmap(layer)`.
+            key: not used; every layer takes one.
+
+        Returns:
+            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+
+        Raises:
+            ValueError: if the first axis of `x` is not `channels`, or cannot be divided into groups.
+        """
+        x = jnp.asarray(x)
+        if x.ndim == 0 or not self._fits(x.shape[0]):
+            looks_batched = x.ndim > 1 and self._fits(x.shape[1])
+            channels = (
+                f"a multiple of {self.groups}"
+                if self.channels is None
+                else ("channels", self.channels)
+            )
+            expected = (channels, *["any"] * (x.ndim - 1 - looks_batched))
+            raise wrong_shape("GroupNorm", x.shape, expected)
+        groups = widen(x).reshape(self.groups, x.shape[0] // self.groups, *x.shape[1:])
+        y = _unit_size(groups, tuple(range(1, groups.ndim)), self.eps, centre=True).reshape(x.shape)
+        if self.weight is not None and self.bias is not None:
+            per_channel = (x.shape[0],) + (1,) * (x.ndim - 1)
+            y = _scale_and_shift(
+                y, self.weight.reshape(per_channel), self.bias.reshape(per_channel)
+            )
+        return narrow(y, x)
+
+    def _fits(self, channels: int) -> bool:
+        return channels % self.groups == 0 if self.channels is None else channels == self.channels

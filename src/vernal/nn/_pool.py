@@ -1,0 +1,286 @@
+"""Pooling: one number for each window that slides over the input."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ..show import message
+from ._check import check_shape, check_size, check_window_fits, image_shape, padding_pairs, per_dim
+
+Sizes = int | Sequence[int]
+Padding = int | Sequence[int] | Sequence[tuple[int, int]]
+
+
+class Pool(Module):
+    """Reduces each window of the input to one number, for each channel by itself.
+
+    Args:
+        init: the value to begin with, the identity of `operation`: `0` for a sum, `-inf` for a maximum. Outside the
+            input, where it is padded, there is this value too.
+        operation: an associative function of two arrays, such as `jax.lax.add` or `jax.lax.max`.
+        num_spatial_dims: the number of spatial dimensions.
+        kernel_size: the size of the window: one integer, or one for each dimension. So is `stride`.
+        stride: how far the window moves between two outputs.
+        padding: how much is added to the input: an integer for every side, one for each dimension, or a pair (before,
+            after) for each. At least 0, and less than the window.
+        use_ceil: what happens where the windows do not end with the input. False leaves the rest out; True adds one
+            window more, which reaches beyond it (if any of the input is left for it).
+
+    Raises:
+        ValueError: for sizes that are not positive integers, sequences of the wrong length, a padding that is negative or
+            as large as the window; when called, for an input that is not one example or too small.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> layer = nn.Pool(0.0, jax.lax.add, num_spatial_dims=1, kernel_size=2, stride=2)
+        >>> layer(jnp.array([[1.0, 2.0, 3.0, 4.0]]))
+        Array([[3., 7.]], dtype=float32)
+    """
+
+    init: ArrayLike
+    operation: Callable[[Any, Any], Any]
+    num_spatial_dims: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: tuple[tuple[int, int], ...] = field(static=True)
+    use_ceil: bool = field(static=True)
+
+    def __init__(
+        self,
+        init: ArrayLike,
+        operation: Callable[[Any, Any], Any],
+        num_spatial_dims: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        use_ceil: bool = False,
+    ):
+        layer = type(self).__name__
+        self.init = init
+        self.operation = operation
+        self.num_spatial_dims = n = check_size(layer, "num_spatial_dims", num_spatial_dims, 0)
+        self.kernel_size = per_dim(layer, "kernel_size", kernel_size, n)
+        self.stride = per_dim(layer, "stride", stride, n)
+        self.padding = padding_pairs(layer, padding, n)
+        self.use_ceil = use_ceil
+        # A negative padding, which would crop, can take the whole process down inside XLA.
+        if any(
+            not 0 <= p < k
+            for pair, k in zip(self.padding, self.kernel_size, strict=True)
+            for p in pair
+        ):
+            raise ValueError(
+                message(
+                    f"`{layer}` was given a padding that crops its input, or holds a whole window",
+                    where="argument `padding`",
+                    expected=f"at least 0 and less than kernel_size={self.kernel_size}",
+                    got=str(self.padding),
+                )
+            )
+
+    @jax.named_scope("vernal.nn.Pool")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
+        """Reduces the windows.
+
+        Args:
+            x: shape `(channels, *spatial)`.
+            key: ignored; here so that all layers are called alike.
+
+        Returns:
+            Shape `(channels, *spatial)`, each size `(size + before + after - kernel_size) / stride + 1`, rounded
+            down, or up if `use_ceil`. The dtype is that of `x`, except that means of integers
+            are floating-point numbers.
+        """
+        layer = type(self).__name__
+        check_shape(layer, x, image_shape("channels", self.num_spatial_dims))
+        x = jnp.asarray(x)
+        pads = self._reach(x.shape[1:]) if self.use_ceil else self.padding
+        check_window_fits(layer, x.shape[1:], pads, self.kernel_size)
+        return lax.reduce_window(
+            x,
+            _initial(self.init, x.dtype),
+            self.operation,
+            (1, *self.kernel_size),
+            (1, *self.stride),
+            ((0, 0), *pads),
+        )
+
+    def _reach(self, spatial: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """The padding with which the windows end exactly where the last one does, the number of windows rounded up."""
+        pads: list[tuple[int, int]] = []
+        for size, k, stride, (before, after) in zip(
+            spatial, self.kernel_size, self.stride, self.padding, strict=True
+        ):
+            last = -(-(size + before + after - k) // stride) * stride
+            if last >= size + before:
+                # It would begin behind the input.
+                last -= stride
+            pads.append((before, last + k - size - before))
+        return tuple(pads)
+
+
+def _initial(init: Any, dtype: Any) -> Any:
+    """The initial value in the dtype of the input. An infinite one is the least or greatest number of its dtype."""
+    if not isinstance(init, bool | int | float | complex):
+        return lax.convert_element_type(init, dtype)
+    if isinstance(init, float) and math.isinf(init):
+        if jnp.issubdtype(dtype, jnp.bool_):
+            init = init > 0
+        elif jnp.issubdtype(dtype, jnp.integer):
+            init = jnp.iinfo(dtype).max if init > 0 else jnp.iinfo(dtype).min
+    # Not a JAX array: `reduce_window` must be able to read it to know the operation, and its derivative.
+    return np.asarray(init, dtype)
+
+
+# Final classes are not subclassed in this house, with one exception: `MaxPool2d(...)` is a `Pool` whose first arguments
+# are fixed, and code that asks `isinstance(layer, Pool)` means all of them.
+class _AvgPool(Pool):
+    _dims: ClassVar[int]
+
+    def __init__(
+        self,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        use_ceil: bool = False,
+    ):
+        super().__init__(0, lax.add, self._dims, kernel_size, stride, padding, use_ceil)
+
+    @jax.named_scope("vernal.nn.AvgPool")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
+        """The mean of each window; arguments and result are those of `Pool`."""
+        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            # The sum of a window of, say, bytes does not fit into a byte.
+            x = x.astype(jnp.result_type(float))
+        return super().__call__(x) / math.prod(self.kernel_size)
+
+
+class _MaxPool(Pool):
+    _dims: ClassVar[int]
+
+    def __init__(
+        self,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        use_ceil: bool = False,
+    ):
+        super().__init__(-math.inf, lax.max, self._dims, kernel_size, stride, padding, use_ceil)
+
+
+class AvgPool1d(_AvgPool):
+    """The mean of each window over one spatial dimension: `(channels, length)`.
+
+    Padding counts as zeros.
+
+    Args:
+        kernel_size: and all others: as for `Pool`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> nn.AvgPool1d(2, stride=2)(jnp.ones((2, 6))).shape
+        (2, 3)
+    """
+
+    _dims = 1
+
+
+class AvgPool2d(_AvgPool):
+    """The mean of each window over two spatial dimensions: `(channels, height, width)`.
+
+    Padding counts as zeros.
+
+    Args:
+        kernel_size: and all others: as for `Pool`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> nn.AvgPool2d(2, stride=2)(jnp.ones((2, 6, 6))).shape
+        (2, 3, 3)
+    """
+
+    _dims = 2
+
+
+class AvgPool3d(_AvgPool):
+    """The mean of each window over three spatial dimensions: `(channels, depth, height, width)`.
+
+    Padding counts as zeros.
+
+    Args:
+        kernel_size: and all others: as for `Pool`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> nn.AvgPool3d(2, stride=2)(jnp.ones((2, 6, 6, 6))).shape
+        (2, 3, 3, 3)
+    """
+
+    _dims = 3
+
+
+class MaxPool1d(_MaxPool):
+    """The maximum of each window over one spatial dimension: `(channels, length)`.
+
+    Padding never wins.
+
+    Args:
+        kernel_size: and all others: as for `Pool`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> nn.MaxPool1d(2, stride=2)(jnp.ones((2, 6))).shape
+        (2, 3)
+    """
+
+    _dims = 1
+
+
+class MaxPool2d(_MaxPool):
+    """The maximum of each window over two spatial dimensions: `(channels, height, width)`.
+
+    Padding never wins.
+
+    Args:
+        kernel_size: and all others: as for `Pool`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> nn.MaxPool2d(2, stride=2)(jnp.ones((2, 6, 6))).shape
+        (2, 3, 3)
+    """
+
+    _dims = 2
+
+
+class MaxPool3d(_MaxPool):
+    """The maximum of each window over three spatial dimensions: `(channels, depth, height, width)`.
+
+    Padding never wins.
+
+    Args:
+        kernel_size: and all others: as for `Pool`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> nn.MaxPool3d(2, stride=2)(jnp.ones((2, 6, 6, 6))).shape
+        (2, 3, 3, 3)
+    """
+
+    _dims = 3

@@ -1,0 +1,136 @@
+"""Layers one after another: `Sequential`, and `Lambda`, which makes a layer of a function."""
+
+import contextlib
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from .._ground import signature_of
+from ..modules import Module, Partial
+from ..show import message, short
+
+# Whether functions (and other callables) take a key. A signature takes longer to read than a small layer to run.
+_known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _takes_key(layer: Any) -> bool:
+    """Whether a layer can be called with `key=...`."""
+    if isinstance(layer, Partial):
+        return "key" not in layer.keywords and _takes_key(layer.func)
+    call = type(layer).__call__
+    # What a class writes down holds for all its instances, unless they stand for something else.
+    if isinstance(call, types.FunctionType) and not hasattr(layer, "__wrapped__"):
+        layer = call
+    with contextlib.suppress(
+        KeyError, TypeError
+    ):  # TypeError: cannot be hashed or weakly referred to
+        return _known[layer]
+    signature = signature_of(layer)
+    parameters = () if signature is None else signature.parameters.values()
+    found = any(
+        p.kind is p.VAR_KEYWORD or (p.name == "key" and p.kind is not p.POSITIONAL_ONLY)
+        for p in parameters
+    )
+    with contextlib.suppress(TypeError):
+        _known[layer] = found
+    return found
+
+
+class Sequential(Module):
+    """Calls layers one after another, each with what the one before returned.
+
+    Layers may be modules, and plain functions such as `jax.nn.relu`. Each layer that has a parameter `key` (or
+    `**kwargs`) is given a random key of its own; the others are called with the input alone.
+
+    `len`, iteration, `model[i]` (a layer) and `model[i:j]` (a `Sequential`) work as on a tuple.
+
+    Args:
+        layers: callables of one argument.
+
+    Raises:
+        TypeError: if a layer cannot be called.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> model = vernal.nn.Sequential([vernal.nn.LayerNorm(2), jax.nn.relu, vernal.nn.Dropout(0.5)])
+        >>> model(jnp.array([1.0, 5.0]), key=jax.random.key(0)).shape
+        (2,)
+        >>> len(model), len(model[:2])
+        (3, 2)
+    """
+
+    layers: tuple[Any, ...]
+
+    def __init__(self, layers: Iterable[Any]):
+        # Anything is let in here, to be refused below with its place in the list.
+        self.layers = tuple(layers)
+        for i, layer in enumerate(self.layers):
+            if not callable(layer):
+                raise TypeError(
+                    message(
+                        "a layer must be callable",
+                        where=f"Sequential(layers)[{i}]",
+                        expected="a module with __call__, or a function of one array",
+                        got=short(layer),
+                    )
+                )
+
+    @jax.named_scope("vernal.nn.Sequential")
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+        """Runs `x` through all layers.
+
+        Args:
+            x: what the first layer takes.
+            key: a `jax.random` key, split into one for each layer; None gives `key=None` to those that take one.
+
+        Returns:
+            What the last layer returns; `x` itself if there are no layers.
+        """
+        n = len(self.layers)
+        keys = [None] * n if key is None or n == 0 else jax.random.split(key, n)
+        for layer, layer_key in zip(self.layers, keys, strict=True):
+            x = layer(x, key=layer_key) if _takes_key(layer) else layer(x)
+        return x
+
+    def __getitem__(self, i: int | slice) -> Any:
+        return Sequential(self.layers[i]) if isinstance(i, slice) else self.layers[i]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class Lambda(Module):
+    """A function as a layer: takes the `key` that every layer takes, and drops it.
+
+    Args:
+        fn: a function of one argument. It is structure; a module or another pytree keeps its arrays as leaves.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> vernal.nn.Lambda(jax.nn.relu)(jnp.array([-1.0, 1.0]))
+        Array([0., 1.], dtype=float32)
+    """
+
+    fn: Callable[[Any], Any]
+
+    @jax.named_scope("vernal.nn.Lambda")
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+        """Calls `fn(x)`.
+
+        Args:
+            x: what `fn` takes.
+            key: not used; every layer takes one.
+
+        Returns:
+            What `fn` returns.
+        """
+        return self.fn(x)

@@ -1,0 +1,158 @@
+"""`apply_updates`: the last line of every training step.
+
+Outside of a compiled function a step over many small arrays costs one dispatch per array. So concrete arrays are
+added by one compiled call over the flat list of them; where something is traced, plain additions join the program
+that is being made.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import flatten_none_is_leaf, trace_state_clean
+from ..show import diff_text, message, path_text, short
+from ..trees import is_array_like
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _kind(dtype: Any) -> int:
+    """How much a dtype can hold: integers and booleans, reals, complex numbers."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return 2
+    return 1 if jnp.issubdtype(dtype, jnp.floating) else 0
+
+
+def _misfit(p: Any, u: Any) -> str | None:
+    """Why `u` cannot be added to `p`, or None if it can."""
+    if not (is_array_like(p) and is_array_like(u)):
+        return "an array of numbers, and an update of its shape"
+    p, u = jnp.asarray(p), jnp.asarray(u)
+    if any(not jnp.issubdtype(x.dtype, jnp.number) for x in (p, u)):
+        return "numbers (random keys and booleans have no updates: give None)"
+    if _kind(u.dtype) > _kind(p.dtype):
+        return f"an update that a {p.dtype} array can hold"
+    if u.shape not in (p.shape, ()):
+        return f"an update of shape {p.shape}"
+    return None
+
+
+def _refusal(p: Any, u: Any, where: str) -> TypeError | None:
+    expected = _misfit(p, u)
+    if expected is None:
+        return None
+    return TypeError(
+        message(
+            "an update does not fit what it updates",
+            where=where,
+            expected=expected,
+            got=f"{short(u)} for {short(p)}",
+            instead="give None where nothing is to change",
+        )
+    )
+
+
+def _sum(p: Any, u: Any) -> jax.Array:
+    """`p + u` in the wider dtype of the two, kept in the dtype of `p`."""
+    refusal = _refusal(p, u, "apply_updates(model, updates)")
+    if refusal is not None:
+        raise refusal
+    p, u = jnp.asarray(p), jnp.asarray(u)
+    with jax.numpy_dtype_promotion("standard"):
+        return (p + u).astype(p.dtype)
+
+
+@jax.jit
+def _sums(ps: list[Any], us: list[Any]) -> list[jax.Array]:
+    return list(map(_sum, ps, us))
+
+
+def _add(ps: list[Any], us: list[Any]) -> list[jax.Array]:
+    if not trace_state_clean():
+        return list(map(_sum, ps, us))
+    try:
+        return _sums(ps, us)
+    except (TypeError, ValueError):
+        # One program cannot span several devices, on which arrays of one model may well live.
+        return list(map(_sum, ps, us))
+
+
+def _align(model: Any, updates: Any) -> list[Any]:
+    """One update, or None, for every leaf of the model (None included), where `updates` may stop above its leaves."""
+    steps, steps_def = jtu.tree_flatten(updates, is_leaf=_is_none)
+    try:
+        parts = [flatten_none_is_leaf(part)[0] for part in steps_def.flatten_up_to(model)]
+        bad = next((u for u, p in zip(steps, parts, strict=True) if u is not None and len(p) != 1), None)
+        problem = None if bad is None else f"{short(bad)} for a whole part of the model"
+    except (ValueError, TypeError, KeyError) as error:
+        parts, problem = [], str(error)
+    if problem is not None:
+        raise ValueError(
+            message(
+                "the updates do not have the structure of the model",
+                where="apply_updates(model, updates)",
+                expected="the structure of the model, with None where nothing is to change",
+                got=f"{diff_text(model, updates, leaves='ignore')}\n({problem})",
+                instead="compute them from this model, for example with optax or jax.tree.map",
+            )
+        )
+    return [step for step, part in zip(steps, parts, strict=True) for _ in part]
+
+
+def _apply_some(model: Any, updates: Any) -> Any:
+    """`apply_updates` where some updates are None, or something is wrong."""
+    leaves, treedef = flatten_none_is_leaf(model)
+    steps = _align(model, updates)
+    moved = [i for i, step in enumerate(steps) if step is not None]
+    try:
+        sums = _add([leaves[i] for i in moved], [steps[i] for i in moved])
+    except TypeError:
+        paths = [path for path, _ in jtu.tree_flatten_with_path(model, is_leaf=_is_none)[0]]
+        for i in moved:
+            refusal = _refusal(leaves[i], steps[i], path_text(paths[i], "updates"))
+            if refusal is not None:
+                raise refusal from None
+        raise
+    for i, new in zip(moved, sums, strict=True):
+        leaves[i] = new
+    return treedef.unflatten(leaves)
+
+
+def apply_updates(model: Any, updates: Any) -> Any:
+    """Adds updates to a model.
+
+    A sum keeps the dtype of the model, also where the update's is wider (a float32 update of bfloat16 weights), so
+    that a compiled step meets the same types again; `optax.apply_updates` does the same.
+
+    Args:
+        model: any pytree.
+        updates: a tree of the same structure: the number or array to add to each leaf, or None for a leaf, or a whole
+            part, that stays as it is.
+
+    Returns:
+        The updated model.
+
+    Raises:
+        ValueError: if the structures differ.
+        TypeError: for an update that is no scalar and has not the shape of its leaf, whose dtype the leaf cannot hold (a
+            float for an integer), or of something that is not an array of numbers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> vernal.apply_updates({"w": jnp.ones(2), "name": "a"}, {"w": jnp.array([0.5, -0.5]), "name": None})
+        {'name': 'a', 'w': Array([1.5, 0.5], dtype=float32)}
+    """
+    leaves, treedef = jtu.tree_flatten(model)
+    steps, steps_def = jtu.tree_flatten(updates)
+    if steps_def == treedef:
+        try:
+            return treedef.unflatten(_add(leaves, steps))
+        except TypeError:
+            # Said again below, with its place.
+            pass
+    return _apply_some(model, updates)

@@ -1,0 +1,83 @@
+"""The leaves of a tree as Equinox counts them: the fields of a module that are not static, whatever they hold.
+
+Equinox's format is a stream of leaves without names, and to Equinox a number in a field (the `p` of a dropout
+layer) is a leaf, while here it is structure. To read and write the same stream we walk through all fields that are
+not declared static, in their order. Functions and strings are met too; nothing is written for those.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ..modules import Module
+from ..show import message, path_text, short
+
+_Path = tuple[Any, ...]
+_Part = tuple[Any, Any]
+# Called with the path, the leaf and its filter; gives what replaces the leaf.
+Visit = Callable[[_Path, Any, Any], Any]
+
+
+def _parts(node: Any) -> list[_Part] | None:
+    """The immediate parts of a node with their keys; None for a leaf."""
+    if isinstance(node, Module):
+        return [(jtu.GetAttrKey(name), value) for name, value in node.__tree_fields__().items()]
+    if not jtu.is_tree_node(type(node)):
+        return None
+    found = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
+    return [(path[0], part) for path, part in found if path]
+
+
+def _with_parts(node: Any, parts: list[_Part], new: list[Any]) -> Any:
+    changed = {key: b for (key, a), b in zip(parts, new, strict=True) if b is not a}
+    if not changed:
+        return node
+    if isinstance(node, Module):
+        return node.__tree_replace__({key.name: part for key, part in changed.items()})
+    return jtu.tree_structure(node, is_leaf=lambda x: x is not node).unflatten(new)
+
+
+def _filters(spec: Any, node: Any, parts: list[_Part], path: _Path) -> list[Any]:
+    """The part of a prefix tree of filters for each part of a node."""
+    if callable(spec) and not jtu.is_tree_node(type(spec)):
+        return [spec] * len(parts)
+    own = _parts(spec) if type(spec) is type(node) else None
+    if own is None or [key for key, _ in own] != [key for key, _ in parts]:
+        raise ValueError(
+            message(
+                "filter_spec is not a prefix of the tree",
+                where=path_text(path, "tree"),
+                expected=f"a function, or a {type(node).__name__} with as many parts",
+                got=short(spec),
+                instead="give one function for the whole tree, or build the specification by jax.tree.map",
+            )
+        )
+    return [part for _, part in own]
+
+
+def walk(
+    visit: Visit,
+    node: Any,
+    spec: Any,
+    is_leaf: Callable[[Any], bool] | None,
+    path: _Path = (),
+) -> Any:
+    """Visits every leaf in Equinox's order, and rebuilds the tree of what `visit` returns.
+
+    Args:
+        visit: called with the path, the leaf and its filter.
+        node: the tree.
+        spec: a filter, or a prefix tree of them.
+        is_leaf: what else is to be taken for a leaf.
+        path: of the node.
+    """
+    parts = None if is_leaf is not None and is_leaf(node) else _parts(node)
+    if parts is None:
+        return visit(path, node, spec)
+    filters = _filters(spec, node, parts, path)
+    new = [
+        walk(visit, part, own, is_leaf, (*path, key))
+        for (key, part), own in zip(parts, filters, strict=True)
+    ]
+    return _with_parts(node, parts, new)

@@ -1,0 +1,186 @@
+"""Reading and writing safetensors files that can tell when they are damaged.
+
+The format is a header in JSON, which gives for every name a dtype, a shape and a range of
+bytes, and then these bytes. The header may hold texts of our own, under `__metadata__`. We write three:
+
+* `vernal`: the version of this scheme, and for every name its checksum and remarks (see `_encoding.py`);
+* `vernal.metadata`: the user's own dictionary;
+* `vernal.checksum`: a checksum of everything else in the header.
+
+All checksums are CRC-32, which finds every change of up to 32 bits in a row. Files that others wrote have none of
+the three, and are read without them.
+"""
+
+import json
+import mmap
+import os
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
+
+from ..show import message
+from ._encoding import DTYPES, Remarks, decode, decoded_spec
+from ._leaves import Spec
+
+_VERSION = 1
+_OURS, _METADATA, _CHECKSUM = "vernal", "vernal.metadata", "vernal.checksum"
+# The one name that the format keeps for itself. `path_name` never quotes a name that needs no quotes, so this is
+# no other's.
+_RESERVED, _ESCAPED = "__metadata__", '"__metadata__"'
+
+
+def _crc(stored: np.ndarray) -> int:
+    return zlib.crc32(stored.reshape(-1).view(np.uint8).data)
+
+
+def _header_crc(shapes: dict[str, tuple[str, list[int]]], texts: dict[str, str]) -> str:
+    content = [sorted(shapes.items()), texts.get(_OURS), texts.get(_METADATA)]
+    return f"{zlib.crc32(json.dumps(content).encode()):08x}"
+
+
+def write(path: str, leaves: dict[str, tuple[np.ndarray, Remarks]], metadata: str | None) -> None:
+    """Writes a file.
+
+    Args:
+        path: where to.
+        leaves: for every name, what `encode` made of the leaf.
+        metadata: the user's dictionary as JSON.
+
+    Raises:
+        OSError: if the system refuses.
+    """
+    leaves = {_ESCAPED if name == _RESERVED else name: leaf for name, leaf in leaves.items()}
+    about = {name: {"crc32": _crc(stored), **remarks} for name, (stored, remarks) in leaves.items()}
+    texts = {_OURS: json.dumps({"version": _VERSION, "leaves": about})}
+    if metadata is not None:
+        texts[_METADATA] = metadata
+    specs = {
+        name: TensorSpec(
+            dtype=stored.dtype.name,
+            shape=stored.shape,
+            data_ptr=stored.ctypes.data,
+            data_len=stored.nbytes,
+        )
+        for name, (stored, _) in leaves.items()
+    }
+    shapes = {name: (spec.dtype, list(spec.shape)) for name, spec in specs.items()}
+    texts[_CHECKSUM] = _header_crc(shapes, texts)
+    try:
+        # It reads the memory of the arrays, which `leaves` keeps alive.
+        serialize_file(specs, path, texts)
+    except SafetensorError as error:
+        raise OSError(
+            message("the file could not be written", where=path, got=str(error))
+        ) from error
+
+
+def _damaged(path: str, why: str) -> ValueError:
+    return ValueError(
+        message(
+            "the file is damaged, or not a safetensors file",
+            where=path,
+            got=why,
+            instead="take another copy of it; nothing was loaded",
+        )
+    )
+
+
+class Entry(NamedTuple):
+    """One array in a file. `spec` is None if no leaf can be like it."""
+
+    name: str
+    spec: Spec | None
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    remarks: Remarks
+
+    def __str__(self) -> str:
+        if self.spec is not None:
+            return str(self.spec)
+        kind = self.remarks.get("key", self.code)
+        return f"{kind}[{','.join(map(str, self.shape))}], which this version of JAX does not have"
+
+
+class StoredFile(NamedTuple):
+    """An open file: what is in it by name, its texts, and its memory map."""
+
+    path: str
+    entries: dict[str, Entry]
+    texts: dict[str, str]
+    content: Any
+
+    def array(self, entry: Entry) -> np.ndarray:
+        """The elements of an entry as a view of the file, after checking them."""
+        dtype = np.dtype(DTYPES[entry.code])
+        count = int(np.prod(entry.shape, dtype=np.int64))
+        # NumPy will not make an empty view at the very end of the file.
+        flat = (
+            np.frombuffer(self.content, dtype, count, entry.start) if count else np.empty(0, dtype)
+        )
+        stored = flat.reshape(entry.shape)
+        if entry.remarks.get("crc32", _crc(stored)) != _crc(stored):
+            raise _damaged(self.path, f"the data of {entry.name!r} are not what was written")
+        return decode(stored, entry.remarks)
+
+    def metadata(self) -> dict[str, Any]:
+        """The user's dictionary; in the file of another program, its texts."""
+        if _OURS not in self.texts:
+            return dict(self.texts)
+        return json.loads(self.texts.get(_METADATA, "{}"))
+
+
+def _about(path: str, header: dict[str, Any], texts: dict[str, str]) -> dict[str, Remarks]:
+    """What we have remarked about each name, after checking the header."""
+    if _OURS not in texts and _CHECKSUM not in texts:
+        return {}
+    shapes = {name: (info["dtype"], info["shape"]) for name, info in header.items()}
+    if texts.get(_CHECKSUM) != _header_crc(shapes, texts):
+        raise _damaged(path, "the header is not what was written")
+    ours = json.loads(texts[_OURS])
+    if ours["version"] != _VERSION:
+        raise ValueError(
+            message(
+                "the file was written by a newer version of Vernal",
+                where=path,
+                expected=f"version {_VERSION} of the scheme",
+                got=f"version {ours['version']}",
+                instead="update Vernal",
+            )
+        )
+    return ours["leaves"]
+
+
+def read(path: str | os.PathLike[str]) -> StoredFile:
+    """Opens a file: reads and checks its header, and maps the rest into memory.
+
+    Args:
+        path: a safetensors file, written by us or by others.
+
+    Raises:
+        ValueError: if the file is not whole, or was written by a newer version.
+    """
+    path = os.fspath(path)
+    with open(path, "rb") as file:
+        try:
+            # Checks that the header makes sense, and that its arrays fill the file without gaps.
+            with safe_open(path, "np"):
+                pass
+        except SafetensorError as error:
+            raise _damaged(path, str(error)) from error
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    texts = header.pop(_RESERVED, {})
+    about = _about(path, header, texts)
+    entries: dict[str, Entry] = {}
+    for name, info in header.items():
+        code, shape = info["dtype"], tuple(info["shape"])
+        remarks = about.get(name, {})
+        spec = decoded_spec(code, shape, remarks)
+        start = 8 + size + info["data_offsets"][0]
+        plain = _RESERVED if name == _ESCAPED else name
+        entries[plain] = Entry(plain, spec, code, shape, start, remarks)
+    return StoredFile(path, entries, texts, content)

@@ -1,0 +1,183 @@
+"""What of a tree goes into a file, and how a leaf is made again from the elements in the file and the leaf it is like.
+
+A leaf is *data* if it is an array (of JAX or NumPy, a NumPy scalar, a typed PRNG key, a `ShapeDtypeStruct`) or a
+Python number. Everything else (functions, strings) is structure: files do not hold it, and loading takes it from
+`like`.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..show import is_traced, message, short
+from ..trees import is_array
+
+# Subclasses (an `IntEnum`, say) are structure: they cannot be made again from a number in general.
+PYTHON: dict[type, np.dtype] = {
+    bool: np.dtype(np.bool_),
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float64),
+    complex: np.dtype(np.complex128),
+}
+
+
+class Spec(NamedTuple):
+    """The shape and dtype of a leaf. The dtype may be that of a typed PRNG key; byte order does not count."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __str__(self) -> str:
+        return short(jax.ShapeDtypeStruct(self.shape, self.dtype)).removesuffix("(struct)")
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed PRNG key, or stands for one."""
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(
+        leaf.dtype, jax.dtypes.prng_key
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def key_spec(stored: tuple[int, ...], impl: str) -> Spec | None:
+    """Shape and dtype of the keys with key data of the shape `stored`; None if JAX cannot make such keys."""
+    data = jax.ShapeDtypeStruct(stored, np.uint32)
+    try:
+        keys = jax.eval_shape(lambda d: jax.random.wrap_key_data(d, impl=impl), data)
+    except (TypeError, ValueError):
+        return None
+    return Spec(keys.shape, keys.dtype)
+
+
+def spec_of(leaf: Any, name: str) -> Spec | None:
+    """What a file must hold for this leaf; None if the leaf is structure.
+
+    Args:
+        leaf: a leaf of a tree.
+        name: what it is called in errors.
+
+    Raises:
+        TypeError: if the leaf holds data that no file can hold.
+    """
+    if isinstance(leaf, (np.ndarray, np.generic)) and not is_array(leaf):
+        raise TypeError(
+            message(
+                f"an array of dtype {leaf.dtype} cannot be stored",
+                where=name,
+                expected="an array of numbers or bools",
+                instead="keep texts and dates in the metadata, or in a static field",
+            )
+        )
+    if is_traced(leaf):
+        raise TypeError(
+            message(
+                "files cannot be written or read inside a function that is being traced",
+                where=name,
+                expected="an array with values",
+                got=short(leaf),
+                instead="save and load outside of jit, grad, vmap and their like",
+            )
+        )
+    if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+        dtype = leaf.dtype if is_key(leaf) else leaf.dtype.newbyteorder("=")
+        return Spec(leaf.shape, dtype)
+    if type(leaf) in PYTHON:
+        return Spec((), PYTHON[type(leaf)])
+    if hasattr(type(leaf), "__jax_array__"):
+        raise TypeError(
+            message(
+                f"a {type(leaf).__name__} could be stored as an array, but not be made again from one",
+                where=name,
+                expected="an array, or a class that is registered as a pytree of arrays",
+                instead="make its class a Module",
+            )
+        )
+    return None
+
+
+def on_host(leaf: Any, name: str) -> np.ndarray:
+    """The elements of a leaf, not a key, as a NumPy array.
+
+    Args:
+        leaf: an array or a Python number.
+        name: what it is called in errors.
+
+    Raises:
+        ValueError: if its elements cannot be had.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise ValueError(
+            message(
+                "a ShapeDtypeStruct has no values to store",
+                where=name,
+                expected="an array",
+                got=short(leaf),
+                instead="save the model itself, not its skeleton",
+            )
+        )
+    try:
+        value = np.asarray(leaf)
+    except Exception as error:
+        # Deleted, donated, or spread over other processes: JAX has an error class for each.
+        raise ValueError(
+            message("the elements of an array cannot be read", where=name, got=str(error))
+        ) from error
+    if value.dtype == object:
+        raise ValueError(
+            message(
+                "a Python int is too large to be stored",
+                where=name,
+                expected="an int of at most 64 bits",
+                got=f"{leaf.bit_length()} bits",
+                instead="keep it in the metadata",
+            )
+        )
+    return value
+
+
+def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> Any:
+    """A leaf of the kind of `like`, on the devices of `like`, with the elements of `value`.
+
+    Args:
+        value: the elements, possibly a view of a file. They are copied once; for an array that is spread over several
+            devices, piece by piece.
+        like: data with the same shape and dtype.
+        name: what it is called in errors.
+        impl: for keys: their kind.
+    """
+    if type(like) in PYTHON:
+        return type(like)(value.item())
+    if isinstance(like, np.generic):
+        return value[()]
+    if isinstance(like, np.ndarray):
+        return np.array(value, dtype=like.dtype)
+    # An array that was never put anywhere stays free to follow other arguments to their device.
+    put = isinstance(like, jax.ShapeDtypeStruct) or like.committed
+    sharding = like.sharding if put else None
+    if impl is not None:
+        keys = jax.random.wrap_key_data(jnp.asarray(np.array(value)), impl=impl)
+        return keys if sharding is None else jax.device_put(keys, sharding)
+    _check_width(value.dtype, name)
+    # The copies are needed: on the CPU, JAX may keep using the memory it is given, and that is the file.
+    if sharding is None:
+        return jnp.asarray(np.array(value))
+    return jax.make_array_from_callback(value.shape, sharding, lambda at: np.array(value[at]))
+
+
+_WIDE = ("int64", "uint64", "float64", "complex128")
+
+
+def _check_width(dtype: np.dtype, name: str) -> None:
+    wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue] (added at run time)
+    if dtype.name in _WIDE and not wide:
+        raise ValueError(
+            message(
+                f"JAX would shorten {dtype.name} to 32 bits",
+                where=name,
+                expected="64 bits, because `like` says so",
+                instead='call jax.config.update("jax_enable_x64", True), or load into a NumPy array',
+            )
+        )

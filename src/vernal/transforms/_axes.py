@@ -1,0 +1,333 @@
+"""The rules of axes that `filter_vmap` and `filter_pmap` share.
+
+Arguments become a flat list of arrays with one axis (or None) each. What the function returns is
+sorted, while it is traced, into a list that is mapped along axis 0 and a list that is not mapped;
+the mapped arrays are moved to their axes afterwards. So axes of results may depend on each result,
+which JAX itself cannot do.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import callable_name
+from ..show import message, path_text, short
+from ..trees import is_array
+from ._arguments import check_names, for_arguments
+from ._boundary import Rest, argument_text, split
+from ._prefixes import broadcast_prefix
+from ._transformed import call_inside
+
+
+@dataclasses.dataclass(frozen=True)
+class if_array:
+    """The rule "this axis for arrays, no axis for everything else". The default of `filter_vmap` is `if_array(0)`.
+
+    Args:
+        axis: an axis of every array.
+
+    Returns:
+        A function of a leaf: `axis` if it is an array, otherwise None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.transforms import if_array
+        >>> if_array(1)(jnp.ones((2, 3))), if_array(1)("text")
+        (1, None)
+    """
+
+    axis: int
+
+    def __call__(self, leaf: Any) -> int | None:
+        return self.axis if is_array(leaf) else None
+
+
+def is_axis(x: Any) -> bool:
+    """Whether this is what `in_axes` is made of: None, an integer or a function of a leaf."""
+    if x is None or (callable(x) and jtu.all_leaves([x])):
+        return True
+    return hasattr(type(x), "__index__") and not isinstance(x, bool)
+
+
+def check_axes(fn: Callable[..., Any], in_axes: Any, out_axes: Any) -> None:
+    """Refuses axes that cannot be right for any call.
+
+    Args:
+        fn: the function.
+        in_axes: the axes of its arguments.
+        out_axes: the axes of its result.
+
+    Raises:
+        TypeError: if a leaf is not an integer, None or a function, or `in_axes` is another tree
+            than a tuple or dictionary.
+        ValueError: if `in_axes` names an argument that `fn` does not have.
+    """
+    for what, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+        for path, leaf in jtu.tree_leaves_with_path(axes, is_leaf=is_axis):
+            if not is_axis(leaf):
+                raise TypeError(_no_axis(what + path_text(path) if path else what, leaf))
+    if not (is_axis(in_axes) or isinstance(in_axes, (tuple, list, dict))):
+        raise TypeError(
+            message(
+                "`in_axes` is a tree, but not one over the arguments",
+                where=f"in_axes of `{callable_name(fn)}`",
+                expected="an integer, None, a function of a leaf, a tuple with one prefix tree for each positional "
+                "argument, or a dictionary by argument name",
+                got=short(in_axes),
+                instead="in_axes=(axes,) for a function of one argument",
+            )
+        )
+    check_names(fn, in_axes, "in_axes")
+
+
+def _no_axis(where: str, got: Any) -> str:
+    return message(
+        "this is not an axis",
+        where=where,
+        expected="an integer, None (not mapped), or a function from a leaf to one of those",
+        got=short(got),
+        instead="vernal.if_array(0) maps arrays and passes over everything else",
+    )
+
+
+def axis_of(spec: Any, leaf: Any, where: Callable[[], str]) -> int | None:
+    """The axis of one array.
+
+    Args:
+        spec: an integer, None, or a function of the leaf.
+        leaf: the array.
+        where: makes the place, for the message.
+
+    Returns:
+        The axis, or None if the array is not mapped.
+
+    Raises:
+        TypeError: if a function returns something else.
+    """
+    axis: Any = spec(leaf) if callable(spec) else spec
+    if axis is None:
+        return None
+    if isinstance(axis, bool) or not hasattr(type(axis), "__index__"):
+        raise TypeError(_no_axis(where(), axis))
+    return operator.index(axis)
+
+
+def argument_axes(
+    fn: Callable[..., Any], rest: Rest, arrays: list[Any], in_axes: Any
+) -> list[int | None]:
+    """The axis of every array of a call. The arrays of the function itself are not mapped.
+
+    Args:
+        fn: the function.
+        rest: the structure of `(fn, args, kwargs)`.
+        arrays: the arrays that fill it.
+        in_axes: what the user wrote.
+
+    Returns:
+        An axis or None for each array.
+
+    Raises:
+        TypeError: if a function in `in_axes` returns something else.
+        ValueError: if an axis is out of range, or a prefix does not fit.
+    """
+    specs = for_arguments(
+        fn,
+        rest,
+        arrays,
+        in_axes,
+        what="in_axes",
+        default=if_array(0),
+        of_function=None,
+        is_leaf=is_axis,
+    )
+
+    def name(i: int) -> str:
+        return argument_text(fn, rest.paths()[i])
+
+    axes: list[int | None] = []
+    for i, (spec, array) in enumerate(zip(specs, arrays, strict=True)):
+        axis = axis_of(spec, array, lambda i=i: f"in_axes, for the argument {name(i)}")
+        if axis is not None and not -array.ndim <= axis < array.ndim:
+            raise ValueError(
+                _out_of_range(
+                    name(i), array, axis, array.ndim, f"argument of `{callable_name(fn)}`"
+                )
+            )
+        # Some of JAX (`pmap`) takes no negative axes.
+        axes.append(axis if axis is None else axis % array.ndim)
+    return axes
+
+
+def _out_of_range(name: str, array: Any, axis: int, ndim: int, of_what: str) -> str:
+    key = name.split(".")[0].split("[")[0]
+    if ndim == 0:
+        instead = f"do not map it: in_axes={{{key!r}: None}}, or None in its place in the tuple"
+        expected = "an array with an axis to map"
+    else:
+        instead = f"an axis from {-ndim} to {ndim - 1}, or None if it is not mapped"
+        expected = f"{ndim} axes"
+    return message(
+        f"{name} has no axis {axis} to map",
+        where=f"{name}, {of_what}",
+        expected=expected,
+        got=f"shape {tuple(array.shape)}, axis {axis}",
+        instead=instead,
+    )
+
+
+def mapped_size(
+    fn: Callable[..., Any],
+    rest: Rest,
+    arrays: list[Any],
+    axes: list[int | None],
+    axis_size: int | None,
+) -> int | None:
+    """The common size of all mapped axes.
+
+    Args:
+        fn: the function.
+        rest: the structure of `(fn, args, kwargs)`.
+        arrays: the arrays that fill it.
+        axes: their axes.
+        axis_size: the size that the user gave, if any.
+
+    Returns:
+        The size, or None if nothing is mapped.
+
+    Raises:
+        ValueError: if the sizes disagree.
+    """
+    sizes = [None if axis is None else a.shape[axis] for a, axis in zip(arrays, axes, strict=True)]
+    distinct = {s for s in (*sizes, axis_size) if s is not None}
+    if len(distinct) > 1:
+        lines = [
+            f"{argument_text(fn, path)}: size {size} (axis {axis} of shape {tuple(a.shape)})"
+            for path, size, axis, a in zip(rest.paths(), sizes, axes, arrays, strict=True)
+            if size is not None
+        ]
+        if len(lines) > 10:
+            lines[10:] = [f"... and {len(lines) - 10} more"]
+        if axis_size is not None:
+            lines.insert(0, f"axis_size: size {axis_size}")
+        raise ValueError(
+            message(
+                f"the mapped axes of `{callable_name(fn)}` have different sizes",
+                where="the arguments",
+                expected="one size for all mapped axes",
+                got="\n".join(lines),
+                instead="do not map what all calls share: in_axes=None for that argument",
+            )
+        )
+    return distinct.pop() if distinct else None
+
+
+def result_axes(out: Any, out_axes: Any, what: str = "out_axes") -> list[int | None]:
+    """The axis of every array of a result.
+
+    Args:
+        out: the result.
+        out_axes: what the user wrote.
+        what: the name of the option, for messages.
+
+    Returns:
+        An axis or None for each array of `out`.
+
+    Raises:
+        TypeError: if a function in `out_axes` returns something else than an axis.
+        ValueError: if an axis is out of range, or a prefix does not fit.
+    """
+    leaves = jtu.tree_leaves_with_path(out)
+    if is_axis(out_axes):
+        specs = [out_axes] * len(leaves)
+    else:
+        specs = broadcast_prefix(
+            out_axes, out, what=f"`{what}`", root="the result", is_leaf=is_axis
+        )
+    axes: list[int | None] = []
+    for spec, (path, leaf) in zip(specs, leaves, strict=True):
+        if not is_array(leaf):
+            continue
+        name = path_text(path, root="result")
+        axis = axis_of(spec, leaf, lambda name=name: f"{what}, for {name}")
+        ndim = leaf.ndim + 1
+        if axis is not None and not -ndim <= axis < ndim:
+            raise ValueError(
+                message(
+                    f"{name} has no place for the mapped axis {axis}",
+                    where=what,
+                    expected=f"an axis from {-ndim} to {ndim - 1}: each call's result has shape {tuple(leaf.shape)}",
+                    got=f"axis {axis}",
+                    instead=f"{what}=0, or a negative axis to count from the end",
+                )
+            )
+        axes.append(axis)
+    return axes
+
+
+def sort_result(out: Any, out_axes: Any) -> tuple[list[Any], list[Any], Rest, Rest]:
+    """Sorts a result, inside a transformation, into what is mapped and what is not.
+
+    Args:
+        out: what the function returned.
+        out_axes: what the user wrote.
+
+    Returns:
+        `(mapped, unmapped, rest, axes)` for `join_result`; the last two hold no array.
+
+    Raises:
+        TypeError: as `result_axes`.
+        ValueError: as `result_axes`.
+    """
+    axes = result_axes(out, out_axes)
+    arrays, rest = split(out)
+    mapped = [a for a, axis in zip(arrays, axes, strict=True) if axis is not None]
+    unmapped = [a for a, axis in zip(arrays, axes, strict=True) if axis is None]
+    return mapped, unmapped, rest, split(axes)[1]
+
+
+def join_result(mapped: list[Any], unmapped: list[Any], rest: Rest, axes: Rest) -> Any:
+    """Undoes `sort_result`, outside: the mapped arrays come with axis 0, and are moved to where they belong."""
+    first, second = iter(mapped), iter(unmapped)
+    arrays = []
+    for axis in axes.fill([]):
+        if axis is None:
+            arrays.append(next(second))
+        else:
+            arrays.append(jnp.moveaxis(next(first), 0, axis) if axis else next(first))
+    return rest.fill(arrays)
+
+
+def call_unmapped(fn: Callable[..., Any], rest: Rest, arrays: list[Any], out_axes: Any) -> Any:
+    """Calls a function of which no argument is mapped.
+
+    Args:
+        fn: the function.
+        rest: the structure of `(fn, args, kwargs)`.
+        arrays: the arrays that fill it.
+        out_axes: what the user wrote.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        ValueError: if an output shall be mapped all the same: nobody knows how often.
+    """
+    out = call_inside(fn, rest, arrays)
+    axes = result_axes(out, out_axes)
+    if all(axis is None for axis in axes):
+        return out
+    paths = split(out)[1].paths()
+    name = next(path_text(p, "result") for p, a in zip(paths, axes, strict=True) if a is not None)
+    raise ValueError(
+        message(
+            f"nothing is mapped in this call of `{callable_name(fn)}`, so its result cannot be",
+            where=name,
+            expected="a mapped argument, or axis_size=..., or out_axes=None",
+            got=f"no argument with an array whose axis is mapped, and out_axes that map {name}",
+            instead="pass arrays rather than Python numbers, give axis_size=..., or say out_axes=None",
+        )
+    )

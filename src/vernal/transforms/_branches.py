@@ -1,0 +1,244 @@
+"""`filter_cond` and `filter_switch`: `jax.lax.cond` and `jax.lax.switch` for arbitrary operands, branches and results.
+
+JAX recognises a branch that it has traced already by its identity, and forgets it with the object.
+So the object made from the user's function is remembered as long as that function lives (or, for
+modules, by structure): a loop in Python that calls `filter_cond` with the same functions compiles
+once. While something is being traced nothing is remembered, because operands and branches may then
+hold tracers, which must not outlive the trace.
+"""
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._ground import callable_name, register_cache, trace_state_clean
+from ..show import diff, diff_text, message, short
+from ..trees import is_array
+from ._boundary import Rest, split
+from ._transformed import call_inside, check_callable
+
+T = TypeVar("T")
+
+
+class _Branch:
+    """One branch as JAX sees it: a function of the arrays of all branches and of the operands' arrays."""
+
+    def __init__(self, fn: Any, rest: Rest, index: int):
+        # A weak reference to a plain function: the cache that holds this object must not keep the function alive.
+        self.fn = fn
+        self.rest = rest
+        self.index = index
+        self.__name__ = self.__qualname__ = callable_name(
+            fn() if isinstance(fn, weakref.ref) else fn
+        )
+
+    def __call__(self, of_branches: list[list[Any]], of_operands: list[Any]) -> Any:
+        fn = self.fn() if isinstance(self.fn, weakref.ref) else self.fn
+        out = call_inside(fn, self.rest, [*of_branches[self.index], *of_operands])
+        return split(out)
+
+
+# How many structures of operands are remembered for one function (and how many modules in all).
+_MOST = 128
+_by_function: weakref.WeakKeyDictionary[Any, dict[Any, _Branch]] = weakref.WeakKeyDictionary()
+
+
+@functools.lru_cache(maxsize=_MOST)
+def _by_structure(rest: Rest, index: int) -> _Branch:
+    return _Branch(rest.fill([None] * sum(rest.mask))[0], rest, index)
+
+
+def _clear() -> None:
+    _by_function.clear()
+    _by_structure.cache_clear()
+
+
+register_cache(_clear)
+
+
+def _branch(fn: Any, operands: tuple[Any, ...], index: int) -> tuple[list[Any], _Branch]:
+    """The arrays of a branch, and the branch as a function of arrays."""
+    arrays = split(fn)[0]
+    # A leaf other than a plain function (`functools.partial`) cannot be told from an equal one.
+    plain = type(fn) is types.FunctionType
+    if not trace_state_clean() or (not plain and jtu.all_leaves([fn])):
+        return arrays, _Branch(fn, split((fn, operands, {}))[1], index)
+    if not plain:
+        return arrays, _by_structure(split((fn, operands, {}))[1], index)
+    rest = split((None, operands, {}))[1]
+    known = _by_function.setdefault(fn, {})
+    if (index, rest) not in known:
+        if len(known) >= _MOST:
+            known.clear()
+        known[index, rest] = _Branch(weakref.ref(fn), rest, index)
+    return arrays, known[index, rest]
+
+
+def _call(
+    transform: str,
+    select: Callable[..., Any],
+    branches: Sequence[Any],
+    names: Sequence[str],
+    operands: tuple[Any, ...],
+) -> Any:
+    """Runs `select(branches, *arrays)`, and explains what JAX finds wrong with the branches' results."""
+    for fn in branches:
+        check_callable(fn, transform)
+    prepared = [_branch(fn, operands, i) for i, fn in enumerate(branches)]
+    arrays = [of_branch for of_branch, _ in prepared], split(operands)[0]
+    try:
+        out, rest = select([branch for _, branch in prepared], *arrays)
+    except TypeError as error:
+        text = _disagreement(transform, [branch for _, branch in prepared], names, arrays)
+        if text is None:
+            raise
+        raise TypeError(text) from error
+    return rest.fill(out)
+
+
+def _disagreement(
+    transform: str, branches: list[_Branch], names: Sequence[str], arrays: Any
+) -> str | None:
+    """How the results of the branches differ, or None if they do not (or one of them fails)."""
+    results = []
+    for branch in branches:
+        try:
+            out, rest = jax.eval_shape(branch, *arrays)
+        except Exception:
+            # The branch itself is at fault, and its own error is the one to tell.
+            return None
+        results.append(rest.fill(out))
+    labels = [f"{name} (`{branch.__name__}`)" for name, branch in zip(names, branches, strict=True)]
+    for label, result in zip(labels[1:], results[1:], strict=True):
+        if diff(results[0], result, weak_type=False):
+            return message(
+                f"{transform}: the branches return different things",
+                where=f"{labels[0]} and {label}",
+                expected="results of one structure, with equal shapes, dtypes and non-array parts",
+                got=f"(expected: {labels[0]}, got: {label})\n"
+                + diff_text(results[0], result, weak_type=False, root="result"),
+                instead="return the same structure from every branch; make numbers that differ arrays, "
+                "`jnp.asarray(x)`, and cast to one dtype with `.astype`",
+            )
+    return None
+
+
+def filter_cond(
+    pred: Any, true_fn: Callable[..., T], false_fn: Callable[..., T], /, *operands: Any
+) -> T:
+    """Calls one of two functions, chosen while the compiled program runs.
+
+    It is `jax.lax.cond` for arbitrary Python objects.     Both functions are traced. They may be
+    plain functions, closures, modules or methods; gradients reach the arrays of modules and what
+    closures capture. Under `vmap` with a mapped `pred` both are computed and the result is
+    selected.
+
+    Args:
+        pred: a scalar of dtype bool, or a Python bool.
+        true_fn: called as `true_fn(*operands)` if `pred` holds.
+        false_fn: called otherwise.
+        *operands: any Python objects.
+
+    Returns:
+        The result: any tree. What is not an array in it must be equal in both branches, and is
+        returned as it is.
+
+    Raises:
+        TypeError: if `pred` is not a scalar bool, if a branch cannot be called, or if the branches'
+            results differ in structure, shape, dtype or in what is not an array. Weak types are
+            promoted as JAX does.
+        TracedShapeError: if a traced value reaches a shape inside a branch.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> double, negate = lambda f, x: (f(2 * x), "done"), lambda f, x: (f(-x), "done")
+        >>> vernal.filter_cond(jnp.array(True), double, negate, jnp.square, jnp.array(3.0))
+        (Array(36., dtype=float32, weak_type=True), 'done')
+    """
+    if not _is_scalar(pred, bool, np.bool_):
+        raise TypeError(
+            message(
+                "filter_cond needs a scalar bool to choose by",
+                where="argument `pred`",
+                expected="bool[], or a Python bool",
+                got=short(pred),
+                instead="`x > 0` for a number; `jnp.any(mask)` or `jnp.all(mask)` for an array; "
+                "`filter_vmap` to choose for every element",
+            )
+        )
+    return _call(
+        "filter_cond",
+        lambda branches, *arrays: jax.lax.cond(pred, *branches, *arrays),
+        [true_fn, false_fn],
+        ["true_fn", "false_fn"],
+        operands,
+    )
+
+
+def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands: Any) -> T:
+    """Calls one of several functions, chosen while the compiled program runs.
+
+    It is `jax.lax.switch` for arbitrary Python objects.
+
+    Args:
+        index: a scalar of integer dtype, or a Python int. It is clamped to `0 ... len(branches) -
+            1`.
+        branches: a sequence of functions, as for `filter_cond`.
+        *operands: any Python objects.
+
+    Returns:
+        `branches[index](*operands)`, with the same conditions as for `filter_cond`.
+
+    Raises:
+        TypeError: if `index` is not a scalar integer, if a branch cannot be called, or if the
+            branches' results differ in structure, shape, dtype or in what is not an array.
+        ValueError: if there is no branch.
+        TracedShapeError: if a traced value reaches a shape inside a branch.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> vernal.filter_switch(jnp.array(1), [jnp.sin, jnp.square, jax.nn.relu], jnp.array(3.0))
+        Array(9., dtype=float32, weak_type=True)
+    """
+    if not _is_scalar(index, int, np.integer):
+        raise TypeError(
+            message(
+                "filter_switch needs a scalar integer to choose by",
+                where="argument `index`",
+                expected="i32[], or a Python int",
+                got=short(index),
+                instead="`index.astype(int)` for a number; `filter_cond` for a bool",
+            )
+        )
+    branches = list(branches)
+    if not branches:
+        raise ValueError(
+            message(
+                "filter_switch needs at least one branch",
+                where="argument `branches`",
+                expected="a sequence of functions",
+                got="an empty sequence",
+                instead="filter_switch(index, [f, g], x)",
+            )
+        )
+    return _call(
+        "filter_switch",
+        lambda branches, *arrays: jax.lax.switch(index, branches, *arrays),
+        branches,
+        [f"branches[{i}]" for i in range(len(branches))],
+        operands,
+    )
+
+
+def _is_scalar(x: Any, python: type, kind: Any) -> bool:
+    if is_array(x):
+        return x.shape == () and jax.numpy.issubdtype(x.dtype, kind)
+    return type(x) is python

@@ -1,0 +1,354 @@
+"""What all derivatives share: the option `wrt`, the option `has_aux`, and calls taken apart by them.
+
+A call is taken apart once, into the arrays that are differentiated, the other arrays, and the rest. A *target* is one
+argument that is differentiated, wholly or in part. It is a range of the leaves of `(fn, args, kwargs)`, found by
+counting rather than by path, because this runs at every call. Its result has its own structure, with None wherever
+nothing was differentiated.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import jax.tree_util as jtu
+
+from .._ground import callable_name, signature_of
+from ..modules import field
+from ..show import message, path_text, short
+from ..trees import is_array, is_inexact_array, picked_nodes, values_with_paths
+from ._boundary import Path, Rest, parameter_name, split, to_positional
+from ._transformed import Transformed, call_inside, check_callable, wrap
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Wrt = int | str | tuple[int | str, ...] | Callable[[Any], Any]
+
+_INSTEAD_OF = {
+    "argnums": "say what to differentiate with `wrt`: wrt=1, wrt=(0, 2), wrt='x', or wrt=lambda model: model.weight",
+    "argnames": "say what to differentiate with `wrt`: wrt='x' or wrt=('x', 'y')",
+    "holomorphic": "make the result real by jnp.real; for a holomorphic function of arrays use JAX itself",
+    "allow_int": "leave it out: integers are not differentiated, and get None",
+}
+
+
+class Derivative(Transformed[P, T]):
+    """A function under `filter_grad` or a sibling of it."""
+
+    has_aux: bool = field(static=True)
+    wrt: Any = field(static=True)
+    transform: str = field(static=True)
+
+
+def decorator(
+    cls: type[Derivative[Any, Any]],
+    transform: str,
+    fn: Any,
+    has_aux: bool,
+    wrt: Any,
+    refused: dict[str, Any],
+) -> Any:
+    """Both forms of a derivative: `transform(fn)`, and `@transform(option=...)` where `fn` is None.
+
+    Args:
+        cls: the class of the transformed function.
+        transform: the public name of the transformation.
+        fn: the function or None.
+        has_aux: whether it returns a pair.
+        wrt: what is differentiated.
+        refused: options that do not exist.
+
+    Returns:
+        The transformed function, or a decorator.
+
+    Raises:
+        TypeError: if `fn` is not callable, an option does not exist, or `wrt` can never be right.
+    """
+    if refused:
+        name = next(iter(refused))
+        raise TypeError(
+            message(
+                f"{transform} has no option `{name}`",
+                where=f"{transform}(fn, {name}=...)",
+                expected="has_aux or wrt",
+                got=name,
+                instead=_INSTEAD_OF.get(name, f"leave `{name}` out"),
+            )
+        )
+    several = wrt if isinstance(wrt, tuple) and wrt else (wrt,)
+    if not (wrt is None or callable(wrt) or all(type(one) in (int, str) for one in several)):
+        raise TypeError(
+            message(
+                "`wrt` does not say what to differentiate",
+                where=f"{transform}(fn, wrt=...)",
+                expected="the number or the name of an argument, a tuple of those, or one function that picks nodes "
+                "of the first argument",
+                got=short(wrt),
+                instead="wrt=0, wrt=(0, 'scale'), or wrt=lambda model: (model.weight, model.bias)",
+            )
+        )
+
+    def decorate(fn: Any) -> Any:
+        check_callable(fn, transform)
+        return wrap(cls(fn, has_aux, wrt, transform))
+
+    return decorate if fn is None else decorate(fn)
+
+
+def value_and_aux(fn: Any, out: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
+    """What a function returned, as `(value, aux)`.
+
+    Args:
+        fn: the function.
+        out: what it returned.
+        has_aux: whether that is a pair; if not, `aux` is None.
+        transform: the name of the transformation, for the message.
+
+    Raises:
+        TypeError: if a pair was announced and something else came.
+    """
+    if not has_aux:
+        return out, None
+    if isinstance(out, (tuple, list)) and len(out) == 2:
+        return out[0], out[1]
+    raise TypeError(
+        message(
+            f"`{callable_name(fn)}` must return a pair, because has_aux=True",
+            where=f"{transform}({callable_name(fn)}, has_aux=True)",
+            expected="(value, aux)",
+            got=short(out),
+            instead="return a pair whose second part may be any Python object, or leave has_aux out",
+        )
+    )
+
+
+class Target:
+    """One argument that is differentiated: where it is, and what of it."""
+
+    __slots__ = ("name", "parts", "slots", "start", "tree", "treedef")
+
+    def __init__(self, name: str, tree: Any, treedef: Any, start: int):
+        self.name = name
+        self.tree = tree
+        self.treedef = treedef
+        # The number of its first leaf among those of `(fn, args, kwargs)`.
+        self.start = start
+        # What is asked for: nodes of the tree with their paths. First of all, the whole.
+        self.parts: list[tuple[Path, Any]] = [((), tree)]
+        # For every leaf the number of the array that is differentiated there, or None.
+        self.slots: tuple[int | None, ...] = ()
+
+    def asked(self) -> list[list[bool]]:
+        """For every part, which leaves belong to it."""
+        if not self.parts[0][0]:
+            return [[True] * self.treedef.num_leaves]
+        paths = [path for path, _ in jtu.tree_flatten_with_path(self.tree)[0]]
+        return [[path[: len(part)] == part for path in paths] for part, _ in self.parts]
+
+
+class Call:
+    """A call, taken apart into what is differentiated and what is not."""
+
+    __slots__ = ("arrays", "fn", "positions", "rest", "targets")
+
+    def __init__(self, fn: Any, arrays: list[Any], rest: Rest, targets: list[Target]):
+        self.fn = fn
+        self.arrays = arrays
+        self.rest = rest
+        self.targets = targets
+        self.positions = [i for target in targets for i in target.slots if i is not None]
+
+    def chosen(self) -> list[Any]:
+        """The arrays that are differentiated."""
+        return [self.arrays[i] for i in self.positions]
+
+    def run(self, chosen: Sequence[Any]) -> Any:
+        """Calls the function with other arrays in place of those that are differentiated."""
+        arrays = list(self.arrays)
+        for i, array in zip(self.positions, chosen, strict=True):
+            arrays[i] = array
+        return call_inside(self.fn, self.rest, arrays)
+
+    def outline(self) -> tuple[tuple[Any, tuple[int | None, ...]], ...]:
+        """What `assemble` needs to know of the targets."""
+        return tuple((target.treedef, target.slots) for target in self.targets)
+
+
+def assemble(outline: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Puts results for the differentiated arrays into trees like the targets, with None everywhere else.
+
+    Args:
+        outline: as `Call.outline` gives it.
+        values: one for each differentiated array.
+
+    Returns:
+        One tree for each target.
+    """
+    left = iter(values)
+    return tuple(
+        treedef.unflatten([None if slot is None else next(left) for slot in slots])
+        for treedef, slots in outline
+    )
+
+
+def take_apart(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, transform: str
+) -> Call:
+    """Takes a call apart by what is to be differentiated.
+
+    Args:
+        fn: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        wrt: what is to be differentiated; None is the first argument.
+        transform: the name of the transformation, for messages.
+
+    Returns:
+        The call.
+
+    Raises:
+        ValueError: if `wrt` names what is not there, or the same argument twice.
+        TypeError: if something that is to be differentiated has no floating-point array in it.
+    """
+    if kwargs:
+        args, kwargs = to_positional(fn, args, kwargs)
+    arrays, rest = split((fn, args, kwargs))
+    if wrt is None or callable(wrt):
+        places = [_place(fn, args, kwargs, 0, transform)]
+    else:
+        several = wrt if isinstance(wrt, tuple) else (wrt,)
+        places = [_place(fn, args, kwargs, one, transform) for one in several]
+        _refuse_twice(places, wrt, fn, transform)
+    targets = [_target(fn, args, kwargs, rest, place) for place in places]
+    if callable(wrt):
+        targets[0].parts = picked_nodes(wrt, targets[0].tree, "wrt")
+    fill_slots(targets, arrays, rest)
+    for target in targets:
+        _refuse_nothing(target, fn, transform)
+    return Call(fn, arrays, rest, targets)
+
+
+def fill_slots(targets: list[Target], arrays: list[Any], rest: Rest) -> None:
+    """Finds the arrays that are differentiated in every target: the floating-point ones that it asks for."""
+    numbers = _array_numbers(rest.mask)
+    for target in targets:
+        asked = [any(parts) for parts in zip(*target.asked(), strict=True)]
+        found = numbers[target.start : target.start + len(asked)]
+        target.slots = tuple(
+            i if wanted and i is not None and is_inexact_array(arrays[i]) else None
+            for i, wanted in zip(found, asked, strict=True)
+        )
+
+
+def _array_numbers(mask: Sequence[bool]) -> list[int | None]:
+    count = 0
+    numbers: list[int | None] = []
+    for is_dynamic in mask:
+        numbers.append(count if is_dynamic else None)
+        count += is_dynamic
+    return numbers
+
+
+# An argument of a call: its number, or its name if it can only be given by keyword.
+_Place = int | str
+
+
+def _place(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], one: int | str, transform: str
+) -> _Place:
+    if isinstance(one, int):
+        if 0 <= one < len(args):
+            return one
+        what = f"there is no positional argument number {one}"
+    else:
+        signature = signature_of(fn)
+        for i, parameter in enumerate(signature.parameters.values() if signature else ()):
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                break
+            if parameter.name == one and i < len(args):
+                return i
+        if one in kwargs:
+            return one
+        what = f"there is no argument `{one}`"
+    given = [*(parameter_name(fn, i) for i in range(len(args))), *kwargs]
+    raise ValueError(
+        message(
+            f"{what} to differentiate in this call of `{callable_name(fn)}`",
+            where=f"{transform}({callable_name(fn)}, wrt=...)",
+            expected="the number or the name of an argument that the call gives",
+            got="a call with " + (", ".join(f"`{name}`" for name in given) or "no arguments"),
+            instead="count from 0; give the argument explicitly if it has a default; use the name, wrt='x', for an "
+            "argument that is given by keyword only",
+        )
+    )
+
+
+def _refuse_twice(places: list[_Place], wrt: Any, fn: Any, transform: str) -> None:
+    if len(set(places)) < len(places):
+        raise ValueError(
+            message(
+                "`wrt` names the same argument twice",
+                where=f"{transform}({callable_name(fn)}, wrt={wrt!r})",
+                expected="different arguments",
+                got=", ".join(f"`{_name(fn, place)}`" for place in places),
+                instead="name each argument once, by its number or by its name",
+            )
+        )
+
+
+def _name(fn: Any, place: _Place) -> str:
+    return place if isinstance(place, str) else parameter_name(fn, place)
+
+
+def _target(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rest: Rest, place: _Place
+) -> Target:
+    part, (index, tree) = (
+        # JAX orders dictionaries by their keys.
+        (2, (sorted(kwargs).index(place), kwargs[place]))
+        if isinstance(place, str)
+        else (1, (place, args[place]))
+    )
+    parts = rest.treedef.children()
+    siblings = parts[part].children()
+    before = [*parts[:part], *siblings[:index]]
+    start = sum(treedef.num_leaves for treedef in before)
+    return Target(_name(fn, place), tree, siblings[index], start)
+
+
+def targets_of(fn: Any, args: tuple[Any, ...], rest: Rest) -> list[Target]:
+    """Every positional argument as a target."""
+    return [_target(fn, args, {}, rest, i) for i in range(len(args))]
+
+
+def _refuse_nothing(target: Target, fn: Any, transform: str) -> None:
+    """Refuses a part that holds nothing to differentiate: it would silently never be trained."""
+    if len(target.parts) == 1 and any(slot is not None for slot in target.slots):
+        return
+    for (path, node), leaves in zip(target.parts, target.asked(), strict=True):
+        if any(s is not None for s, wanted in zip(target.slots, leaves, strict=True) if wanted):
+            continue
+        root = path_text(path, target.name)
+        numbers = list(_numbers(node, root))
+        got = short(node) if not numbers else ", ".join(numbers[:10])
+        if len(numbers) > 10:
+            got += f" and {len(numbers) - 10} more"
+        raise TypeError(
+            message(
+                f"{transform} of `{callable_name(fn)}`: nothing to differentiate, there is no floating-point array",
+                where=f"argument `{root}`",
+                expected="at least one floating-point array",
+                got=got,
+                instead="make numbers arrays: annotate the field of the module as `jax.Array`, which converts the "
+                "number that is given for it, or write jnp.asarray(2.0); for integers, x.astype(float)",
+            )
+        )
+
+
+def _numbers(node: Any, root: str) -> Iterator[str]:
+    """What was probably meant to be differentiated: Python numbers, and arrays of integers."""
+    for path, value in values_with_paths(node):
+        if type(value) in (int, float, complex):
+            yield f"{path_text(path, root)} = {value!r} (a Python number)"
+        elif is_array(value):
+            yield f"{path_text(path, root)}: {short(value)}"

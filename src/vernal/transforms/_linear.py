@@ -1,0 +1,289 @@
+"""`filter_jvp` and `filter_vjp`: derivatives along a direction, forwards and backwards.
+
+None stands for a tangent or cotangent of zeros, whether the value could have one (a floating-point array) or not
+(everything else). JAX computes with such zeros, and returns arrays; `filter_jvp` finds out which outputs do not
+depend on what is differentiated, by passing them through an identity function whose rule is told (`_probe`), and
+returns None for those.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import callable_name, flatten_none_is_leaf
+from ..modules import Module, field
+from ..show import diff_text, message, path_text, short
+from ..trees import is_array, is_array_like, is_inexact_array, is_inexact_array_like
+from ._boundary import Rest, split
+from ._derivatives import Call, assemble, fill_slots, targets_of, value_and_aux
+from ._transformed import call_inside, check_callable
+
+# Of a value that can have a tangent: its shape and dtype. None for any other.
+_Spec = tuple[tuple[int, ...], Any] | None
+
+
+def _spec(leaf: Any) -> _Spec:
+    if not is_inexact_array_like(leaf):
+        return None
+    return jnp.shape(leaf), jnp.result_type(leaf)
+
+
+def _match(
+    treedef: Any, specs: Sequence[_Spec], given: Any, kind: str, names: Sequence[str]
+) -> list[Any]:
+    """The leaves of a tree of tangents, checked against what they belong to.
+
+    Args:
+        treedef: the structure they must have, with None as a leaf.
+        specs: for every leaf, what it must be.
+        given: the tangents.
+        kind: `"tangent"` or `"cotangent"`.
+        names: what the user calls the tree that is given and the one that it must be like.
+
+    Returns:
+        An array or None for every leaf.
+    """
+    leaves, given_def = flatten_none_is_leaf(given)
+    if given_def != treedef:
+        skeletons = (d.unflatten([0] * d.num_leaves) for d in (treedef, given_def))
+        raise ValueError(
+            message(
+                f"the {kind}s do not have the structure of what they belong to",
+                where=f"`{names[0]}`",
+                expected=f"the structure of `{names[1]}`, with an array or None at every leaf",
+                got=diff_text(*skeletons, leaves="ignore", root=names[0]),
+                instead="make them with jax.tree.map, or give None for a leaf that does not change",
+            )
+        )
+    return [
+        None if leaf is None else _check(leaf, spec, kind, names[0], treedef, i)
+        for i, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
+    ]
+
+
+def _check(leaf: Any, spec: _Spec, kind: str, root: str, treedef: Any, index: int) -> Any:
+    array = leaf if is_array(leaf) else jnp.asarray(leaf) if is_array_like(leaf) else None
+    if spec is not None and array is not None and (array.shape, array.dtype) == spec:
+        return array
+    numbered = treedef.unflatten(range(treedef.num_leaves))
+    where = path_text(jtu.tree_flatten_with_path(numbered)[0][index][0], root)
+    if spec is None:
+        raise TypeError(
+            message(
+                f"there is a {kind} for something that is not a floating-point array",
+                where=where,
+                expected="None",
+                got=short(leaf),
+                instead="give None there; only floating-point and complex arrays are differentiated",
+            )
+        )
+    shape, dtype = spec
+    error = TypeError if array is None or array.dtype != dtype else ValueError
+    raise error(
+        message(
+            f"a {kind} must have the shape and dtype of the value it belongs to",
+            where=where,
+            expected=f"shape {shape} and dtype {dtype}, or None",
+            got=short(leaf),
+            instead=f"convert it, e.g. by `.astype({dtype})` or jnp.broadcast_to",
+        )
+    )
+
+
+def _part_inexact(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Floating-point arrays, and the list with None in their places."""
+    inexact = [x for x in arrays if is_inexact_array(x)]
+    return inexact, [None if is_inexact_array(x) else x for x in arrays]
+
+
+def _merge(inexact: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    left = iter(inexact)
+    return [next(left) if x is None else x for x in others]
+
+
+def _probe(is_alive: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
+    """The identity function of a list of arrays, which notes which of them have a tangent that is not known to be zero.
+
+    Its first argument must have a tangent: then the rule runs at this level of differentiation and at no other.
+    """
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        is_alive[:] = [not isinstance(t, jax.custom_derivatives.SymbolicZero) for t in tangents[1]]
+        return primals[1], tangents[1]
+
+    identity = jax.custom_jvp(lambda carrier, values: values)
+    identity.defjvp(rule, symbolic_zeros=True)
+    return identity
+
+
+def _as_tuple(values: Any, name: str) -> tuple[Any, ...]:
+    if isinstance(values, (tuple, list)):
+        return tuple(values)
+    raise TypeError(
+        message(
+            f"filter_jvp takes its {name} as a tuple, one for each positional argument",
+            where=f"argument `{name}` of filter_jvp",
+            expected="a tuple or list",
+            got=short(values),
+            instead="filter_jvp(f, (x,), (t,))",
+        )
+    )
+
+
+def filter_jvp(
+    fn: Callable[..., Any], primals: Any, tangents: Any, **kwargs: Any
+) -> tuple[Any, Any]:
+    """The value of a function and its derivative along a direction (forward mode).
+
+    Args:
+        fn: the function.
+        primals: its positional arguments, as a tuple. They may be any Python objects.
+        tangents: the direction: as `primals`, with an array of the same shape and dtype, or None for zero, in place
+            of every floating-point array, and None in place of everything else.
+        **kwargs: keyword arguments of the function. They are not differentiated.
+
+    Returns:
+        `(out, tangent_out)`. The second has the structure of the first, with None for everything that is not a
+        floating-point array or does not depend on what is differentiated.
+
+    Raises:
+        TypeError: if `fn` is not callable, `primals` or `tangents` is not a tuple, a tangent has the wrong dtype, or
+            there is one for something that is not a floating-point array.
+        ValueError: if `tangents` has another structure than `primals`, or a tangent the wrong shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> def f(x, y, name):
+        ...     return {"xy": x * y, "y": y, "name": name}
+        >>> primals = (jnp.float32(2.0), jnp.float32(3.0), "f")
+        >>> out, tangent = vernal.filter_jvp(f, primals, (jnp.float32(1.0), None, None))
+        >>> tangent
+        {'name': None, 'xy': Array(3., dtype=float32), 'y': None}
+    """
+    check_callable(fn, "filter_jvp")
+    leaves, treedef = flatten_none_is_leaf(_as_tuple(primals, "primals"))
+    given = _as_tuple(tangents, "tangents")
+    matched = _match(treedef, [*map(_spec, leaves)], given, "tangent", ("tangents", "primals"))
+    # A Python number that has a tangent is meant as an array.
+    leaves = [
+        x if t is None or is_array(x) else jnp.asarray(x)
+        for x, t in zip(leaves, matched, strict=True)
+    ]
+    arrays, rest = split((fn, treedef.unflatten(leaves), kwargs))
+    first = len(split(fn)[0])
+    directions = [t for x, t in zip(leaves, matched, strict=True) if is_array(x)]
+    positions = [first + i for i, t in enumerate(directions) if t is not None]
+    is_alive: list[bool] = []
+    probe = _probe(is_alive)
+
+    def run(carrier: Any, chosen: list[Any]) -> Any:
+        filled = list(arrays)
+        for i, array in zip(positions, chosen, strict=True):
+            filled[i] = array
+        out, out_rest = split(call_inside(fn, rest, filled))
+        inexact, others = _part_inexact(out)
+        return probe(carrier, inexact), (others, out_rest)
+
+    run.__name__ = run.__qualname__ = callable_name(fn)
+    out, tangents_out, (others, out_rest) = jax.jvp(
+        run,
+        (jnp.zeros(()), [arrays[i] for i in positions]),
+        (jnp.ones(()), [t for t in directions if t is not None]),
+        has_aux=True,
+    )
+    alive = [t if live else None for t, live in zip(tangents_out, is_alive, strict=True)]
+    return out_rest.fill(_merge(out, others)), _tangent_tree(out_rest, others, alive)
+
+
+def _tangent_tree(rest: Rest, others: list[Any], tangents: list[Any]) -> Any:
+    """A tree like the output, with the tangents of its floating-point arrays and None everywhere else."""
+    left = iter(tangents)
+    of_arrays = iter([next(left) if x is None else None for x in others])
+    return rest.treedef.unflatten([next(of_arrays) if m else None for m in rest.mask])
+
+
+class _Pullback(Module):
+    """The second result of `filter_vjp`: from cotangents of the output to cotangents of the arguments."""
+
+    pullback: Any
+    name: str = field(static=True)
+    # The structure of the output, with None as a leaf, and for every leaf what its cotangent must be.
+    treedef: Any = field(static=True)
+    specs: tuple[_Spec, ...] = field(static=True)
+    outline: Any = field(static=True)
+
+    def __call__(self, cotangent: Any) -> tuple[Any, ...]:
+        """Pulls a cotangent back.
+
+        Args:
+            cotangent: a tree like the output, with an array or None (zero) in place of every floating-point array and
+                None in place of everything else.
+
+        Returns:
+            One tree for every positional argument, with None for everything that is not a floating-point array.
+
+        Raises:
+            TypeError: if a cotangent has the wrong dtype, or there is one for something that is not a floating-point
+                array.
+            ValueError: if `cotangent` has another structure than the output, or an array the wrong shape.
+        """
+        names = ("cotangent", f"{self.name}(...)")
+        given = _match(self.treedef, self.specs, cotangent, "cotangent", names)
+        found = [
+            jnp.zeros(*spec) if x is None else x
+            for x, spec in zip(given, self.specs, strict=True)
+            if spec is not None
+        ]
+        (result,) = self.pullback(found)
+        return assemble(self.outline, result)
+
+
+def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """The value of a function, and the function that pulls cotangents back through it (reverse mode).
+
+    Args:
+        fn: the function.
+        *primals: its arguments. They may be any Python objects; every floating-point array in them is differentiated.
+        has_aux: whether it returns a pair `(out, aux)`. `aux` may be any Python object.
+
+    Returns:
+        `(out, vjp_fn)` or `(out, vjp_fn, aux)`. `vjp_fn` takes one cotangent, a tree like `out` with an array, or
+        None for zero, in place of every floating-point array and None in place of everything else; it returns a tuple
+        with one tree for every argument, with None for everything that is not a floating-point array. It is a pytree,
+        so it can be passed to and returned from compiled functions.
+
+    Raises:
+        TypeError: if `fn` is not callable, or with `has_aux=True` does not return a pair.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> def f(x, n):
+        ...     return {"y": x**n, "name": "power"}
+        >>> out, vjp_fn = vernal.filter_vjp(f, jnp.float32(3.0), 2)
+        >>> vjp_fn({"y": jnp.float32(1.0), "name": None})
+        (Array(6., dtype=float32), None)
+    """
+    check_callable(fn, "filter_vjp")
+    arrays, rest = split((fn, primals, {}))
+    targets = targets_of(fn, primals, rest)
+    fill_slots(targets, arrays, rest)
+    call = Call(fn, arrays, rest, targets)
+
+    def run(chosen: list[Any]) -> Any:
+        value, aux = value_and_aux(fn, call.run(chosen), has_aux, "filter_vjp")
+        out, out_rest = split(value)
+        inexact, others = _part_inexact(out)
+        return inexact, (others, out_rest, split(aux))
+
+    run.__name__ = run.__qualname__ = callable_name(fn)
+    found, pullback, (others, out_rest, (aux, aux_rest)) = jax.vjp(run, call.chosen(), has_aux=True)
+    out = out_rest.fill(_merge(found, others))
+    leaves, treedef = flatten_none_is_leaf(out)
+    specs = tuple(_spec(x) if is_array(x) else None for x in leaves)
+    vjp_fn = _Pullback(pullback, callable_name(fn), treedef, specs, call.outline())
+    return (out, vjp_fn, aux_rest.fill(aux)) if has_aux else (out, vjp_fn)

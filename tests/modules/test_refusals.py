@@ -1,0 +1,259 @@
+"""What a module refuses at construction, and the words it does it with."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vernal
+from vernal import Module, Partial, field
+
+
+class Holder(Module):
+    x: Any
+
+
+class Fixed(Module):
+    x: Any = field(static=True)
+
+
+class Layer(Module):
+    w: jax.Array
+
+    def __call__(self, x):
+        return self.w * x
+
+    def method(self, x):
+        return self.w + x
+
+
+LAYER = Layer(jnp.ones(2))
+
+STATIC_ARRAYS = {
+    "jax": (lambda: jnp.ones(2), "Fixed.x"),
+    "numpy": (lambda: np.ones(2), "Fixed.x"),
+    "scalar": (lambda: jnp.float32(1), "Fixed.x"),
+    "key": (lambda: jax.random.key(0), "Fixed.x"),
+    "in a list": (lambda: ["a", jnp.ones(2)], r"Fixed.x\[1\]"),
+    "in a dict": (lambda: {"k": (1, np.ones(2))}, r"Fixed.x\['k'\]\[1\]"),
+    "in a module": (lambda: LAYER, "Fixed.x.w"),
+    "in a method": (lambda: LAYER.method, "Fixed.x.__self__.w"),
+}
+
+
+@pytest.mark.parametrize(("make", "where"), STATIC_ARRAYS.values(), ids=STATIC_ARRAYS)
+def test_an_array_in_a_static_field(make, where):
+    with pytest.raises(ValueError, match=rf"an array cannot be static[\s\S]*{where}\n[\s\S]*without `static=True`"):
+        Fixed(make())
+
+
+def test_a_tracer_in_a_static_field():
+    with pytest.raises(ValueError, match="an array cannot be static"):
+        jax.jit(lambda x: Fixed(x) and x)(1.0)
+
+
+@pytest.mark.parametrize("value", [np.float32(1), np.bool_(True), None, "a", (1, 2), [1], jnp.tanh, np.dtype("f4")])
+def test_hashable_values_and_numpy_scalars_may_be_static(value):
+    m = Fixed(value)
+    assert jax.tree.leaves(m) == []
+    assert jax.jit(lambda m: m)(m).x is value or jax.jit(lambda m: m)(m).x == value
+
+
+def test_a_method_of_the_module_itself():
+    class M(Module):
+        x: Any
+
+        def __init__(self, wrap):
+            self.x = wrap(self.forward)
+
+        def forward(self):
+            pass
+
+    Holder(LAYER.method)  # a stranger's method first: it must not make methods innocent
+    with pytest.raises(ValueError, match=r"Cannot assign methods in __init__[\s\S]*M\.x\n[\s\S]*self\.x = self\.forward"):
+        M(lambda method: method)
+    for wrap in (lambda m: [m], lambda m: {"k": (m,)}):
+        with pytest.raises(ValueError, match="Cannot assign methods in __init__"):
+            M(wrap)
+
+
+def test_a_magic_method_of_the_module_itself():
+    class M(Module):
+        x: Any
+
+        def __init__(self):
+            self.x = self.__call__
+
+        def __call__(self):
+            pass
+
+    with pytest.raises(ValueError, match="Cannot assign methods in __init__"):
+        M()
+
+
+CYCLES = {
+    "itself": (lambda self: self, r"Node\.child\n"),
+    "in a list": (lambda self: [1, self], r"Node\.child\[1\]\n"),
+    "in a dict": (lambda self: {"k": {"l": self}}, r"Node\.child\['k'\]\['l'\]\n"),
+    "in a tuple": (lambda self: (jnp.ones(1), (self,)), r"Node\.child\[1\]\[0\]\n"),
+    "through a child": (lambda self: Holder(self), r"Node\.child\.x\n"),
+    "through two": (lambda self: Holder([Holder(self)]), r"Node\.child\.x\[0\]\.x\n"),
+    "through a method": (lambda self: Holder(self.method), r"Node\.child\.x\.__self__\n"),
+    "through a partial": (lambda self: Partial(jnp.add, self), r"Node\.child\.args\[0\]\n"),
+}
+
+
+@pytest.mark.parametrize(("wrap", "where"), CYCLES.values(), ids=CYCLES)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cycle_of_modules(wrap, where, times):
+    class Node(Module):
+        child: Any
+
+        def __init__(self, wrap=None):
+            self.child = None if wrap is None else wrap(self)
+
+        def method(self):
+            pass
+
+    Holder(Node())  # the class has been a child somewhere before
+    for _ in range(times):
+        with pytest.raises(ValueError, match=rf"a module cannot contain itself: a cycle is not a tree[\s\S]*{where}"):
+            Node(wrap)
+
+
+def test_a_container_that_contains_itself():
+    loop: list = [1]
+    loop.append(loop)
+    with pytest.raises(ValueError, match=r"a module cannot contain itself[\s\S]*Holder\.x\[1\]\n"):
+        Holder(loop)
+    d: dict = {}
+    d["k"] = [d]
+    with pytest.raises(ValueError, match=r"a module cannot contain itself[\s\S]*Holder\.x\['k'\]\[0\]\n"):
+        Holder(d)
+
+
+def test_lending_oneself_during_init_is_no_cycle():
+    class M(Module):
+        w: Any
+        out: Any
+
+        def __init__(self):
+            self.w = jnp.ones(2)
+            helper = Holder(self)
+            self.out = Partial(lambda m: helper.x.w + m.w, self)()
+
+    assert (M().out == 2).all()
+
+
+def test_the_same_object_twice_is_no_cycle():
+    shared = [jnp.ones(1), jnp.tanh]
+    assert len(jax.tree.leaves(Holder([shared, shared, LAYER, LAYER]))) == 4
+
+
+HIDDEN = {
+    "jit": lambda: jax.jit(LAYER),
+    "vmap": lambda: jax.vmap(LAYER),
+    "grad": lambda: jax.grad(LAYER),
+    "checkpoint": lambda: jax.checkpoint(LAYER),
+    "vmap of a method": lambda: jax.vmap(LAYER.method),
+    "twice": lambda: jax.jit(jax.vmap(LAYER)),
+    "partial of an array": lambda: functools.partial(jnp.add, jnp.ones(2)),
+    "partial keyword": lambda: functools.partial(jnp.sum, where=jnp.ones(2, bool)),
+    "partial of a module": lambda: functools.partial(LAYER),
+    "partial of a vmap": lambda: functools.partial(jax.vmap(LAYER)),
+    "python's own method": lambda: LAYER.__call__,
+    "wraps": lambda: functools.wraps(LAYER)(lambda x: x),
+}
+
+
+@pytest.mark.parametrize("make", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize("nest", [lambda f: f, lambda f: [LAYER, f], lambda f: (1, {"k": f})])
+def test_arrays_hidden_in_a_function(make, nest):
+    with pytest.raises(ValueError, match=r"arrays inside this function would be constants[\s\S]*Holder\.x[\s\S]*vernal\.Partial"):
+        Holder(nest(make()))
+
+
+@pytest.mark.parametrize(
+    "value", [jax.jit(jnp.sin), jax.vmap(jnp.sin), functools.partial(jnp.sum, axis=0), jax.jit(vernal.Static(jnp.sin).__repr__)]
+)
+def test_functions_without_arrays_may_be_wrapped_as_one_likes(value):
+    assert jax.tree.leaves(Holder(value)) == []
+
+
+def test_a_method_of_another_module_is_a_child():
+    m = Holder(LAYER.method)
+    assert len(jax.tree.leaves(m)) == 1
+    assert (jax.jit(lambda m, x: m.x(x))(m, 1.0) == 2).all()
+
+
+class MyList(list):
+    pass
+
+
+class MyDict(dict):
+    pass
+
+
+@dataclasses.dataclass
+class Plain:
+    a: Any
+    b: Any = 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [MyList([jnp.ones(2)]), MyDict(a=[LAYER]), Plain(jnp.ones(2)), Plain(1, {"k": np.ones(2)}), [LAYER, Plain(LAYER)]],
+    ids=lambda v: type(v).__name__,
+)
+def test_arrays_hidden_in_an_object_that_jax_does_not_know(value):
+    with pytest.raises(ValueError, match=r"arrays inside this object would be constants: JAX does not know `(MyList|MyDict|Plain)`"):
+        Holder(value)
+
+
+def test_such_objects_without_arrays_are_structure():
+    m = Holder((Plain(1), MyList(["a"]), MyDict(k=1)))
+    assert jax.tree.leaves(m) == []
+    assert jax.jit(lambda m: m)(m).x[0] == Plain(1)
+
+
+@pytest.mark.parametrize("default", [[], {}, set(), np.ones(2), jnp.ones(2), bytearray()], ids=repr)
+@pytest.mark.parametrize("as_field", [False, True])
+def test_a_mutable_default(default, as_field):
+    with pytest.raises(ValueError, match=r"mutable default .* for a field[\s\S]*M\.x\n[\s\S]*default_factory"):
+
+        class M(Module):
+            x: Any = field(default=default) if as_field else default
+
+
+def test_immutable_defaults_and_factories_are_fine():
+    class M(Module):
+        a: Any = (1, 2)
+        b: Any = LAYER
+        c: Any = field(default_factory=list)
+
+    assert M().b is LAYER
+    assert M().c is not M().c
+
+
+def test_an_unknown_layout():
+    with pytest.raises(ValueError, match=r"unknown class option[\s\S]*layout='tree'[\s\S]*'arrays'"):
+
+        class M(Module, layout="tree"):
+            pass
+
+
+def test_virtual_subclasses():
+    with pytest.raises(ValueError, match=r"modules cannot have virtual subclasses[\s\S]*Holder\.register\(int\)"):
+        Holder.register(int)
+
+
+def test_the_fields_layout_allows_what_equinox_allows():
+    class M(Module, layout="fields"):
+        x: Any
+
+    m = M(jax.vmap(LAYER))
+    assert jax.tree.leaves(m) == [m.x]

@@ -1,0 +1,79 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import nn
+
+
+@pytest.mark.parametrize("kind", ["AdaptiveAvgPool", "AdaptiveMaxPool"])
+@pytest.mark.parametrize(
+    ("n", "target"), [(1, 1), (1, 3), (1, 7), (2, (3, 5)), (2, 4), (3, (1, 2, 7))]
+)
+def test_values_and_gradients_are_equinox_s(getkey, kind, n, target):
+    ours, theirs = (getattr(lib, f"{kind}{n}d")(target) for lib in (nn, eqx.nn))
+    assert isinstance(ours, nn.AdaptivePool)
+    x = jax.random.normal(getkey(), (2,) + (7,) * n)
+    assert jax.eval_shape(ours, x).shape == (2, *ours.target_shape)
+    assert jnp.allclose(jax.jit(ours)(x), jax.jit(theirs)(x), atol=1e-6)
+    our_grad, their_grad = (
+        jax.jit(jax.grad(lambda x, f=f: (f(x) ** 2).sum()))(x) for f in (ours, theirs)
+    )
+    assert jnp.allclose(our_grad, their_grad, atol=1e-5)
+
+
+def test_the_first_parts_are_the_longer_ones(getkey):
+    x = jax.random.normal(getkey(), (1, 8, 5))
+    rows = [slice(0, 3), slice(3, 6), slice(6, 8)]
+    columns = [slice(0, 3), slice(3, 5)]
+    expected = [[float(x[0, r, c].mean()) for c in columns] for r in rows]
+    assert np.allclose(nn.AdaptiveAvgPool2d((3, 2))(x)[0], expected, atol=1e-6)
+
+
+def test_the_operation_reduces_one_dimension_at_a_time(getkey):
+    seen = []
+
+    def total(x):
+        seen.append(x.shape)
+        return x.sum()
+
+    x = jax.random.normal(getkey(), (2, 4, 6))
+    out = nn.AdaptivePool((2, 1), 2, total)(x)
+    assert jnp.allclose(out, x.reshape(2, 2, 2, 6).sum(axis=(2, 3))[..., None], atol=1e-5)
+    assert seen == [(2,), (6,)]
+
+
+def test_jax_takes_the_layer_as_it_is(getkey):
+    layer = nn.AdaptiveMaxPool2d(2)
+    x = jax.random.normal(getkey(), (4, 3, 5, 6))
+    expected = jnp.stack([layer(image) for image in x])
+    assert jnp.array_equal(jax.jit(jax.vmap(layer))(x), expected)
+    assert jax.tree.leaves(layer) == []
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int32])
+def test_dtypes_are_those_of_the_operation(dtype):
+    x = jnp.arange(6).astype(dtype)[None]
+    assert nn.AdaptiveMaxPool1d(2)(x).dtype == dtype
+    assert nn.AdaptiveAvgPool1d(2)(x).dtype == jnp.mean(x).dtype
+
+
+def test_more_parts_than_entries_are_refused():
+    with pytest.raises(
+        ValueError, match="cannot divide its input into more parts than it has entries"
+    ):
+        nn.AdaptiveAvgPool1d(5)(jnp.ones((1, 3)))
+
+
+@pytest.mark.parametrize("target", [0, (3,), (3, 3, 3)])
+def test_wrong_targets_are_refused(target):
+    with pytest.raises(
+        ValueError, match="`AdaptiveMaxPool2d` was given wrong sizes for its 2 spatial"
+    ):
+        nn.AdaptiveMaxPool2d(target)
+
+
+def test_a_forgotten_vmap_is_named():
+    with pytest.raises(ValueError, match=r"expected: \(channels, length\)(.|\n)*jax.vmap\(layer\)"):
+        nn.AdaptiveAvgPool1d(2)(jnp.ones((10, 3, 8)))

@@ -1,0 +1,195 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import nn
+
+BASE = {"in_channels": 4, "out_channels": 6, "kernel_size": 3}
+
+# Settings of a convolution over two dimensions. The peer is built with the same.
+CASES = {
+    "plain": {},
+    "rectangular kernel": {"kernel_size": (2, 3)},
+    "strides": {"stride": (2, 1)},
+    "padding": {"padding": 1},
+    "padding by dimension": {"padding": (2, 0)},
+    "padding by side": {"padding": ((0, 1), (2, 0))},
+    "padding that crops": {"padding": (-1, 0)},
+    "dilation": {"dilation": (1, 2)},
+    "groups": {"groups": 2},
+    "depthwise": {"groups": 4, "out_channels": 8},
+    "no bias": {"use_bias": False},
+    "same": {"padding": "SAME", "stride": (2, 3), "kernel_size": (4, 2)},
+    "same lower": {"padding": "SAME_LOWER", "stride": (2, 3), "kernel_size": (4, 2)},
+    "valid": {"padding": "valid", "stride": 2},
+    "reflect": {"padding": 2, "padding_mode": "REFLECT"},
+    "replicate": {"padding": ((1, 2), (0, 3)), "padding_mode": "replicate"},
+    "circular": {"padding": (1, 2), "padding_mode": "CIRCULAR", "dilation": 2},
+    "circular same": {"padding": "SAME", "padding_mode": "CIRCULAR", "stride": 2},
+    "reflect same lower": {"padding": "SAME_LOWER", "padding_mode": "REFLECT", "kernel_size": 4},
+    "everything": {
+        "kernel_size": (2, 3),
+        "stride": (2, 1),
+        "padding": ((2, 1), (0, 3)),
+        "dilation": (2, 1),
+        "groups": 2,
+        "padding_mode": "REPLICATE",
+    },
+}
+
+
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
+def test_weights_values_and_gradients_are_equinox_s(getkey, settings):
+    key = getkey()
+    ours = nn.Conv2d(**(BASE | settings), key=key)
+    theirs = eqx.nn.Conv2d(**(BASE | settings), key=key)
+    assert jnp.array_equal(ours.weight, theirs.weight)
+    if ours.bias is not None:
+        assert jnp.array_equal(ours.bias, theirs.bias)
+    x = jax.random.normal(getkey(), (4, 7, 8))
+    y, pull = jax.vjp(jax.jit(lambda m, x: m(x)), ours, x)
+    their_y, their_pull = eqx.filter_vjp(eqx.filter_jit(lambda m, x: m(x)), theirs, x)
+    assert y.shape == their_y.shape
+    assert jnp.allclose(y, their_y, atol=1e-5)
+    cotangent = jax.random.normal(getkey(), y.shape)
+    for a, b in zip(
+        jax.tree.leaves(pull(cotangent)), jax.tree.leaves(their_pull(cotangent)), strict=True
+    ):
+        assert jnp.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4])
+def test_any_number_of_dimensions(getkey, n):
+    key = getkey()
+    # Three spatial dimensions are the most that XLA computes on a CPU with any other than a small kernel.
+    ours, theirs = (lib.Conv(n, 2, 3, 2, key=key) for lib in (nn, eqx.nn))
+    x = jax.random.normal(getkey(), (2,) + (4,) * n)
+    assert jnp.allclose(ours(x), theirs(x), atol=1e-5)
+    assert ours.bias.shape == (3,) + (1,) * n
+
+
+@pytest.mark.parametrize(("n", "name"), [(1, "Conv1d"), (2, "Conv2d"), (3, "Conv3d")])
+def test_the_named_dimensions_are_the_general_layer(getkey, n, name):
+    key = getkey()
+    positional = (2, 4, 2, 2, 1, 2, 2, False, "CIRCULAR", jnp.float32)
+    fixed, general = getattr(nn, name)(*positional, key=key), nn.Conv(n, *positional, key=key)
+    assert isinstance(fixed, nn.Conv)
+    assert fixed.num_spatial_dims == n
+    x = jax.random.normal(getkey(), (2,) + (6,) * n)
+    assert jnp.array_equal(fixed(x), general(x))
+    assert fixed(x).shape == getattr(eqx.nn, name)(*positional, key=key)(x).shape
+
+
+def test_a_convolution_is_the_sum_it_is_defined_as(getkey):
+    layer = nn.Conv1d(2, 3, 3, stride=2, padding=(1,), dilation=2, key=getkey())
+    x = jax.random.normal(getkey(), (2, 9))
+    padded = np.pad(np.asarray(x), ((0, 0), (1, 1)))
+    weight = np.asarray(layer.weight)
+    expected = np.stack(
+        [(weight * padded[None, :, i : i + 5 : 2]).sum((1, 2)) for i in range(0, 7, 2)], axis=1
+    )
+    assert np.allclose(layer(x), expected + np.asarray(layer.bias), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [5, 6, 9])
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_the_size_of_the_output_is_the_documented_one(getkey, size, kernel, stride, dilation):
+    def out(padding):
+        layer = nn.Conv1d(1, 1, kernel, stride, padding, dilation, key=getkey())
+        return jax.eval_shape(layer, jnp.ones((1, size))).shape[1]
+
+    for before, after in [(0, 0), (1, 1), (0, 2)]:
+        expected = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+        assert out(((before, after),)) == expected
+    assert out("SAME") == out("SAME_LOWER") == -(-size // stride)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
+@pytest.mark.parametrize("name", ["Conv1d", "ConvTranspose1d"])
+def test_the_dtype_is_kept(getkey, dtype, name):
+    key = getkey()
+    layer, peer = (getattr(lib, name)(2, 3, 2, dtype=dtype, key=key) for lib in (nn, eqx.nn))
+    assert jnp.array_equal(layer.weight, peer.weight)
+    x = jax.random.normal(getkey(), (2, 5), dtype)
+    assert layer(x).dtype == dtype
+    assert jnp.array_equal(layer(x), peer(x))
+
+
+def test_jax_takes_the_layer_as_it_is(getkey):
+    layer = nn.Conv2d(3, 2, 3, padding=1, padding_mode="CIRCULAR", key=getkey())
+    x = jax.random.normal(getkey(), (4, 3, 5, 5))
+    expected = jnp.stack([layer(image) for image in x])
+    assert jnp.allclose(jax.jit(jax.vmap(layer))(x), expected, atol=1e-5)
+    assert jnp.allclose(jax.vmap(jax.jit(layer))(x), expected, atol=1e-5)
+    assert jnp.allclose(layer(np.asarray(x[0])), expected[0], atol=1e-5)
+    assert [leaf.shape for leaf in jax.tree.leaves(layer)] == [(2, 3, 3, 3), (2, 1, 1)]
+
+
+def test_a_forgotten_vmap_is_named(getkey):
+    layer = nn.Conv2d(3, 2, 3, key=getkey())
+    with pytest.raises(ValueError, match="was given an input of the wrong shape") as error:
+        layer(jnp.ones((10, 3, 8, 8)))
+    assert "expected: (in_channels=3, height, width)" in str(error.value)
+    assert "jax.vmap(layer)(x)" in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 3), (8, 8), (10, 8, 8, 3)])
+def test_other_wrong_shapes_do_not_suggest_vmap(getkey, shape):
+    with pytest.raises(ValueError, match="was given an input of the wrong shape") as error:
+        nn.Conv2d(3, 2, 3, key=getkey())(jnp.ones(shape))
+    assert "vmap" not in str(error.value)
+
+
+def test_an_input_of_another_dtype_is_refused(getkey):
+    layer = nn.Conv1d(1, 1, 3, key=getkey())
+    with pytest.raises(
+        TypeError, match=r"another dtype than its weights(.|\n)*x.astype\(jnp.float32"
+    ):
+        layer(jnp.ones((1, 5), jnp.uint8))
+
+
+@pytest.mark.parametrize("name", ["Conv1d", "MaxPool1d", "AvgPool1d"])
+def test_an_input_smaller_than_the_kernel_is_refused(getkey, name):
+    layer = nn.Conv1d(1, 1, 4, key=getkey()) if name == "Conv1d" else getattr(nn, name)(4)
+    with pytest.raises(
+        ValueError, match="input smaller than its kernel, so that nothing would come out"
+    ):
+        layer(jnp.ones((1, 3)))
+
+
+WRONG = [
+    ({"in_channels": 0}, "was given a wrong size"),
+    ({"out_channels": -1}, "was given a wrong size"),
+    ({"groups": 0}, "was given a wrong size"),
+    ({"kernel_size": 0}, "was given wrong sizes for its 2 spatial dimensions"),
+    ({"kernel_size": (3,)}, "was given wrong sizes for its 2 spatial dimensions"),
+    ({"stride": 0}, "was given wrong sizes for its 2 spatial dimensions"),
+    ({"stride": (1, 1, 1)}, "was given wrong sizes for its 2 spatial dimensions"),
+    ({"dilation": (1, 0)}, "was given wrong sizes for its 2 spatial dimensions"),
+    ({"padding": (1, 1, 1)}, "was given a padding that does not fit its 2 spatial dimensions"),
+    ({"padding": ((1, 1),)}, "was given a padding that does not fit its 2 spatial dimensions"),
+    ({"padding": ((1, 1), (1, 1, 1))}, "a padding that does not fit its 2 spatial dimensions"),
+    ({"padding": "FULL"}, r"a padding that does not fit its 2(.|\n)*'SAME', 'SAME_LOWER', 'VALID'"),
+    ({"groups": 4}, r"channels of `.*` cannot be divided into its groups(.|\n)*out_channels=6"),
+    ({"groups": 3}, r"channels of `.*` cannot be divided into its groups(.|\n)*in_channels=4"),
+    ({"padding_mode": "MIRROR"}, "was given an unknown way of padding"),
+    (
+        {"padding": -1, "padding_mode": "REFLECT"},
+        "was given a negative padding, which crops, where",
+    ),
+    ({"dtype": jnp.int32}, "must be floating-point or complex numbers"),
+]
+
+
+@pytest.mark.parametrize("name", ["Conv2d", "ConvTranspose2d"])
+@pytest.mark.parametrize(("settings", "text"), WRONG)
+def test_wrong_settings_are_refused(getkey, name, settings, text):
+    # Some of these are also caught by the type checker that the tests run under.
+    with pytest.raises(Exception, match=f"({text})|Type-check error") as error:
+        getattr(nn, name)(**(BASE | settings), key=getkey())
+    if isinstance(error.value, ValueError):
+        assert f"`{name}`" in str(error.value)

@@ -1,0 +1,100 @@
+"""`Dropout`: against Equinox, its statistics, its settings and its errors."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vernal
+from vernal import nn
+
+
+@pytest.mark.parametrize("p", [0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64, jnp.int32])
+def test_the_same_key_drops_the_same_elements_as_in_equinox(p, dtype, getkey):
+    key, x = getkey(), (10 * jax.random.normal(getkey(), (5, 20))).astype(dtype)
+    with jax.numpy_dtype_promotion("standard"):
+        expected = eqx.nn.Dropout(p)(x, key=key)
+    np.testing.assert_allclose(nn.Dropout(p)(x, key=key), expected, rtol=1e-6)
+
+
+def test_half_precision_is_scaled_in_float32_and_returned_as_it_came(getkey):
+    key, x = getkey(), jax.random.normal(getkey(), (100,)).astype(jnp.bfloat16)
+    y = nn.Dropout(0.3)(x, key=key)
+    assert y.dtype == jnp.bfloat16
+    assert (y == nn.Dropout(0.3)(x.astype(jnp.float32), key=key).astype(jnp.bfloat16)).all()
+
+
+def test_the_mean_stays(getkey):
+    y = nn.Dropout(0.3)(jnp.ones(40_000), key=getkey())
+    np.testing.assert_allclose(y.mean(), 1, atol=0.03)
+    np.testing.assert_allclose((y == 0).mean(), 0.3, atol=0.02)
+
+
+def test_inference_and_a_zero_probability_let_everything_through(getkey):
+    x = jax.random.normal(getkey(), (3,))
+    assert (nn.Dropout(0.5, inference=True)(x) == x).all()
+    assert (nn.Dropout(0.5)(x, inference=True) == x).all()
+    assert (nn.Dropout(0)(x) == x).all()
+    trained = nn.Dropout(0.5, inference=True)(jnp.ones(100), inference=False, key=getkey())
+    assert set(trained.tolist()) == {0.0, 2.0}
+
+
+def test_the_settings_are_structure_and_can_be_replaced():
+    layer = nn.Dropout()
+    assert (layer.p, layer.inference) == (0.5, False)
+    assert jax.tree.leaves(layer) == []
+    layer = vernal.tree_at(lambda d: (d.p, d.inference), layer, (0.1, True))
+    assert (layer.p, layer.inference) == (0.1, True)
+
+
+def test_a_traced_probability_is_a_leaf_and_agrees_with_a_number(getkey):
+    key, x = getkey(), jax.random.normal(getkey(), (50,))
+    drop = jax.jit(lambda p: nn.Dropout(p)(x, key=key))
+    for p in (0.0, 0.25, 1.0):
+        np.testing.assert_allclose(drop(jnp.array(p)), nn.Dropout(p)(x, key=key), rtol=1e-6)
+
+
+@pytest.mark.parametrize("p", [1.0, jnp.array(1.0)], ids=["number", "array"])
+def test_dropping_everything_has_zero_gradients_rather_than_nan(p, getkey):
+    key = getkey()
+    grad = jax.grad(lambda x: nn.Dropout(p)(x, key=key).sum())(jnp.ones(3))
+    assert (grad == 0).all()
+
+
+def test_each_element_of_a_batch_is_dropped_with_its_own_key(getkey):
+    keys = jax.random.split(getkey(), 4)
+    layer, x = nn.Dropout(0.5), jnp.ones((4, 30))
+    y = jax.vmap(lambda x, key: layer(x, key=key))(x, keys)
+    for row, key in zip(y, keys, strict=True):
+        assert (row == layer(jnp.ones(30), key=key)).all()
+
+
+def test_an_explicit_mesh_is_kept(getkey):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    keys = jax.random.split(getkey(), 8)
+    run = jax.jit(jax.vmap(lambda x, key: nn.Dropout(0.5)(x, key=key)))
+    expected = run(jnp.ones((8, 6)), keys)
+    with jax.set_mesh(mesh):
+        y = run(*jax.device_put((jnp.ones((8, 6)), keys), jax.P("data")))
+        assert jax.typeof(y).sharding.spec == jax.P("data", None)
+    assert (np.asarray(y) == expected).all()
+
+
+def test_a_missing_key_says_what_to_do():
+    with pytest.raises(RuntimeError, match=r"(?s)needs a random key.*inference_mode\(model\)"):
+        nn.Dropout()(jnp.ones(3))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
+def test_a_probability_outside_its_range_is_refused(p):
+    with pytest.raises(ValueError, match=r"(?s)between 0 and 1.*0 <= p <= 1"):
+        nn.Dropout(p)
+
+
+def test_the_old_spelling_is_an_ordinary_type_error():
+    with pytest.raises(TypeError, match="deterministic"):
+        nn.Dropout(0.5, deterministic=True)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="deterministic"):
+        nn.Dropout(0.5)(jnp.ones(3), deterministic=True)  # pyright: ignore[reportCallIssue]

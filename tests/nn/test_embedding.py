@@ -1,0 +1,143 @@
+"""`Embedding`: against Equinox, on meshes, and when misused."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P
+
+from vernal import nn
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.float16, jnp.bfloat16])
+def test_the_table_is_drawn_as_in_equinox(dtype, getkey):
+    key = getkey()
+    ours = nn.Embedding(7, 3, dtype=dtype, key=key)
+    peer = eqx.nn.Embedding(7, 3, dtype=dtype, key=key)
+    assert ours.weight.dtype == peer.weight.dtype and (ours.weight == peer.weight).all()
+    assert (ours.num_embeddings, ours.embedding_size) == (7, 3)
+
+
+@pytest.mark.parametrize("i", [0, 6, -1, -7, 7, 100, -8, -100])
+@pytest.mark.parametrize("kind", [int, np.int32, np.asarray, jnp.asarray])
+def test_rows_inside_and_outside_the_table_agree_with_equinox(i, kind, getkey):
+    table = jax.random.normal(getkey(), (7, 3))
+    peer = eqx.nn.Embedding(weight=table)
+    # NumPy's default integers are 64 bits wide, which JAX has switched off.
+    x = kind(i) if kind is not np.asarray else np.asarray(i, np.int32)
+    assert (nn.Embedding(weight=table)(x) == peer(jnp.asarray(i))).all()
+
+
+def test_gradients_add_up_over_equal_rows_and_agree_with_equinox(getkey):
+    table, x = jax.random.normal(getkey(), (7, 3)), jnp.array([1, 1, -1, 9, 0])
+
+    def gradient(make):
+        return jax.grad(lambda m: (jax.vmap(m)(x) ** 3).sum())(make(weight=table)).weight
+
+    np.testing.assert_allclose(gradient(nn.Embedding), gradient(eqx.nn.Embedding), rtol=1e-6)
+
+
+def test_small_unsigned_indices_reach_a_large_table():
+    table = jnp.arange(1000.0)[:, None]
+    assert nn.Embedding(weight=table)(jnp.array(200, jnp.uint8)) == 200
+
+
+@pytest.mark.parametrize("table_spec", [P(None, None), P("model", None), P(None, "model")], ids=str)
+@pytest.mark.parametrize("index_spec", [P("data"), P(None)], ids=str)
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_lookups_and_gradients_work_on_an_explicit_mesh(table_spec, index_spec, jit, getkey):
+    mesh = jax.make_mesh(
+        (4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
+    )
+    table, x = jax.random.normal(getkey(), (16, 4)), jnp.array([3, 1, 1, -1, 15, 0, 8, 99])
+
+    def loss(m, x):
+        return (jax.vmap(m)(x) ** 2).sum()
+
+    expected = jax.vmap(nn.Embedding(weight=table))(x)
+    expected_grad = jax.grad(loss)(nn.Embedding(weight=table), x).weight
+    with jax.set_mesh(mesh):
+        layer = nn.Embedding(weight=jax.device_put(table, table_spec))
+        x = jax.device_put(x, index_spec)
+        assert (np.asarray(jit(layer)(jnp.array(3))) == expected[0]).all()
+        y = jit(jax.vmap(layer))(x)
+        assert jax.typeof(y).sharding.spec == P(index_spec[0], table_spec[1])
+        assert (np.asarray(y) == expected).all()
+        pairs = jit(jax.vmap(jax.vmap(layer)))(x.reshape(4, 2, out_sharding=P(index_spec[0], None)))
+        assert (np.asarray(pairs).reshape(8, 4) == expected).all()
+        grad = jit(jax.grad(loss))(layer, x).weight
+        assert jax.typeof(grad).sharding.spec == table_spec
+        np.testing.assert_allclose(np.asarray(grad), expected_grad, rtol=1e-6)
+
+
+def test_a_table_sharded_over_the_axis_of_the_batch_can_be_looked_up_row_by_row(getkey):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    table = jax.random.normal(getkey(), (16, 4))
+    with jax.set_mesh(mesh):
+        layer = nn.Embedding(weight=jax.device_put(table, P("data", None)))
+        assert (np.asarray(jax.jit(layer)(5)) == table[5]).all()
+
+
+def test_a_mesh_that_only_the_arrays_know_of_is_enough(getkey):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    table, x = jax.random.normal(getkey(), (16, 4)), jnp.arange(8)
+    everywhere = jax.NamedSharding(mesh, P())
+    layer = nn.Embedding(weight=jax.device_put(table, everywhere))
+    y = jax.jit(jax.vmap(layer))(jax.device_put(x, jax.NamedSharding(mesh, P("data"))))
+    assert (np.asarray(y) == table[:8]).all()
+
+
+def test_an_automatic_mesh_needs_no_help(getkey):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    table, x = jax.random.normal(getkey(), (16, 4)), jnp.arange(8)
+    layer = nn.Embedding(weight=jax.device_put(table, jax.NamedSharding(mesh, P("data"))))
+    y = jax.jit(jax.vmap(layer))(jax.device_put(x, jax.NamedSharding(mesh, P("data"))))
+    assert (np.asarray(y) == table[:8]).all()
+
+
+def test_a_batch_of_indices_is_refused_with_a_word_about_vmap():
+    with pytest.raises(ValueError, match=r"(?s)one row at a time.*shape \(\).*i32\[2\].*jax\.vmap"):
+        nn.Embedding(weight=jnp.ones((3, 2)))(jnp.array([0, 1]))
+
+
+@pytest.mark.parametrize("x", [jnp.array(1.0), jnp.array(True), 2.0], ids=str)
+def test_what_is_not_an_integer_is_refused(x):
+    with pytest.raises(TypeError, match=r"(?s)rows by their number.*an integer"):
+        nn.Embedding(weight=jnp.ones((3, 2)))(x)
+
+
+@pytest.mark.parametrize("missing", ["num_embeddings", "embedding_size", "key"])
+def test_what_is_missing_to_draw_a_table_is_named(missing, getkey):
+    given = {"num_embeddings": 3, "embedding_size": 2, "key": getkey()}
+    del given[missing]
+    with pytest.raises(ValueError, match=f"(?s)needs a table.*got: no {missing}\n"):
+        nn.Embedding(**given)
+
+
+@pytest.mark.parametrize("sizes", [(-1, 2), (3, -2)])
+def test_negative_sizes_are_refused(sizes, getkey):
+    with pytest.raises(ValueError, match="(?s)cannot be negative.*at least 0"):
+        nn.Embedding(*sizes, key=getkey())
+
+
+@pytest.mark.parametrize(
+    "sizes, shape, expected",
+    [
+        ((4, 2), (3, 2), r"\(4, 2\)"),
+        ((3, 5), (3, 2), r"\(3, 5\)"),
+        ((None, None), (3,), r"\(num_embeddings, embedding_size\)"),
+    ],
+)
+def test_a_table_of_another_shape_is_refused(sizes, shape, expected):
+    with pytest.raises(
+        ValueError, match=rf"(?s)one row for each thing.*expected: shape {expected}"
+    ):
+        nn.Embedding(*sizes, weight=jnp.ones(shape))
+
+
+def test_the_type_of_a_given_table_can_be_changed():
+    assert (
+        nn.Embedding(weight=np.ones((3, 2), np.float32), dtype=jnp.bfloat16).weight.dtype
+        == jnp.bfloat16
+    )

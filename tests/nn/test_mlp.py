@@ -1,0 +1,142 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from vernal import nn
+
+
+def flat(model):
+    """The arrays of a model of either library, in the order of its fields."""
+    return [leaf for leaf in jax.tree.leaves(model) if hasattr(leaf, "shape")]
+
+
+@pytest.mark.parametrize(("n_in", "n_out"), [(2, 3), ("scalar", "scalar")])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("prelu", [False, True])
+def test_weights_values_and_gradients_are_equinox_s(getkey, n_in, n_out, depth, scan, prelu):
+    key = getkey()
+
+    def build(lib):
+        act = (lib.PReLU(), lib.PReLU()) if prelu else (jax.nn.tanh, jax.nn.softplus)
+        return lib.MLP(n_in, n_out, 4, depth, *act, scan=scan, key=key)
+
+    ours, theirs = build(nn), build(eqx.nn)
+    assert [a.shape for a in flat(ours)] == [a.shape for a in flat(theirs)]
+    assert all(map(jnp.array_equal, flat(ours), flat(theirs)))
+    x = jax.random.normal(getkey(), () if n_in == "scalar" else (n_in,))
+    values = jax.jit(jax.value_and_grad(lambda m: m(x).sum()))(ours)
+    peers = eqx.filter_jit(eqx.filter_value_and_grad(lambda m: m(x).sum()))(theirs)
+    for a, b in zip(flat(values), flat(peers), strict=True):
+        assert jnp.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("prelu", [False, True])
+def test_the_final_activation_follows_the_only_layer_too(getkey, prelu):
+    # Equinox leaves it out if `depth=0`, without a word.
+    key = getkey()
+    final = nn.PReLU() if prelu else jax.nn.softplus
+    model = nn.MLP(2, 3, 4, 0, final_activation=final, key=key)
+    peer = eqx.nn.MLP(2, 3, 4, 0, key=key)
+    x = jax.random.normal(getkey(), (2,))
+    assert jnp.allclose(model(x), final(peer(x)), atol=1e-6)
+
+
+@pytest.mark.parametrize("biases", [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_biases_are_where_they_were_asked_for(getkey, biases, depth):
+    key = getkey()
+    use_bias, use_final_bias = biases
+    options = {"use_bias": use_bias, "use_final_bias": use_final_bias}
+    ours = nn.MLP(2, 3, 4, depth, **options, key=key)
+    theirs = eqx.nn.MLP(2, 3, 4, depth, **options, key=key)
+    x = jax.random.normal(getkey(), (2,))
+    assert jnp.allclose(ours(x), theirs(x), atol=1e-6)
+    assert [layer.use_bias for layer in ours.layers] == [use_bias] * depth + [use_final_bias]
+
+
+def test_scan_gives_the_numbers_of_the_plain_loop(getkey):
+    key = getkey()
+    x = jax.random.normal(getkey(), (2,))
+    plain = nn.MLP(2, 3, 4, 6, nn.PReLU(), key=key)
+    scanned = nn.MLP(2, 3, 4, 6, nn.PReLU(), scan=True, key=key)
+    assert scanned.layers[1].weight.shape == (5, 4, 4)
+    assert jnp.allclose(plain(x), scanned(x), atol=1e-6)
+    assert jnp.allclose(plain(x), jax.jit(scanned)(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_dtype_goes_through_all_layers(getkey, dtype, scan):
+    model = nn.MLP(2, 3, 4, 3, jnp.tanh, dtype=dtype, scan=scan, key=getkey())
+    assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype(dtype)}
+    assert model(jnp.ones(2, dtype)).dtype == dtype
+
+
+def test_an_activation_may_mix_the_neurons_of_its_layer(getkey):
+    model = nn.MLP(2, 3, 4, 1, final_activation=jax.nn.softmax, key=getkey())
+    assert jnp.allclose(model(jnp.ones(2)).sum(), 1.0)
+
+
+def test_all_of_jax_takes_the_model_as_it_is(getkey):
+    model = nn.MLP(2, 2, 4, 2, key=getkey())
+    x = jax.random.normal(getkey(), (5, 2))
+    expected = jnp.stack([model(row) for row in x])
+    assert jnp.allclose(jax.jit(jax.vmap(model))(x), expected, atol=1e-6)
+    (last, _), _ = jax.lax.scan(lambda c, _: ((c[1](c[0]), c[1]), None), (x[0], model), length=2)
+    assert jnp.allclose(last, model(model(x[0])), atol=1e-6)
+    chosen = jax.lax.cond(jnp.array(True), lambda m: m, lambda m: m, model)
+    assert jnp.allclose(chosen(x[0]), expected[0], atol=1e-6)
+    optimiser = optax.adam(1e-3)
+    grads = jax.grad(lambda m: (jax.vmap(m)(x) ** 2).sum())(model)
+    # Optax itself promotes implicitly.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimiser.update(grads, optimiser.init(model))
+    assert jax.tree.structure(optax.apply_updates(model, updates)) == jax.tree.structure(model)
+
+
+def test_a_model_is_one_trace_for_equal_structures(getkey):
+    traces = []
+
+    @jax.jit
+    def run(model, x):
+        traces.append(1)
+        return model(x)
+
+    for _ in range(3):
+        run(nn.MLP(2, 2, 4, 2, key=getkey()), jnp.ones(2))
+    assert len(traces) == 1
+
+
+def test_the_model_runs_under_an_explicit_mesh(getkey):
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
+    models = [
+        (nn.MLP(3, 2, 4, 3, nn.PReLU(), scan=True, key=getkey()), (8, 3)),
+        (nn.Conv2d(3, 4, 3, padding=1, padding_mode="REFLECT", key=getkey()), (8, 3, 6, 6)),
+        (nn.ConvTranspose2d(3, 4, 3, 2, key=getkey()), (8, 3, 3, 3)),
+        (nn.AvgPool2d(2, 2), (8, 3, 6, 6)),
+        (nn.MaxPool2d(2, 2), (8, 3, 6, 6)),
+        (nn.AdaptiveAvgPool2d(4), (8, 3, 6, 6)),
+    ]
+    for model, shape in models:
+        x = jax.random.normal(getkey(), shape)
+        expected = jax.vmap(model)(x)
+        with jax.set_mesh(mesh):
+            sharded = jax.device_put(x, jax.sharding.PartitionSpec("batch"))
+            assert jnp.allclose(jax.jit(jax.vmap(model))(sharded), expected, atol=1e-5)
+
+
+def test_a_wrong_input_is_that_of_the_model_and_not_of_its_first_layer(getkey):
+    model = nn.MLP(2, 3, 4, 1, key=getkey())
+    with pytest.raises(ValueError, match=r"`MLP` was given an input(.|\n)*jax.vmap\(layer\)\(x\)"):
+        model(jnp.ones((5, 2)))
+
+
+@pytest.mark.parametrize("argument", ["width_size", "depth"])
+def test_negative_sizes_are_refused(getkey, argument):
+    sizes = {"in_size": 2, "out_size": 2, "width_size": 2, "depth": 2, argument: -1}
+    with pytest.raises(ValueError, match="was given a wrong size") as error:
+        nn.MLP(**sizes, key=getkey())
+    assert f"where: argument `{argument}`" in str(error.value)

@@ -1,0 +1,189 @@
+"""Layer, root-mean-square and group normalisation: against Equinox, against their definitions, and when misused."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import nn
+from vernal.trees import tree_at
+
+
+def with_random_weights(layer, peer, getkey):
+    """Both layers with the same random weight and bias, where they have any."""
+    for name in ("weight", "bias"):
+        old = getattr(layer, name)
+        assert (old is None) == (getattr(peer, name) is None)
+        if old is None:
+            continue
+        assert (old == getattr(peer, name)).all() and old.dtype == getattr(peer, name).dtype
+        new = jax.random.normal(getkey(), old.shape, old.dtype)
+        layer = tree_at(lambda m, name=name: getattr(m, name), layer, new)
+        peer = eqx.tree_at(lambda m, name=name: getattr(m, name), peer, new)
+    return layer, peer
+
+
+def close(a, b, **tolerance):
+    assert a.dtype == b.dtype and a.shape == b.shape
+    wide = np.complex64 if jnp.issubdtype(a.dtype, jnp.complexfloating) else np.float32
+    np.testing.assert_allclose(np.asarray(a, wide), np.asarray(b, wide), **tolerance)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("shape", [3, (3,), [2, 3], (), (1,), (4, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"eps": 0.1},
+        {"use_weight": False},
+        {"use_bias": False},
+        {"use_weight": False, "use_bias": False},
+        {"dtype": jnp.bfloat16},
+    ],
+    ids=str,
+)
+def test_layer_and_rms_norm_agree_with_equinox(name, shape, options, getkey):
+    layer, peer = getattr(nn, name)(shape, **options), getattr(eqx.nn, name)(shape, **options)
+    layer, peer = with_random_weights(layer, peer, getkey)
+    assert layer.shape == peer.shape and layer.eps == peer.eps
+    x = 3 * jax.random.normal(getkey(), layer.shape) + 1
+    with jax.numpy_dtype_promotion("standard"):
+        expected = peer(x)
+    close(layer(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "groups, channels, spatial, options",
+    [
+        (1, 4, (), {}),
+        (2, 4, (), {}),
+        (2, 4, (5,), {}),
+        (4, 4, (3, 2), {}),
+        (3, 6, (2, 2, 2), {"eps": 0.1}),
+        (2, 6, (3,), {"channelwise_affine": False}),
+        (2, None, (3,), {"channelwise_affine": False}),
+        (2, 4, (3,), {"dtype": jnp.bfloat16}),
+    ],
+)
+def test_group_norm_agrees_with_equinox(groups, channels, spatial, options, getkey):
+    layer, peer = (
+        nn.GroupNorm(groups, channels, **options),
+        eqx.nn.GroupNorm(groups, channels, **options),
+    )
+    layer, peer = with_random_weights(layer, peer, getkey)
+    x = 3 * jax.random.normal(getkey(), (channels or 6, *spatial)) + 1
+    with jax.numpy_dtype_promotion("standard"):
+        expected = peer(x)
+    close(layer(x), expected, rtol=1e-5, atol=1e-5)
+
+
+ALL = [nn.LayerNorm((4, 6)), nn.RMSNorm((4, 6)), nn.GroupNorm(2, 4)]
+
+
+@pytest.mark.parametrize("layer", ALL, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_inputs_are_normalised_in_float32_and_returned_as_they_came(
+    layer, dtype, getkey
+):
+    # The squares of these overflow float16, and their sum would lose all digits in bfloat16.
+    x = (1000 * jax.random.normal(getkey(), (4, 6)) + 3000).astype(dtype)
+    y = layer(x)
+    assert y.dtype == dtype
+    assert (y == layer(x.astype(jnp.float32)).astype(dtype)).all()
+
+
+@pytest.mark.parametrize("layer", ALL, ids=lambda m: type(m).__name__)
+def test_integer_inputs_give_floats_rather_than_rounded_results(layer, getkey):
+    x = jax.random.randint(getkey(), (4, 6), 0, 10)
+    close(layer(x), layer(x.astype(jnp.float32)))
+
+
+@pytest.mark.parametrize("layer", ALL, ids=lambda m: type(m).__name__)
+def test_complex_inputs_have_unit_mean_square_afterwards(layer, getkey):
+    a, b = jax.random.normal(getkey(), (2, 4, 6))
+    y = layer(jax.lax.complex(a, 5 * b))
+    groups = y.reshape(getattr(layer, "groups", 1), -1)
+    np.testing.assert_allclose((jnp.abs(groups) ** 2).mean(axis=1), 1, rtol=1e-4)
+
+
+def test_layer_norm_has_mean_zero_and_variance_one(getkey):
+    y = nn.LayerNorm(1000)(jax.random.normal(getkey(), (1000,)) * 7 + 2)
+    np.testing.assert_allclose((y.mean(), y.var()), (0, 1), atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", ALL, ids=lambda m: type(m).__name__)
+def test_a_constant_input_has_finite_gradients(layer):
+    for x in (jnp.zeros((4, 6)), jnp.full((4, 6), 5.0)):
+        assert jnp.isfinite(jax.grad(lambda x: (layer(x) ** 2).sum())(x)).all()
+
+
+@pytest.mark.parametrize("layer", ALL, ids=lambda m: type(m).__name__)
+def test_a_batch_that_is_sharded_over_an_explicit_mesh_stays_so(layer, getkey):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = jax.random.normal(getkey(), (8, 4, 6))
+    expected = jax.vmap(layer)(x)
+    with jax.set_mesh(mesh):
+        y = jax.jit(jax.vmap(layer))(jax.device_put(x, jax.P("data")))
+        assert jax.typeof(y).sharding.spec == jax.P("data", None, None)
+    np.testing.assert_allclose(np.asarray(y), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_a_wrong_shape_is_refused_by_name(name):
+    with pytest.raises(
+        ValueError, match=rf"(?s)`{name}` was given .*expected: \(3,\).*got: \(4,\)"
+    ):
+        getattr(nn, name)(3)(jnp.ones(4))
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_a_forgotten_vmap_is_named(name):
+    with pytest.raises(ValueError, match=r"jax\.vmap\(layer\)\(x\)"):
+        getattr(nn, name)(3)(jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize("x", [jnp.ones((6, 2)), jnp.ones(()), jnp.ones((5,))], ids=str)
+def test_group_norm_refuses_other_channels(x):
+    with pytest.raises(
+        ValueError, match=r"(?s)`GroupNorm` was given .*expected: \(channels=4"
+    ) as error:
+        nn.GroupNorm(2, 4)(x)
+    assert "vmap" not in str(error.value)
+    with pytest.raises(ValueError, match="expected: .a multiple of 4"):
+        nn.GroupNorm(4, channelwise_affine=False)(x)
+
+
+def test_group_norm_names_a_forgotten_vmap():
+    with pytest.raises(ValueError, match=r"jax\.vmap\(layer\)\(x\)"):
+        nn.GroupNorm(2, 4)(jnp.ones((7, 4, 3)))
+    with pytest.raises(ValueError, match=r"jax\.vmap\(layer\)\(x\)"):
+        nn.GroupNorm(2, channelwise_affine=False)(jnp.ones((7, 4)))
+
+
+def test_group_norm_refuses_channels_that_its_groups_do_not_divide():
+    with pytest.raises(ValueError, match=r"(?s)cannot be divided.*that 2 divides.*channels=3"):
+        nn.GroupNorm(2, 3)
+
+
+def test_group_norm_needs_to_know_its_channels():
+    with pytest.raises(ValueError, match=r"(?s)how many weights.*channelwise_affine=True"):
+        nn.GroupNorm(2)
+
+
+def test_sizes_and_types_of_weights_are_checked():
+    with pytest.raises(ValueError, match=r"(?s)`LayerNorm` was given a wrong size.*`shape`"):
+        nn.LayerNorm(-1)
+    with pytest.raises(ValueError, match=r"(?s)`GroupNorm` was given a wrong size.*`groups`"):
+        nn.GroupNorm(0, 4)
+    for make in (nn.LayerNorm, nn.RMSNorm):
+        with pytest.raises(
+            ValueError, match=f"weights of `{make.__name__}` must be floating-point"
+        ):
+            make(3, dtype=jnp.int32)
+
+
+def test_the_old_spelling_is_an_ordinary_type_error():
+    with pytest.raises(TypeError, match="elementwise_affine"):
+        nn.LayerNorm(3, elementwise_affine=False)  # pyright: ignore[reportCallIssue]

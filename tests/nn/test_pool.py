@@ -1,0 +1,130 @@
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import nn
+
+SETTINGS = [
+    (kernel, stride, padding, use_ceil)
+    for kernel, stride, padding, use_ceil in itertools.product(
+        [1, 2, 3], [1, 2, 3], [0, 1, ((0, 2),)], [False, True]
+    )
+    if np.max(padding) < kernel
+]
+
+
+def windows_of(x, kernel, stride, padding, use_ceil, empty):
+    """Every window of each row, by counting."""
+    before, after = np.broadcast_to(np.asarray(padding), (1, 2))[0]
+    size = x.shape[1]
+    rest = (size + before + after - kernel) % stride
+    count = (size + before + after - kernel) // stride + 1 + (use_ceil and rest > 0)
+    starts = [i * stride for i in range(count) if i * stride < size + before or not use_ceil]
+    padded = np.pad(x, ((0, 0), (before, after + stride)), constant_values=empty)
+    return np.stack([padded[:, i : i + kernel] for i in starts], axis=1)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "use_ceil"), SETTINGS)
+@pytest.mark.parametrize("size", [5, 8])
+def test_each_window_is_reduced(getkey, kernel, stride, padding, use_ceil, size):
+    x = jax.random.normal(getkey(), (2, size))
+    settings = (kernel, stride, padding, use_ceil)
+    expected = windows_of(np.asarray(x), *settings, empty=0).mean(axis=-1)
+    assert np.allclose(nn.AvgPool1d(*settings)(x), expected, atol=1e-6)
+    expected = windows_of(np.asarray(x), *settings, empty=-np.inf).max(axis=-1)
+    assert np.allclose(nn.MaxPool1d(*settings)(x), expected)
+
+
+@pytest.mark.parametrize("kind", ["AvgPool", "MaxPool"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [(2,), (2, 2), (3, 2, 1), (3, 2, 1, True), (2, 2, 0, True), (3, 1, "sides")],
+)
+def test_values_and_gradients_are_equinox_s(getkey, kind, n, settings):
+    settings = tuple(((1, 2),) * n if value == "sides" else value for value in settings)
+    ours, theirs = (getattr(lib, f"{kind}{n}d")(*settings) for lib in (nn, eqx.nn))
+    assert isinstance(ours, nn.Pool)
+    x = jax.random.normal(getkey(), (2,) + (7,) * n)
+    (y, grad), (their_y, their_grad) = (
+        jax.jit(jax.value_and_grad(lambda x, f=f: (f(x) ** 2).sum()))(x) for f in (ours, theirs)
+    )
+    assert ours(x).shape == theirs(x).shape
+    assert jnp.allclose(y, their_y, rtol=1e-5)
+    assert jnp.allclose(grad, their_grad, atol=1e-5)
+
+
+def test_an_extra_window_reaches_no_further_than_it_must():
+    # Equinox refuses these two: it takes the padding to be a whole stride.
+    x = jnp.arange(1.0, 8.0)[None]
+    assert jnp.array_equal(nn.MaxPool1d(2, 3, use_ceil=True)(x), jnp.array([[2.0, 5.0, 7.0]]))
+    # The fourth window would hold padding alone.
+    x = jnp.arange(1.0, 6.0)[None]
+    assert jnp.array_equal(nn.MaxPool1d(2, 2, 1, True)(x), jnp.array([[1.0, 3.0, 5.0]]))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8, jnp.bool_])
+def test_every_dtype_has_its_maximum_and_its_mean(dtype):
+    x = jnp.array([[0, 3, 1, 200]]).astype(dtype)
+    greatest = nn.MaxPool1d(2, padding=1)(x)
+    assert greatest.dtype == dtype
+    assert jnp.array_equal(greatest, eqx.nn.MaxPool1d(2, padding=1)(x))
+    mean = nn.AvgPool1d(2)(x)
+    assert mean.dtype == (dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
+
+
+def test_means_of_bytes_do_not_overflow():
+    x = jnp.full((1, 4), 200, jnp.uint8)
+    assert jnp.array_equal(nn.AvgPool1d(2)(x), jnp.full((1, 3), 200.0))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
+def test_the_general_layer_takes_any_operation(getkey, dtype):
+    x = jax.random.randint(getkey(), (2, 6, 5), -9, 9).astype(dtype)
+    least = nn.Pool(float("inf"), jax.lax.min, 2, (2, 3), 1)
+    assert jnp.array_equal(least(x), -nn.MaxPool2d((2, 3))(-x))
+    product = nn.Pool(jnp.array(1.0), jax.lax.mul, 2, (1, 2), (1, 2))
+    assert jnp.array_equal(product(x), x[:, :, 0:4:2] * x[:, :, 1:5:2])
+    assert len(jax.tree.leaves(product)) == 1
+
+
+def test_jax_takes_the_layer_as_it_is(getkey):
+    x = jax.random.normal(getkey(), (4, 3, 6, 6))
+    for layer in (nn.MaxPool2d(2, 2), nn.AvgPool2d(2, 2)):
+        expected = jnp.stack([layer(image) for image in x])
+        assert jnp.allclose(jax.jit(jax.vmap(layer))(x), expected, atol=1e-6)
+        assert jax.tree.leaves(layer) == []
+        grad = jax.jit(jax.vmap(jax.grad(lambda x, f=layer: f(x).sum())))(x)
+        assert jnp.allclose(grad[0], jax.grad(lambda x, f=layer: f(x).sum())(x[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("padding", [-1, 2, ((0, 3),)])
+def test_a_padding_that_crops_or_holds_a_whole_window_is_refused(padding):
+    with pytest.raises(ValueError, match="a padding that crops its input, or holds a whole window"):
+        nn.MaxPool1d(2, padding=padding)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (((2,),), "`MaxPool2d` was given wrong sizes for its 2 spatial dimensions"),
+        ((0,), "`MaxPool2d` was given wrong sizes for its 2 spatial dimensions"),
+        ((2, 0), "`MaxPool2d` was given wrong sizes for its 2 spatial dimensions"),
+        (
+            (2, 1, (1,)),
+            "`MaxPool2d` was given a padding that does not fit its 2 spatial dimensions",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused(settings, text):
+    with pytest.raises(ValueError, match=text):
+        nn.MaxPool2d(*settings)
+
+
+def test_a_forgotten_vmap_is_named():
+    with pytest.raises(ValueError, match=r"expected: \(channels, height, width\)(.|\n)*jax.vmap"):
+        nn.AvgPool2d(2)(jnp.ones((10, 3, 8, 8)))

@@ -1,0 +1,304 @@
+"""`Optimizer` equals Optax, step for step, and does not compile twice."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+from vernal import Module, filter_jit, filter_value_and_grad, tree_equal
+from vernal.nn import MLP
+from vernal.optim import Optimizer
+
+
+def loss(model, x, y):
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+def data(getkey):
+    return jax.random.normal(getkey(), (16, 3)), jax.random.normal(getkey(), (16, 2))
+
+
+SCHEDULE = optax.cosine_decay_schedule(1e-2, 20)
+SAME = {
+    "adam": (Optimizer(optax.adam, 1e-2), optax.adam(1e-2)),
+    "adam betas": (
+        Optimizer(optax.adam, 1e-2, b1=0.8, b2=0.99999, eps=1e-6),
+        optax.adam(1e-2, b1=0.8, b2=0.99999, eps=1e-6),
+    ),
+    "nadam": (Optimizer(optax.adam, 1e-2, nesterov=True), optax.adam(1e-2, nesterov=True)),
+    "adamw": (
+        Optimizer(optax.adamw, 1e-2, weight_decay=0.1),
+        optax.adamw(1e-2, weight_decay=0.1),
+    ),
+    "sgd": (
+        Optimizer(optax.sgd, 0.1, momentum=0.9, nesterov=True),
+        optax.sgd(0.1, momentum=0.9, nesterov=True),
+    ),
+    "rmsprop": (
+        Optimizer(optax.rmsprop, 1e-2, decay=0.95, momentum=0.5),
+        optax.rmsprop(1e-2, decay=0.95, momentum=0.5),
+    ),
+    "lion": (Optimizer(optax.lion, 1e-3, weight_decay=0.01), optax.lion(1e-3, weight_decay=0.01)),
+    "adagrad": (
+        Optimizer(optax.adagrad, 0.1, initial_accumulator_value=0.2),
+        optax.adagrad(0.1, initial_accumulator_value=0.2),
+    ),
+    "chain": (
+        Optimizer(
+            optax.chain,
+            Optimizer(optax.clip_by_global_norm, 0.1),
+            Optimizer(optax.adam, 1e-2),
+            optax.scale(0.5),
+        ),
+        optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2), optax.scale(0.5)),
+    ),
+    "schedule": (Optimizer(optax.adam, SCHEDULE), optax.adam(SCHEDULE)),
+    "lambda": (
+        Optimizer(optax.sgd, lambda count: 0.1 / (1.0 + count)),
+        optax.sgd(lambda count: 0.1 / (1.0 + count)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_twenty_steps_equal_those_of_optax(name, getkey):
+    ours, theirs = SAME[name]
+    x, y = data(getkey)
+    model = MLP(3, 2, 4, 1, key=getkey())
+    other, other_state, state = model, theirs.init(model), ours.init(model)
+
+    @filter_jit
+    def step(opt, model, state):
+        _, grads = filter_value_and_grad(loss)(model, x, y)
+        return opt.update(model, grads, state)
+
+    # Optax mixes dtypes, which the suite forbids; an Optimizer allows it for as long as Optax runs.
+    @jax.numpy_dtype_promotion("standard")
+    @jax.jit
+    def reference(model, state):
+        grads = jax.grad(loss)(model, x, y)
+        updates, state = theirs.update(grads, state, model)
+        return optax.apply_updates(model, updates), state
+
+    for _ in range(20):
+        model, state = step(ours, model, state)
+        other, other_state = reference(other, other_state)
+    assert step.trace_count == 1
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+    assert jax.tree.structure(model) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def make_plain(lr):
+    return Optimizer(optax.adamw, lr, weight_decay=0.1)
+
+
+def make_chain(lr):
+    clip = Optimizer(optax.clip_by_global_norm, 1)
+    return Optimizer(optax.chain, clip, Optimizer(optax.sgd, learning_rate=lr, momentum=0.5))
+
+
+def make_replaced(lr):
+    return Optimizer(optax.chain, Optimizer(optax.adam, 0.3)).replace(learning_rate=lr)
+
+
+@pytest.mark.parametrize("make", [make_plain, make_chain, make_replaced])
+@pytest.mark.parametrize("jit", [filter_jit, jax.jit])
+def test_new_instances_and_new_numbers_do_not_compile_again(make, jit):
+    traces = 0
+
+    @jit
+    def step(opt, model, state):
+        nonlocal traces
+        traces += 1
+        return opt.update(model, jax.tree.map(jnp.ones_like, model), state)
+
+    model = {"w": jnp.ones(3)}
+    state = make(0.1).init(model)
+    for lr in (0.1, 1, 0, 0.0, np.float32(0.2), np.float64(0.2), np.int64(2), jnp.float32(0.3)):
+        model, state = step(make(lr), model, state)
+    assert traces == 1
+
+
+def test_numbers_are_leaves_and_the_rest_is_structure():
+    opt = Optimizer(optax.adamw, 1, 0.95, eps=1e-6, weight_decay=0.0, nesterov=True, mu_dtype=None)
+    assert sorted(opt.settings) == ["eps", "learning_rate"]
+    assert dict(opt.structure) == {"b1": 0.95, "weight_decay": 0.0, "nesterov": True, "mu_dtype": None}
+    assert all(leaf.weak_type for leaf in jax.tree.leaves(opt))
+    assert not jax.tree.leaves(Optimizer(optax.sgd, SCHEDULE))
+    assert not jax.tree.leaves(Optimizer(optax.ema, 0.9))
+
+
+def test_a_setting_close_to_one_becomes_a_leaf_when_an_array_is_given():
+    opt = Optimizer(optax.adam, 1e-3, b2=jnp.asarray(0.99))
+    assert sorted(opt.settings) == ["b2", "learning_rate"]
+    assert sorted(opt.replace(b2=0.9).settings) == ["b2", "learning_rate"]
+    assert dict(Optimizer(optax.adam, 1e-3, b2=0.99).replace(b2=0.9).structure) == {"b2": 0.9}
+
+
+def test_an_integer_stays_one_where_the_factory_wants_one():
+    def factory(rate: float, steps: int, scale=1.0, power=2, gain=None):
+        return optax.sgd(rate * scale * gain)
+
+    opt = Optimizer(factory, 1, 2, scale=3, power=4, gain=np.float32(5))
+    assert sorted(opt.settings) == ["gain", "rate", "scale"]
+    assert dict(opt.structure) == {"steps": 2, "power": 4}
+    assert Optimizer(lambda **k: optax.sgd(**k), learning_rate=0.1).build() is not None
+
+
+def test_what_a_factory_looks_at_while_it_builds_is_structure():
+    opt = Optimizer(optax.contrib.reduce_on_plateau, factor=0.5, rtol=1e-3, min_scale=0.1)
+    assert sorted(opt.settings) == ["min_scale"]
+    assert dict(opt.structure) == {"factor": 0.5, "rtol": 1e-3}
+    state = opt.init({"w": jnp.ones(2)})
+    model, _ = opt.update({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, state, value=jnp.ones(()))
+    np.testing.assert_allclose(model["w"], 2 * np.ones(2))
+    with pytest.raises(ValueError, match="factor"):
+        Optimizer(optax.contrib.reduce_on_plateau, factor=-1.0)
+
+
+def test_a_factory_that_cannot_be_remembered_is_asked_each_time():
+    class Factory:
+        __hash__ = None
+
+        def __call__(self, rate: float):
+            return optax.sgd(rate)
+
+    assert sorted(Optimizer(Factory(), 0.1).settings) == ["rate"]
+
+
+def test_what_was_not_differentiated_stays_as_it_is(getkey):
+    model = {"a": jnp.ones(2), "b": {"c": jnp.ones(2), "d": jnp.arange(3)}}
+    opt = Optimizer(optax.adamw, 0.1, weight_decay=0.5)
+    state = opt.init(model)
+    grads = {"a": jnp.ones(2), "b": None}
+    new, state = jax.jit(opt.update)(model, grads, state)
+    assert not np.allclose(new["a"], model["a"])
+    assert tree_equal(new["b"], model["b"])
+    grads = {"a": jnp.ones(2), "b": {"c": None, "d": None}}
+    assert tree_equal(opt.update(new, grads, state)[0]["b"], model["b"])
+
+
+def test_float0_gradients_of_integers_are_passed_over():
+    model = {"w": jnp.ones(2), "n": jnp.arange(2)}
+    grads = jax.grad(lambda m: jnp.sum(m["w"]), allow_int=True)(model)
+    opt = Optimizer(optax.sgd, 1.0)
+    new, _ = opt.update(model, grads, opt.init(model))
+    assert tree_equal(new, {"w": jnp.zeros(2), "n": jnp.arange(2)})
+
+
+def test_bfloat16_weights_and_states_keep_their_type():
+    model = {"w": jnp.ones(3, jnp.bfloat16)}
+    opt = Optimizer(optax.adam, 1e-1)
+    state = opt.init(model)
+    new, new_state = opt.update(model, model, state)
+    assert new["w"].dtype == jnp.bfloat16
+    assert [x.dtype for x in jax.tree.leaves(new_state)] == [x.dtype for x in jax.tree.leaves(state)]
+    strong = opt.replace(learning_rate=jnp.ones(3))
+    _, again = strong.update(model, model, strong.init(model))
+    assert [x.dtype for x in jax.tree.leaves(again)] == [x.dtype for x in jax.tree.leaves(state)]
+
+
+def test_learning_rates_are_swept_by_vmap():
+    rates = jnp.asarray([0.1, 0.2, 0.3])
+    model = {"w": jnp.zeros(2)}
+
+    def step(rate):
+        opt = Optimizer(optax.sgd, rate)
+        return opt.update(model, {"w": jnp.ones(2)}, opt.init(model))[0]["w"]
+
+    np.testing.assert_allclose(jax.vmap(step)(rates), -np.outer(rates, np.ones(2)))
+    opts = Optimizer(optax.sgd, rates)
+    new = jax.vmap(lambda o: o.update(model, {"w": jnp.ones(2)}, o.init(model))[0]["w"])(opts)
+    np.testing.assert_allclose(new, -np.outer(rates, np.ones(2)))
+
+
+def test_the_hyperparameters_can_be_differentiated():
+    model, grads = jnp.ones(3), jnp.full(3, 2.0)
+    opt = Optimizer(optax.sgd, 0.1)
+    grad = jax.grad(lambda o: jnp.sum(o.update(model, grads, o.init(model))[0]))(opt)
+    np.testing.assert_allclose(grad.settings["learning_rate"], -6.0)
+
+
+def test_replace_finds_settings_of_nested_optimisers():
+    opt = make_chain(0.1)
+    new = opt.replace(learning_rate=0.2, max_norm=3.0)
+    assert jax.tree.structure(new) == jax.tree.structure(opt)
+    np.testing.assert_allclose([float(x) for x in jax.tree.leaves(new)], [3.0, 0.2, 0.5], rtol=1e-6)
+    nested = Optimizer(optax.masked, make_chain(0.1), True)
+    assert float(jax.tree.leaves(nested.replace(learning_rate=0.4))[1]) == pytest.approx(0.4)
+    np.testing.assert_allclose(new.replace(learning_rate=SCHEDULE).settings["args"][0].settings["max_norm"], 3.0)
+
+
+def test_a_setting_that_none_or_several_have_is_refused():
+    two = Optimizer(optax.chain, Optimizer(optax.sgd, 0.1), Optimizer(optax.adam, 0.1))
+    for opt, name, count in [(two, "learning_rate", 2), (make_chain(0.1), "lr", 0)]:
+        with pytest.raises(TypeError, match=f"`chain` does not take these settings(.|\n)*which {count} nested"):
+            opt.replace(**{name: 1.0})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Optimizer(optax.adam, 1e-3, lr=1.0),
+        lambda: Optimizer(optax.adam),
+        lambda: Optimizer(optax.adam, 1e-3, learning_rate=1.0),
+        lambda: Optimizer(optax.adam, 1e-3).replace(momentum=0.1),
+    ],
+)
+def test_a_wrong_setting_names_the_factory_and_its_parameters(make):
+    with pytest.raises(TypeError, match=r"`adam` does not take these settings(.|\n)*learning_rate, b1=0.9"):
+        make()
+
+
+def test_a_factory_without_signature_is_refused():
+    with pytest.raises(TypeError, match="the factory of an Optimizer needs a signature"):
+        Optimizer(min, 1.0)
+
+
+def test_gradients_of_another_structure_are_refused():
+    opt = Optimizer(optax.sgd, 0.1)
+    model = {"w": jnp.ones(2)}
+    with pytest.raises(ValueError, match="the gradients do not have the structure of the model"):
+        opt.update(model, opt.init(model), {"w": jnp.ones(2)})
+
+
+def test_an_extra_argument_that_nobody_takes_is_refused():
+    def factory(scale: float):
+        plain = optax.scale(scale)
+        return optax.GradientTransformation(plain.init, lambda u, s, p=None: plain.update(u, s, p))
+
+    opt = Optimizer(factory, -1.0)
+    model = {"w": jnp.ones(2)}
+    with pytest.raises(TypeError, match="the transformation takes no extra argument `value`"):
+        opt.update(model, model, opt.init(model), value=1.0)
+
+
+def test_an_optimizer_is_a_module():
+    opt = make_chain(0.1)
+    assert isinstance(opt, Module) and opt == make_chain(0.1) and opt != make_chain(0.2)
+    doubled = jax.tree.map(lambda x: 2 * x, opt)
+    np.testing.assert_allclose(jax.tree.leaves(doubled)[1], 0.2)
+    partial = Optimizer(functools.partial(optax.sgd, momentum=0.9), 0.1)
+    assert sorted(partial.settings) == ["learning_rate"]
+
+
+def test_extra_arguments_reach_optax():
+    opt = Optimizer(optax.polyak_sgd, max_learning_rate=1.0)
+    model = jnp.asarray([3.0])
+    value, grad = jax.value_and_grad(lambda p: jnp.sum(p**2))(model)
+    new, _ = opt.update(model, grad, opt.init(model), value=value)
+    np.testing.assert_allclose(new, [3.0 - 9.0 / 36.0 * 6.0], rtol=1e-6)
+
+
+def test_the_room_does_not_need_optax_to_be_imported():
+    import subprocess
+    import sys
+
+    code = "import sys, vernal.optim; raise SystemExit('optax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
