@@ -1,5 +1,7 @@
-"""Vernal: models are plain immutable classes that are trees of arrays, and every JAX transformation accepts them."""
+"""Vernal: models are plain immutable classes that are trees of arrays, and every JAX
+transformation accepts them."""
 
+from . import debug as debug
 from . import modules as modules
 from . import nn as nn
 from . import optim as optim

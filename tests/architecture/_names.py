@@ -82,9 +82,9 @@ def _own_docstring(value: Any) -> str:
     if not inspect.isclass(value):
         return value.__doc__ or ""
     doc = value.__dict__.get("__doc__") or ""
-    if isinstance(doc, property):
-        # A class whose instances have docstrings of their own documents itself there.
-        doc = doc.__doc__ or ""
+    if not isinstance(doc, str):
+        # Instances have docstrings of their own: the descriptor that gives them also has the class's.
+        doc = (doc.__doc__ if isinstance(doc, property) else value.__doc__) or ""
     if doc.startswith(f"{value.__name__}("):
         return ""
     init = value.__dict__.get("__init__")

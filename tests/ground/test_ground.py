@@ -90,7 +90,10 @@ def test_publishing_stamps_what_the_room_defines_and_nothing_else():
     hidden = types.FunctionType(named.__code__, globals(), "_hidden")
     hidden.__module__ = "house.room._file"
     room = type("Room", (), {"__module__": "house.room._other"})
-    publish("house.room", {"mine": mine, "other": other, "_hidden": hidden, "Room": room, "m": types, "n": 1})
+    publish(
+        "house.room",
+        {"mine": mine, "other": other, "_hidden": hidden, "Room": room, "m": types, "n": 1},
+    )
     assert mine.__module__ == room.__module__ == "house.room"
     assert other.__module__ == "elsewhere"
     assert hidden.__module__ == "house.room._file"

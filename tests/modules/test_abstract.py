@@ -18,7 +18,9 @@ class Base(Module):
 def test_an_abstract_attribute_must_be_provided():
     assert Base.__abstractvars__ == frozenset({"x"})
     assert Base.__abstractclassvars__ == frozenset()
-    with pytest.raises(TypeError, match="Can't instantiate abstract class Base with abstract attributes: x"):
+    with pytest.raises(
+        TypeError, match="Can't instantiate abstract class Base with abstract attributes: x"
+    ):
         Base()
 
 
@@ -74,7 +76,9 @@ def by_mixin():
     return M()
 
 
-@pytest.mark.parametrize("make", [by_field, by_default, by_value, by_property, by_grandchild, by_mixin])
+@pytest.mark.parametrize(
+    "make", [by_field, by_default, by_value, by_property, by_grandchild, by_mixin]
+)
 def test_every_way_of_providing_it(make):
     m = make()
     assert m.x == 1
@@ -96,7 +100,10 @@ def test_class_variables_need_a_value_on_the_class():
         order: AbstractClassVar[int]
 
     assert B.__abstractclassvars__ == frozenset({"order"})
-    with pytest.raises(TypeError, match="Can't instantiate abstract class .*B with abstract class attributes: order"):
+    with pytest.raises(
+        TypeError,
+        match="Can't instantiate abstract class .*B with abstract class attributes: order",
+    ):
         B()
 
     class OnlyField(B):
@@ -150,11 +157,15 @@ def test_making_something_abstract_again():
 @pytest.mark.parametrize("as_text", [False, True])
 def test_an_unsubscripted_annotation_is_refused(kind, as_text):
     annotation = f"vernal.{kind} " if as_text else getattr(vernal, kind)
-    with pytest.raises(TypeError, match=rf"unsubscripted annotation[\s\S]*M\.x\n[\s\S]*{kind}\[Any\]"):
+    with pytest.raises(
+        TypeError, match=rf"unsubscripted annotation[\s\S]*M\.x\n[\s\S]*{kind}\[Any\]"
+    ):
         type(Module)("M", (Module,), {"__annotations__": {"x": annotation}})
 
 
-@pytest.mark.parametrize("annotation", [AbstractVar[int], AbstractClassVar[int], "AbstractVar[int]"])
+@pytest.mark.parametrize(
+    "annotation", [AbstractVar[int], AbstractClassVar[int], "AbstractVar[int]"]
+)
 def test_an_abstract_attribute_with_a_value_is_refused(annotation):
     with pytest.raises(TypeError, match=r"an abstract attribute cannot have value[\s\S]*M\.x"):
         type(Module)("M", (Module,), {"__annotations__": {"x": annotation}, "x": 1})
@@ -215,7 +226,10 @@ def test_a_class_may_be_declared_abstract():
     class A(Module, is_abstract=True):
         x: Any = 1
 
-    with pytest.raises(TypeError, match=r"abstract class .*A with abstract class \(declared with is_abstract=True\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"abstract class .*A with abstract class \(declared with is_abstract=True\)",
+    ):
         A()
 
     class B(A):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Complex, Float, Inexact, Int, Num, PRNGKeyArray, Sh
 
 from vernal import Module, field
 from vernal.modules._fields import array_dtype_for
+from vernal.show import short
 
 
 def test_a_field_is_a_dataclass_field_with_metadata():
@@ -20,7 +21,9 @@ def test_a_field_is_a_dataclass_field_with_metadata():
     assert dict(field().metadata) == {}
 
 
-@pytest.mark.parametrize(("key", "given"), [("static", {"static": True}), ("converter", {"converter": int})])
+@pytest.mark.parametrize(
+    ("key", "given"), [("static", {"static": True}), ("converter", {"converter": int})]
+)
 def test_metadata_may_not_repeat_an_argument(key, given):
     with pytest.raises(TypeError, match=f"a field's metadata may not name `{key}`"):
         field(metadata={key: 1}, **given)
@@ -121,9 +124,9 @@ NUMBERS_IN_FIELDS = [
     (Shaped[Array, ""], True, jnp.bool_),
     (Float[Array, "..."], 1.5, jnp.float32),
     (Annotated[jax.Array, "note"], 1.0, jnp.float32),
-    (Optional[jax.Array], 1.0, jnp.float32),
+    (Optional[jax.Array], 1.0, jnp.float32),  # noqa: UP045 (people write it)
     (jax.Array | None, 1, jnp.int32),
-    (Union[Float[Array, ""], None], 1, jnp.float32),
+    (Union[Float[Array, ""], None], 1, jnp.float32),  # noqa: UP007 (likewise)
     ("jax.Array", 1.0, jnp.float32),
     ("Float[Array, '']", 1, jnp.float32),
     (jax.Array | float, 1.0, None),
@@ -140,9 +143,11 @@ NUMBERS_IN_FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "number", "dtype"), NUMBERS_IN_FIELDS, ids=str)
+@pytest.mark.parametrize(("annotation", "number", "dtype"), NUMBERS_IN_FIELDS, ids=short)
 def test_a_number_becomes_an_array_where_the_annotation_asks_for_one(annotation, number, dtype):
-    cls = type(Module)("M", (Module,), {"__annotations__": {"x": annotation}, "__module__": __name__})
+    cls = type(Module)(
+        "M", (Module,), {"__annotations__": {"x": annotation}, "__module__": __name__}
+    )
     x = cls(number).x
     if dtype is None:
         assert x is number

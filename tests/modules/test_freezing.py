@@ -28,19 +28,25 @@ FINISHED = {
 @pytest.mark.parametrize("make", FINISHED.values(), ids=FINISHED)
 @pytest.mark.parametrize("name", ["x", "y", "undeclared", "method", "__class__"])
 def test_assigning_after_construction_is_refused(make, name):
-    with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot assign `{name}`: modules are immutable"):
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=f"cannot assign `{name}`: modules are immutable"
+    ):
         setattr(make(), name, 1)
 
 
 @pytest.mark.parametrize("make", FINISHED.values(), ids=FINISHED)
 @pytest.mark.parametrize("name", ["x", "undeclared"])
 def test_deleting_is_refused(make, name):
-    with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot delete `{name}`: modules are immutable"):
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=f"cannot delete `{name}`: modules are immutable"
+    ):
         delattr(make(), name)
 
 
 def test_the_message_says_what_to_write_instead():
-    with pytest.raises(AttributeError, match=r"vernal\.tree_at\(lambda m: m\.x, model, new_value\)"):
+    with pytest.raises(
+        AttributeError, match=r"vernal\.tree_at\(lambda m: m\.x, model, new_value\)"
+    ):
         M(1).x = 2
 
 
@@ -51,7 +57,9 @@ def test_undeclared_names_are_refused_inside_init_too():
         def __init__(self):
             self.weight = 1
 
-    with pytest.raises(dataclasses.FrozenInstanceError, match=r"`weight` is not a field of `.*N`[\s\S]*fields: x"):
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=r"`weight` is not a field of `.*N`[\s\S]*fields: x"
+    ):
         N()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import vernal
 from vernal import Module, Partial, field
+from vernal.show import short
 
 
 class Holder(Module):
@@ -47,7 +48,9 @@ STATIC_ARRAYS = {
 
 @pytest.mark.parametrize(("make", "where"), STATIC_ARRAYS.values(), ids=STATIC_ARRAYS)
 def test_an_array_in_a_static_field(make, where):
-    with pytest.raises(ValueError, match=rf"an array cannot be static[\s\S]*{where}\n[\s\S]*without `static=True`"):
+    with pytest.raises(
+        ValueError, match=rf"an array cannot be static[\s\S]*{where}\n[\s\S]*without `static=True`"
+    ):
         Fixed(make())
 
 
@@ -56,7 +59,9 @@ def test_a_tracer_in_a_static_field():
         jax.jit(lambda x: Fixed(x) and x)(1.0)
 
 
-@pytest.mark.parametrize("value", [np.float32(1), np.bool_(True), None, "a", (1, 2), [1], jnp.tanh, np.dtype("f4")])
+@pytest.mark.parametrize(
+    "value", [np.float32(1), np.bool_(True), None, "a", (1, 2), [1], jnp.tanh, np.dtype("f4")]
+)
 def test_hashable_values_and_numpy_scalars_may_be_static(value):
     m = Fixed(value)
     assert jax.tree.leaves(m) == []
@@ -74,7 +79,10 @@ def test_a_method_of_the_module_itself():
             pass
 
     Holder(LAYER.method)  # a stranger's method first: it must not make methods innocent
-    with pytest.raises(ValueError, match=r"Cannot assign methods in __init__[\s\S]*M\.x\n[\s\S]*self\.x = self\.forward"):
+    with pytest.raises(
+        ValueError,
+        match=r"Cannot assign methods in __init__[\s\S]*M\.x\n[\s\S]*self\.x = self\.forward",
+    ):
         M(lambda method: method)
     for wrap in (lambda m: [m], lambda m: {"k": (m,)}):
         with pytest.raises(ValueError, match="Cannot assign methods in __init__"):
@@ -121,7 +129,10 @@ def test_a_cycle_of_modules(wrap, where, times):
 
     Holder(Node())  # the class has been a child somewhere before
     for _ in range(times):
-        with pytest.raises(ValueError, match=rf"a module cannot contain itself: a cycle is not a tree[\s\S]*{where}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"a module cannot contain itself: a cycle is not a tree[\s\S]*{where}",
+        ):
             Node(wrap)
 
 
@@ -132,7 +143,9 @@ def test_a_container_that_contains_itself():
         Holder(loop)
     d: dict = {}
     d["k"] = [d]
-    with pytest.raises(ValueError, match=r"a module cannot contain itself[\s\S]*Holder\.x\['k'\]\[0\]\n"):
+    with pytest.raises(
+        ValueError, match=r"a module cannot contain itself[\s\S]*Holder\.x\['k'\]\[0\]\n"
+    ):
         Holder(d)
 
 
@@ -173,12 +186,21 @@ HIDDEN = {
 @pytest.mark.parametrize("make", HIDDEN.values(), ids=HIDDEN)
 @pytest.mark.parametrize("nest", [lambda f: f, lambda f: [LAYER, f], lambda f: (1, {"k": f})])
 def test_arrays_hidden_in_a_function(make, nest):
-    with pytest.raises(ValueError, match=r"arrays inside this function would be constants[\s\S]*Holder\.x[\s\S]*vernal\.Partial"):
+    with pytest.raises(
+        ValueError,
+        match=r"arrays inside this function would be constants[\s\S]*Holder\.x[\s\S]*vernal\.Partial",
+    ):
         Holder(nest(make()))
 
 
 @pytest.mark.parametrize(
-    "value", [jax.jit(jnp.sin), jax.vmap(jnp.sin), functools.partial(jnp.sum, axis=0), jax.jit(vernal.Static(jnp.sin).__repr__)]
+    "value",
+    [
+        jax.jit(jnp.sin),
+        jax.vmap(jnp.sin),
+        functools.partial(jnp.sum, axis=0),
+        jax.jit(vernal.Static(jnp.sin).__repr__),
+    ],
 )
 def test_functions_without_arrays_may_be_wrapped_as_one_likes(value):
     assert jax.tree.leaves(Holder(value)) == []
@@ -206,11 +228,20 @@ class Plain:
 
 @pytest.mark.parametrize(
     "value",
-    [MyList([jnp.ones(2)]), MyDict(a=[LAYER]), Plain(jnp.ones(2)), Plain(1, {"k": np.ones(2)}), [LAYER, Plain(LAYER)]],
+    [
+        MyList([jnp.ones(2)]),
+        MyDict(a=[LAYER]),
+        Plain(jnp.ones(2)),
+        Plain(1, {"k": np.ones(2)}),
+        [LAYER, Plain(LAYER)],
+    ],
     ids=lambda v: type(v).__name__,
 )
 def test_arrays_hidden_in_an_object_that_jax_does_not_know(value):
-    with pytest.raises(ValueError, match=r"arrays inside this object would be constants: JAX does not know `(MyList|MyDict|Plain)`"):
+    with pytest.raises(
+        ValueError,
+        match=r"arrays inside this object would be constants: JAX does not know `(MyList|MyDict|Plain)`",
+    ):
         Holder(value)
 
 
@@ -220,10 +251,14 @@ def test_such_objects_without_arrays_are_structure():
     assert jax.jit(lambda m: m)(m).x[0] == Plain(1)
 
 
-@pytest.mark.parametrize("default", [[], {}, set(), np.ones(2), jnp.ones(2), bytearray()], ids=repr)
+@pytest.mark.parametrize(
+    "default", [[], {}, set(), np.ones(2), jnp.ones(2), bytearray()], ids=short
+)
 @pytest.mark.parametrize("as_field", [False, True])
 def test_a_mutable_default(default, as_field):
-    with pytest.raises(ValueError, match=r"mutable default .* for a field[\s\S]*M\.x\n[\s\S]*default_factory"):
+    with pytest.raises(
+        ValueError, match=r"mutable default .* for a field[\s\S]*M\.x\n[\s\S]*default_factory"
+    ):
 
         class M(Module):
             x: Any = field(default=default) if as_field else default
@@ -240,14 +275,18 @@ def test_immutable_defaults_and_factories_are_fine():
 
 
 def test_an_unknown_layout():
-    with pytest.raises(ValueError, match=r"unknown class option[\s\S]*layout='tree'[\s\S]*'arrays'"):
+    with pytest.raises(
+        ValueError, match=r"unknown class option[\s\S]*layout='tree'[\s\S]*'arrays'"
+    ):
 
         class M(Module, layout="tree"):
             pass
 
 
 def test_virtual_subclasses():
-    with pytest.raises(ValueError, match=r"modules cannot have virtual subclasses[\s\S]*Holder\.register\(int\)"):
+    with pytest.raises(
+        ValueError, match=r"modules cannot have virtual subclasses[\s\S]*Holder\.register\(int\)"
+    ):
         Holder.register(int)
 
 

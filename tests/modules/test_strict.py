@@ -34,7 +34,10 @@ def test_the_pattern_it_asks_for_works():
 
 
 def test_a_final_class_cannot_be_subclassed():
-    with pytest.raises(TypeError, match=r"strict module: `Final` is final, because it can be instantiated[\s\S]*Sub"):
+    with pytest.raises(
+        TypeError,
+        match=r"strict module: `Final` is final, because it can be instantiated[\s\S]*Sub",
+    ):
 
         class Sub(Final):
             pass
@@ -50,7 +53,11 @@ OVERRIDES = {
 
 @pytest.mark.parametrize("make", OVERRIDES.values(), ids=OVERRIDES)
 def test_an_implemented_method_cannot_be_overridden(make):
-    bases = (type(Module)("Root", (Module,), {"thing": make(), "size": 1}, strict=True, is_abstract=True),)
+    bases = (
+        type(Module)(
+            "Root", (Module,), {"thing": make(), "size": 1}, strict=True, is_abstract=True
+        ),
+    )
     with pytest.raises(TypeError, match=r"strict module: `thing` is already implemented by `Root`"):
         type(Module)("Sub", bases, {"thing": make()})
 
@@ -79,7 +86,7 @@ def test_generated_methods_and_defaults_are_no_overrides():
 
     class B(A):
         y: Any = 2
-        fn: Any = lambda x: x  # noqa: E731 (a default)
+        fn: Any = lambda x: x
 
         def __init__(self):
             self.x = 3
@@ -88,7 +95,9 @@ def test_generated_methods_and_defaults_are_no_overrides():
 
 
 def test_strictness_cannot_be_switched_off_below():
-    with pytest.raises(TypeError, match="a subclass of the strict `Base` cannot switch strictness off"):
+    with pytest.raises(
+        TypeError, match="a subclass of the strict `Base` cannot switch strictness off"
+    ):
 
         class Loose(Base, strict=False):
             pass

@@ -60,10 +60,9 @@ def test_weights_values_and_gradients_are_equinox_s(getkey, settings):
         assert jnp.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
 def test_any_number_of_dimensions(getkey, n):
     key = getkey()
-    # Three spatial dimensions are the most that XLA computes on a CPU with any other than a small kernel.
     ours, theirs = (lib.Conv(n, 2, 3, 2, key=key) for lib in (nn, eqx.nn))
     x = jax.random.normal(getkey(), (2,) + (4,) * n)
     assert jnp.allclose(ours(x), theirs(x), atol=1e-5)
@@ -73,13 +72,14 @@ def test_any_number_of_dimensions(getkey, n):
 @pytest.mark.parametrize(("n", "name"), [(1, "Conv1d"), (2, "Conv2d"), (3, "Conv3d")])
 def test_the_named_dimensions_are_the_general_layer(getkey, n, name):
     key = getkey()
-    positional = (2, 4, 2, 2, 1, 2, 2, False, "CIRCULAR", jnp.float32)
+    positional = (2, 2, 2, 2, 1, 2, 2, False, "CIRCULAR", jnp.float32)
     fixed, general = getattr(nn, name)(*positional, key=key), nn.Conv(n, *positional, key=key)
     assert isinstance(fixed, nn.Conv)
     assert fixed.num_spatial_dims == n
-    x = jax.random.normal(getkey(), (2,) + (6,) * n)
+    x = jax.random.normal(getkey(), (2,) + (3,) * n)
     assert jnp.array_equal(fixed(x), general(x))
-    assert fixed(x).shape == getattr(eqx.nn, name)(*positional, key=key)(x).shape
+    peer = getattr(eqx.nn, name)(*positional, key=key)
+    assert jnp.allclose(fixed(x), peer(x), atol=1e-5)
 
 
 def test_a_convolution_is_the_sum_it_is_defined_as(getkey):
@@ -93,19 +93,21 @@ def test_a_convolution_is_the_sum_it_is_defined_as(getkey):
     assert np.allclose(layer(x), expected + np.asarray(layer.bias), atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [5, 6, 9])
 @pytest.mark.parametrize("kernel", [1, 2, 3])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_the_size_of_the_output_is_the_documented_one(getkey, size, kernel, stride, dilation):
-    def out(padding):
-        layer = nn.Conv1d(1, 1, kernel, stride, padding, dilation, key=getkey())
-        return jax.eval_shape(layer, jnp.ones((1, size))).shape[1]
+def test_the_size_of_the_output_is_the_documented_one(getkey, kernel, stride, dilation):
+    def out(size, padding):
+        def build_and_call(key):
+            return nn.Conv1d(1, 1, kernel, stride, padding, dilation, key=key)(jnp.ones((1, size)))
 
-    for before, after in [(0, 0), (1, 1), (0, 2)]:
-        expected = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
-        assert out(((before, after),)) == expected
-    assert out("SAME") == out("SAME_LOWER") == -(-size // stride)
+        return jax.eval_shape(build_and_call, getkey()).shape[1]
+
+    for size in (5, 6, 9):
+        for before, after in [(0, 0), (1, 1), (0, 2)]:
+            expected = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+            assert out(size, ((before, after),)) == expected
+        assert out(size, "SAME") == out(size, "SAME_LOWER") == -(-size // stride)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
@@ -172,7 +174,6 @@ WRONG = [
     ({"dilation": (1, 0)}, "was given wrong sizes for its 2 spatial dimensions"),
     ({"padding": (1, 1, 1)}, "was given a padding that does not fit its 2 spatial dimensions"),
     ({"padding": ((1, 1),)}, "was given a padding that does not fit its 2 spatial dimensions"),
-    ({"padding": ((1, 1), (1, 1, 1))}, "a padding that does not fit its 2 spatial dimensions"),
     ({"padding": "FULL"}, r"a padding that does not fit its 2(.|\n)*'SAME', 'SAME_LOWER', 'VALID'"),
     ({"groups": 4}, r"channels of `.*` cannot be divided into its groups(.|\n)*out_channels=6"),
     ({"groups": 3}, r"channels of `.*` cannot be divided into its groups(.|\n)*in_channels=4"),
@@ -188,8 +189,6 @@ WRONG = [
 @pytest.mark.parametrize("name", ["Conv2d", "ConvTranspose2d"])
 @pytest.mark.parametrize(("settings", "text"), WRONG)
 def test_wrong_settings_are_refused(getkey, name, settings, text):
-    # Some of these are also caught by the type checker that the tests run under.
-    with pytest.raises(Exception, match=f"({text})|Type-check error") as error:
+    with pytest.raises(ValueError, match=text) as error:
         getattr(nn, name)(**(BASE | settings), key=getkey())
-    if isinstance(error.value, ValueError):
-        assert f"`{name}`" in str(error.value)
+    assert f"`{name}`" in str(error.value)

@@ -1,6 +1,8 @@
 """`Optimizer` equals Optax, step for step, and does not compile twice."""
 
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +130,12 @@ def test_new_instances_and_new_numbers_do_not_compile_again(make, jit):
 def test_numbers_are_leaves_and_the_rest_is_structure():
     opt = Optimizer(optax.adamw, 1, 0.95, eps=1e-6, weight_decay=0.0, nesterov=True, mu_dtype=None)
     assert sorted(opt.settings) == ["eps", "learning_rate"]
-    assert dict(opt.structure) == {"b1": 0.95, "weight_decay": 0.0, "nesterov": True, "mu_dtype": None}
+    assert dict(opt.structure) == {
+        "b1": 0.95,
+        "weight_decay": 0.0,
+        "nesterov": True,
+        "mu_dtype": None,
+    }
     assert all(leaf.weak_type for leaf in jax.tree.leaves(opt))
     assert not jax.tree.leaves(Optimizer(optax.sgd, SCHEDULE))
     assert not jax.tree.leaves(Optimizer(optax.ema, 0.9))
@@ -198,7 +205,9 @@ def test_bfloat16_weights_and_states_keep_their_type():
     state = opt.init(model)
     new, new_state = opt.update(model, model, state)
     assert new["w"].dtype == jnp.bfloat16
-    assert [x.dtype for x in jax.tree.leaves(new_state)] == [x.dtype for x in jax.tree.leaves(state)]
+    assert [x.dtype for x in jax.tree.leaves(new_state)] == [
+        x.dtype for x in jax.tree.leaves(state)
+    ]
     strong = opt.replace(learning_rate=jnp.ones(3))
     _, again = strong.update(model, model, strong.init(model))
     assert [x.dtype for x in jax.tree.leaves(again)] == [x.dtype for x in jax.tree.leaves(state)]
@@ -232,13 +241,17 @@ def test_replace_finds_settings_of_nested_optimisers():
     np.testing.assert_allclose([float(x) for x in jax.tree.leaves(new)], [3.0, 0.2, 0.5], rtol=1e-6)
     nested = Optimizer(optax.masked, make_chain(0.1), True)
     assert float(jax.tree.leaves(nested.replace(learning_rate=0.4))[1]) == pytest.approx(0.4)
-    np.testing.assert_allclose(new.replace(learning_rate=SCHEDULE).settings["args"][0].settings["max_norm"], 3.0)
+    np.testing.assert_allclose(
+        new.replace(learning_rate=SCHEDULE).settings["args"][0].settings["max_norm"], 3.0
+    )
 
 
 def test_a_setting_that_none_or_several_have_is_refused():
     two = Optimizer(optax.chain, Optimizer(optax.sgd, 0.1), Optimizer(optax.adam, 0.1))
     for opt, name, count in [(two, "learning_rate", 2), (make_chain(0.1), "lr", 0)]:
-        with pytest.raises(TypeError, match=f"`chain` does not take these settings(.|\n)*which {count} nested"):
+        with pytest.raises(
+            TypeError, match=f"`chain` does not take these settings(.|\n)*which {count} nested"
+        ):
             opt.replace(**{name: 1.0})
 
 
@@ -252,7 +265,9 @@ def test_a_setting_that_none_or_several_have_is_refused():
     ],
 )
 def test_a_wrong_setting_names_the_factory_and_its_parameters(make):
-    with pytest.raises(TypeError, match=r"`adam` does not take these settings(.|\n)*learning_rate, b1=0.9"):
+    with pytest.raises(
+        TypeError, match=r"`adam` does not take these settings(.|\n)*learning_rate, b1=0.9"
+    ):
         make()
 
 
@@ -297,8 +312,5 @@ def test_extra_arguments_reach_optax():
 
 
 def test_the_room_does_not_need_optax_to_be_imported():
-    import subprocess
-    import sys
-
     code = "import sys, vernal.optim; raise SystemExit('optax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -249,7 +249,7 @@ WRONG = {
         "filter_cond needs a function",
     ),
     "not callable branch": (
-        lambda: filter_switch(0, [jnp.sin, "cos"], X),
+        lambda: inspect.unwrap(filter_switch)(0, [jnp.sin, "cos"], X),
         "filter_switch needs a function",
     ),
     "structure": (

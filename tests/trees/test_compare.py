@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from vernal.show import short
 from vernal.trees import tree_allclose, tree_equal
 
 
@@ -96,7 +97,7 @@ def _pairs():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"typematch": True}, {"rtol": 0.1}, {"atol": 0.01}], ids=str
+    "options", [{}, {"typematch": True}, {"rtol": 0.1}, {"atol": 0.01}], ids=short
 )
 @pytest.mark.parametrize("name", _pairs())
 def test_pairs_of_leaves_compare_as_in_the_peer(name, options):

@@ -12,6 +12,7 @@ import pytest
 from equinox.internal import ω as peer
 from hypothesis import given
 
+from vernal.show import short
 from vernal.trees import tree_equal, ω
 
 _ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"]
@@ -89,7 +90,7 @@ def test_index_and_call_act_on_every_leaf(getkey):
 
 
 @pytest.mark.parametrize(
-    "other", [np.float32(2), np.array(2, np.float32), np.array([1, 2, 3], np.float32)], ids=str
+    "other", [np.float32(2), np.array(2, np.float32), np.array([1, 2, 3], np.float32)], ids=short
 )
 def test_numpy_arrays_and_scalars_may_stand_on_both_sides(other):
     x = {"a": jnp.array([4.0, 5.0, 6.0])}
@@ -99,7 +100,7 @@ def test_numpy_arrays_and_scalars_may_stand_on_both_sides(other):
     assert tree_equal((other < x**ω).ω, {"a": other < x["a"]})
 
 
-@pytest.mark.parametrize("leaf", [2.0, np.float32(2), np.ones(3), jnp.ones(3)], ids=repr)
+@pytest.mark.parametrize("leaf", [2.0, np.float32(2), np.ones(3), jnp.ones(3)], ids=short)
 def test_one_array_is_a_tree_too(leaf):
     assert isinstance(leaf**ω, ω) and tree_equal((leaf**ω).ω, leaf, typematch=True)
 
@@ -164,7 +165,7 @@ def test_other_leaves_by_is_leaf_are_an_error_that_names_it():
         x**ω + ω(x, is_leaf=lambda node: isinstance(node, tuple))
 
 
-@pytest.mark.parametrize("other", [[1.0], "text", None, {"a": 1}], ids=repr)
+@pytest.mark.parametrize("other", [[1.0], "text", None, {"a": 1}], ids=short)
 def test_an_operand_that_is_not_wrapped_is_an_error(other):
     with pytest.raises(
         TypeError, match=r"ω arithmetic cannot use this operand(.|\n)*each tree needs"

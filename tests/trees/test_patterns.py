@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 import pytest
 from hypothesis import assume, given
 
+from vernal.show import short
 from vernal.trees import Pattern, match_paths, named_leaves, path_name, tree_paths
 
 _MODEL = {
@@ -46,7 +47,7 @@ _MODEL = {
         ("somebody's", "somebody's"),
         ("[key.of.another.class]", '"[key.of.another.class]"'),
     ],
-    ids=repr,
+    ids=short,
 )
 def test_parts_are_quoted_where_they_could_be_misread(key, name):
     assert path_name((key,)) == name

@@ -6,6 +6,8 @@ second one, which is another function to every cache. Both go away when such an 
 as what it is: a name in a module.
 """
 
+import collections
+import functools
 import sys
 import types
 from typing import Any
@@ -30,6 +32,45 @@ class _Name:
         return _find, (self.module, self.name)
 
 
+class _Itself:
+    """Stands for a callable of the running script. Copying gives the callable itself.
+
+    Pickling is left to the pickler: another process has another script, to which cloudpickle can
+    send the function.
+    """
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.value
+
+    def __reduce__(self) -> Any:
+        return _given, (self.value,)
+
+
+class _PartialOf:
+    """Stands for a `functools.partial`. Copying gives the partial itself, as it does of functions."""
+
+    def __init__(self, value: functools.partial):
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.value
+
+    def __reduce__(self) -> Any:
+        partial = self.value
+        return _partial, (by_name(partial.func), by_name(partial.args), by_name(partial.keywords))
+
+
+def _partial(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return functools.partial(func, *args, **keywords)
+
+
+def _given(value: Any) -> Any:
+    return value
+
+
 def by_name(value: Any) -> Any:
     """A stand-in for pickling that keeps importable callables what they are.
 
@@ -37,15 +78,24 @@ def by_name(value: Any) -> Any:
         value: any Python object.
 
     Returns:
-        `value`, or a copy of it if it is a list, tuple or dict, with every callable that can be
+        `value`, or a copy of it if it is a container, with every callable that can be
         imported by its name, but is neither a plain function nor a class, replaced by an object
         that unpickles (and copies) to that very callable.
     """
-    if type(value) in (list, tuple):
-        return type(value)(map(by_name, value))
-    if type(value) is dict:
-        return {key: by_name(item) for key, item in value.items()}
-    if not callable(value) or isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return kind(map(by_name, value))
+    if hasattr(kind, "_make"):
+        return value._make(map(by_name, value))
+    if kind in (dict, collections.OrderedDict):
+        return kind((key, by_name(item)) for key, item in value.items())
+    if kind is collections.defaultdict:
+        return kind(value.default_factory, {key: by_name(item) for key, item in value.items()})
+    if kind is functools.partial:
+        return _PartialOf(value)
+    if not callable(value) or isinstance(
+        value, (type, types.FunctionType, types.BuiltinFunctionType)
+    ):
         return value
     module = getattr(value, "__module__", None)
     # `jnp.add` and its like have the short name only.
@@ -56,5 +106,5 @@ def by_name(value: Any) -> Any:
         except AttributeError:
             return value
         if found is value:
-            return _Name(module, name)
+            return _Itself(value) if module == "__main__" else _Name(module, name)
     return value

@@ -84,25 +84,26 @@ def same(a: Any, b: Any) -> bool:
         return False
     if kind in _EXACT:
         return a == b
-    if isinstance(a, (np.ndarray, np.generic)):
+    if issubclass(kind, (np.ndarray, np.generic)):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, float):
+    if issubclass(kind, float):
         return _same_float(a, b)
-    if isinstance(a, complex):
+    if issubclass(kind, complex):
         return _same_float(a.real, b.real) and _same_float(a.imag, b.imag)
-    if isinstance(a, (tuple, list)):
+    if issubclass(kind, (tuple, list)):
         return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
+    if issubclass(kind, dict):
         return len(a) == len(b) and all(
             same(ka, kb) and same(a[ka], b[kb]) for ka, kb in zip(a, b, strict=True)
         )
-    if isinstance(a, (set, frozenset)):
+    if issubclass(kind, (set, frozenset)):
         return set(map(intern_key, a)) == set(map(intern_key, b))
     parts = _parts(a)
     if parts is not None and not same(parts, _parts(b)):
         return False
     try:
-        return (a == b) is True
+        equal = a == b
+        return equal is True or (type(equal) is np.bool_ and bool(equal))
     except Exception:
         # A value that cannot be compared is only ever the same as itself.
         return False
@@ -127,11 +128,14 @@ def intern_key(value: Any) -> Any:
         return (kind, "nan") if value != value else (kind, value, math.copysign(1.0, value))
     if kind is complex:
         return (kind, intern_key(value.real), intern_key(value.imag))
-    if isinstance(value, tuple):
+    if issubclass(kind, tuple):
         return (kind, *map(intern_key, value))
     if kind is frozenset:
         return (kind, frozenset(map(intern_key, value)))
-    if isinstance(value, np.generic):
+    if issubclass(kind, np.generic):
         return (kind, str(value.dtype), value.tobytes())
     hash(value)
-    return (kind, value if _parts(value) is None and not isinstance(value, _NUMBERS) else _ByRule(value))
+    return (
+        kind,
+        value if _parts(value) is None and not issubclass(kind, _NUMBERS) else _ByRule(value),
+    )

@@ -1,6 +1,5 @@
 """`summary`: a model as a table of its layers."""
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -49,9 +48,12 @@ def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:
 
     try:
         return run(Recorder(tell_apart=True))
-    except (TypeError, ValueError):
-        # Perhaps because the model needs two layers to have one structure.
-        return run(Recorder(tell_apart=False))
+    except (TypeError, ValueError) as error:
+        # Perhaps because the model needs two layers to have one structure. If not, it fails again.
+        try:
+            return run(Recorder(tell_apart=False))
+        except Exception:
+            raise error from None
 
 
 def _flops_of(call: Call) -> float | None:
@@ -64,8 +66,8 @@ def _flops_of(call: Call) -> float | None:
     try:
         analysis = jax.jit(run).lower(call.shapes).cost_analysis()
     except Exception:
-        # A layer that only works where it was called (with an axis name of a vmap around it), or a backend that
-        # does not analyse: the count is missing, the rest of the table is not.
+        # A layer that only works where it was called (with an axis name of a vmap around it), or a
+        # backend that does not analyse: the count is missing, the rest of the table is not.
         return None
     if isinstance(analysis, (list, tuple)):
         analysis = analysis[0] if analysis else None
@@ -78,7 +80,7 @@ def _flops_counter() -> Callable[[list[Call]], float | None]:
     def flops(calls: list[Call]) -> float | None:
         total = 0.0
         for call in calls:
-            key = (call.rest, tuple((x.shape, x.dtype, x.weak_type) for x in call.shapes))
+            key = (call.rest, tuple((x.shape, x.dtype) for x in call.shapes))
             if key not in known:
                 known[key] = _flops_of(call)
             if known[key] is None:
@@ -89,7 +91,13 @@ def _flops_counter() -> Callable[[list[Call]], float | None]:
     return flops
 
 
+def _flops_text(flops: float | None) -> str:
+    return "-" if flops is None else human_count(int(flops))
+
+
 def _output(calls: list[Call]) -> str:
+    if not calls:
+        return "not called"
     texts = dict.fromkeys(
         tree_pformat(call.out, width=_ONE_LINE, struct_as_array=True) for call in calls
     )
@@ -98,7 +106,7 @@ def _output(calls: list[Call]) -> str:
 
 
 def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
-    """A table of a model's layers: what they return, how large they are, and what a call costs.
+    r"""A table of a model's layers: what they return, how large they are, and what a call costs.
 
     The model is called once with abstract values: nothing is allocated, computed or compiled, so models and inputs of
     any size can be asked about. Each module in the model has a row; what is inside it is part of its numbers.
@@ -122,29 +130,44 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
         The table as text.
 
     Raises:
-        TypeError: if `model` is not a pytree that can be called.
+        TypeError: if `model` is not a pytree, or cannot be called with the example.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import vernal
         >>> model = vernal.nn.MLP(2, 1, 8, depth=1, key=jax.random.key(0))
         >>> text = vernal.debug.summary(model, jax.ShapeDtypeStruct((2,), jnp.float32))
-        >>> print("\\n".join(line.rstrip() for line in text.splitlines()[2:-2]))
-        model            MLP     f32[1]  33  132 B  48
-          .layers[0]     Linear  f32[8]  24   96 B  ...
+        >>> print("\n".join(line for line in text.splitlines() if "Linear" in line))
+        .layers[0]   Linear   f32[8]   24   96 B   ...
+        .layers[1]   Linear   f32[1]    9   36 B   ...
     """
-    if not callable(model) or not jtu.all_leaves([model]) is False:
-        raise _no_model(model)
-    return ""
-
-
-def _no_model(model: Any) -> TypeError:
-    return TypeError(
-        message(
-            "a summary needs a model whose arrays can be seen",
-            where="summary(model, *example)",
-            expected="a module, or another pytree, that can be called",
-            got=short(model),
-            instead="summary(model, one_example) for jax.vmap(model) or jax.jit(model)",
+    called = bool(example or kwargs)
+    if jtu.all_leaves([model]) or (called and not callable(model)):
+        raise TypeError(
+            message(
+                "a summary needs a model whose arrays can be seen",
+                where="summary(model, *example)",
+                expected="a module, or another pytree, that can be called",
+                got=short(model),
+                instead="for jax.vmap(model) or jax.jit(model), summary(model, one_example)",
+            )
         )
-    )
+    calls = _calls(model, example, kwargs) if called else {}
+    flops = _flops_counter()
+    rows = []
+    for path, layer in layers_of(model):
+        arrays, found = _arrays(layer), calls.get(path, [])
+        name = path_text(path) if path else "model"
+        row = [name, type(layer).__name__, f"{_count(arrays):,}", human_bytes(_bytes(arrays))]
+        if called:
+            row[2:2] = [_output(found) if callable(layer) else ""]
+            row.append(_flops_text(flops(found)))
+        rows.append(row)
+    arrays = _arrays(model)
+    columns = ["layer", "type", "parameters", "bytes"]
+    footer = ["total", "", f"{_count(arrays):,}", human_bytes(_bytes(arrays))]
+    if called:
+        columns = ["layer", "type", "output", "parameters", "bytes", "FLOPs"]
+        whole = Call(*split((model, example, kwargs), is_spec), None)
+        footer = [*footer[:2], "", *footer[2:], _flops_text(flops([whole]))]
+    return table(None, columns, rows, footer)

@@ -1,11 +1,13 @@
 """Seeing every call of every layer, in one abstract run of a model.
 
-The difficulty: layers are called by the model's own code, perhaps inside `vmap`, `scan`, `jit` or a list of its own
-making, and each such crossing rebuilds them from their leaves. So an observer cannot be recognised by identity.
+The difficulty: layers are called by the model's own code, perhaps inside `vmap`, `scan`, `jit` or
+a list of its own making, and each such crossing rebuilds them from their leaves. So an observer
+cannot be recognised by identity.
 
-The plan: a copy of the model in which every callable module is wrapped in a `Watched`, a pytree with the same leaves
-that behaves as the module does and notes what each call was given and returned. Its place in the model is part of its
-structure, so it survives whatever rebuilds it. The copy is run with `jax.eval_shape`: nothing is allocated or computed.
+The plan: a copy of the model in which every callable module is wrapped in a `Watched`, a pytree
+with the same leaves that behaves as the module does and notes what each call was given and
+returned. Its place in the model is part of its structure, so it survives whatever rebuilds it. The
+copy is run with `jax.eval_shape`: nothing is allocated or computed.
 """
 
 from collections.abc import Iterator
@@ -67,8 +69,9 @@ class Recorder:
 
     def __init__(self, tell_apart: bool):
         self.calls: dict[Path, list[Call]] = {}
-        # Whether layers that differ only in where they are count as different structures. If so, a model that stacks
-        # the leaves of several layers fails; if not, a compiled function that is given one after the other runs once.
+        # Whether layers that differ only in where they are count as different structures. If so, a
+        # model that stacks the leaves of several layers fails; if not, a compiled function that is
+        # given one after the other runs once.
         self.tell_apart = tell_apart
 
     def watch(self, node: Any, path: Path = ()) -> Any:
@@ -110,7 +113,7 @@ def unwatched(tree: Any) -> Any:
 class Watched:
     """A layer whose calls are noted. In everything else it is the layer."""
 
-    __slots__ = ("_layer", "_place")
+    __slots__ = ("__weakref__", "_layer", "_place")
 
     def __init__(self, layer: Any, place: _Place):
         self._layer = layer
@@ -131,7 +134,7 @@ class Watched:
 
     # `isinstance` asks for it.
     @property
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] (nobody is to set it)
         return type(self._layer)
 
     # Python looks these up on the type.

@@ -121,7 +121,9 @@ def owed(cls: type) -> dict[str, str]:
     for klass in cls.__mro__:
         for name, kind in klass.__dict__.get("_own_abstract", {}).items():
             # Declared as a class variable anywhere, it must be one.
-            names[name] = "AbstractClassVar" if "AbstractClassVar" in (kind, names.get(name)) else kind
+            names[name] = (
+                "AbstractClassVar" if "AbstractClassVar" in (kind, names.get(name)) else kind
+            )
     return {name: kind for name, kind in names.items() if not _provided(cls, name, kind)}
 
 

@@ -13,7 +13,7 @@ from ._sorting import (
     CONTAINERS,
     Kind,
     hidden_arrays,
-    hidden_in_object,
+    holds_arrays,
     is_node,
     kind_by_type,
     one_level_paths,
@@ -33,7 +33,9 @@ class ClassInfo:
         self.cls = cls
         self.every_field_is_child = every_field_is_child
         # Equinox's rule only warns; a transformed function answers for nothing that it wraps.
-        self.may_hide_arrays = every_field_is_child or getattr(cls, "_vernal_may_hide_arrays", False)
+        self.may_hide_arrays = every_field_is_child or getattr(
+            cls, "_vernal_may_hide_arrays", False
+        )
         self.layouts: dict[Any, Layout] = {}
         self.by_kinds: dict[tuple[Kind | None, ...], Layout] = {}
         # Fields whose annotation asks for no array when given a number of this type.
@@ -143,7 +145,9 @@ def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
         if name in klass.__dict__:
             value = klass.__dict__[name]
             is_default = value is info.defaults[name]
-            if hasattr(type(value), "__set__") or (hasattr(type(value), "__get__") and not is_default):
+            if hasattr(type(value), "__set__") or (
+                hasattr(type(value), "__get__") and not is_default
+            ):
                 return False
             self.__dict__[name] = value
             return True
@@ -156,7 +160,8 @@ def _look_closer(self: Any, info: ClassInfo, name: str, value: Any, static: bool
     if static:
         _refuse_static_arrays(info, name, value)
         return False
-    if KEY in getattr(value, "__dict__", ()):
+    # The type is asked, because `functools.wraps` copies a whole `__dict__`.
+    if hasattr(type(value), "_vernal_class") and KEY in value.__dict__:
         return True
     _refuse_inside(self, info, name, value, (), (self,))
     return sort_value(value)
@@ -221,5 +226,5 @@ def _refuse_inside(
     elif callable(value) and not is_node(value) and not info.may_hide_arrays:
         if hidden_arrays(value):
             raise refuse.hidden_in_callable(info.cls, name, path, value)
-    elif not is_node(value) and not info.may_hide_arrays and hidden_in_object(value):
+    elif not is_node(value) and not info.may_hide_arrays and holds_arrays(value):
         raise refuse.hidden_in_object(info.cls, name, path, value)

@@ -12,8 +12,27 @@ from typing import Any
 import jax.tree_util as jtu
 
 
+class _Doc:
+    """A docstring for the class and, on an instance, that of the function."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __get__(self, method: Any, owner: Any) -> str | None:
+        return self.text if method is None else method.__func__.__doc__
+
+
 class BoundMethod:
-    """A method and the module it is bound to: a callable pytree whose arrays are the module's."""
+    __doc__ = _Doc(  # pyright: ignore[reportAssignmentType] (a descriptor that gives one)
+        """A method and the module it is bound to: a callable pytree whose arrays are the module's.
+
+    What `module.method` gives. Two are equal if the functions are the same and the modules equal.
+
+    Args:
+        func: the function, which takes the module first.
+        owner: the module.
+    """
+    )
 
     __slots__ = ("__func__", "__self__", "__weakref__")
 
@@ -54,10 +73,6 @@ class BoundMethod:
     def __signature__(self) -> inspect.Signature:
         signature = inspect.signature(self.__func__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-    @property
-    def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride] (a method's own text)
-        return self.__func__.__doc__
 
 
 def _flatten(method: BoundMethod) -> tuple[tuple[Any, ...], Any]:

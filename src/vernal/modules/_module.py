@@ -15,7 +15,7 @@ import re
 import types
 import typing
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import jax.tree_util as jtu
 from typing_extensions import dataclass_transform
@@ -31,7 +31,6 @@ from ._methods import Method
 from ._sorting import Kind, is_data, sort_again
 from ._strict import check_strict
 from ._structure import FLAT, KEY, layout_of, structure_of
-
 
 _CLASS_VAR = re.compile(r"\s*(?:\w+\.)*ClassVar\b")
 
@@ -61,7 +60,9 @@ def _flatten_with_keys(module: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def _unflatten(structure: Any, children: Any) -> Any:
-    return structure[0].make(children)
+    # In two steps, because Python 3.11 calls a function that is kept in a slot more slowly in one.
+    make = structure[0].make
+    return make(children)
 
 
 def _writes_init(cls: type) -> bool:
@@ -142,7 +143,7 @@ class ModuleMeta(abc.ABCMeta):
         namespace: dict[str, Any],
         /,
         *,
-        layout: Literal["arrays", "fields"] | None = None,
+        layout: str | None = None,
         strict: bool | None = None,
         is_abstract: bool = False,
         **kwargs: Any,
@@ -287,10 +288,8 @@ class Module(metaclass=ModuleMeta):
         return _assemble, (type(self), kinds, values)
 
     def __copy__(self) -> Any:
-        # Not by way of `__reduce__`, whose stand-ins for functions only a pickle turns back.
-        values = self.__dict__
-        kinds = values[KEY][0].layout.kinds
-        return _assemble(type(self), kinds, {name: values[name] for name in kinds})
+        # What cannot change is its own copy.
+        return self
 
     def __tree_fields__(self) -> dict[str, Any]:
         """What surgery may reach: every field that is not declared static, with its value."""
@@ -360,7 +359,9 @@ def module_update_wrapper(wrapper: Any, wrapped: Any = None) -> Any:
         ('add_one', 'Adds one.', 4)
     """
     cls: Any = type(wrapper)
-    if not isinstance(inspect.getattr_static(cls, "__wrapped__", None), (property, functools.cached_property)):
+    if not isinstance(
+        inspect.getattr_static(cls, "__wrapped__", None), (property, functools.cached_property)
+    ):
         raise refuse.no_wrapped(cls)
     source = wrapper.__wrapped__ if wrapped is None else wrapped
     kinds = dict(wrapper.__dict__[KEY][0].layout.kinds)

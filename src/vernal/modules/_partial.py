@@ -19,9 +19,9 @@ class Partial(Module):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import vernal
-        >>> add = vernal.Partial(jnp.add, jnp.array(1.0))
-        >>> add(2.0)
-        Array(3., dtype=float32)
+        >>> add = vernal.Partial(jnp.add, jnp.ones(2))
+        >>> add(jnp.ones(2))
+        Array([2., 2.], dtype=float32)
         >>> len(jax.tree.leaves(add))
         1
     """

@@ -26,7 +26,8 @@ def frozen(cls: type, name: str, verb: str) -> str:
     return message(
         f"cannot {verb} `{name}`: modules are immutable once they are built",
         where=_at(cls, name),
-        instead=f"model = vernal.tree_at(lambda m: m.{name}, model, new_value), or dataclasses.replace(model, {name}=...)",
+        instead=f"model = vernal.tree_at(lambda m: m.{name}, model, new_value), "
+        f"or dataclasses.replace(model, {name}=...)",
     )
 
 

@@ -106,9 +106,11 @@ def sort_value(value: Any) -> Kind:
 
 def _sort_container(value: Any) -> Kind:
     children = one_level(value)[0]
-    if not children:
-        return True
-    kinds = tuple(map(sort_value, children))
+    return _joined(value, tuple(map(sort_value, children)))
+
+
+def _joined(value: Any, kinds: tuple[Kind, ...]) -> Kind:
+    """The kind of a container whose children are of these kinds."""
     if all(kind is True for kind in kinds):
         return True
     if all(kind is False for kind in kinds) and isinstance(value, tuple):
@@ -134,13 +136,12 @@ def sort_again(old: Any, kind: Kind, new: Any) -> Kind:
         before, old_def = one_level(old)
         after, new_def = one_level(new)
         if old_def == new_def and len(kind) == len(before):
-            return tuple(map(sort_again, before, kind, after))
+            return _joined(new, tuple(map(sort_again, before, kind, after)))
     if kind is True and type(new) is type(old) and isinstance(new, CONTAINERS):
         before, old_def = one_level(old)
         after, new_def = one_level(new)
         if old_def == new_def and before:
-            kinds = tuple(map(sort_again, before, [True] * len(before), after))
-            return True if all(k is True for k in kinds) else kinds
+            return _joined(new, tuple(map(sort_again, before, [True] * len(before), after)))
     return sort_value(new)
 
 
@@ -236,7 +237,7 @@ def _unflatten_mixed(structure: _MixedStructure, shown: Any) -> Any:
 jtu.register_pytree_with_keys(Mixed, _flatten_mixed_with_keys, _unflatten_mixed, _flatten_mixed)
 
 
-def hidden_in_object(value: Any) -> bool:
+def holds_arrays(value: Any) -> bool:
     """Whether a container or dataclass that JAX does not know as a node holds arrays."""
     if isinstance(value, dict):
         inside = list(value.values())

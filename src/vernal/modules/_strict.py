@@ -11,7 +11,6 @@ from typing import Any
 from . import _refusals as refuse
 from ._methods import Method
 
-
 _METHODS = (Method, types.FunctionType, property, classmethod, staticmethod)
 
 
@@ -59,11 +58,13 @@ def check_strict(cls: Any, strict: bool | None) -> None:
 
 
 # Made by the machinery for every class.
-_GENERATED = frozenset({"__init__", "__replace__", "__init_subclass__"})
+_GENERATED = frozenset({"__replace__", "__init_subclass__"})
 
 
 def _check_override(cls: Any, name: str, bases: list[Any]) -> None:
-    if name in _GENERATED and cls.__dict__.get("_vernal_generated_init", False):
+    if name in _GENERATED:
+        return
+    if name == "__init__" and cls.__dict__.get("_vernal_generated_init", False):
         return
     for base in bases:
         if base.__dict__.get("_vernal_root", False) or name not in base.__dict__:

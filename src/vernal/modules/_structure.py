@@ -115,9 +115,7 @@ class Structure:
         self.aux = (self,)
         template = {**rest, KEY: self.aux}
         make = layout.make
-        self.make = types.FunctionType(
-            make.__code__, make.__globals__, argdefs=(template.copy,)
-        )
+        self.make = types.FunctionType(make.__code__, make.__globals__, argdefs=(template.copy,))
 
     def __eq__(self, other: Any) -> bool:
         if self is other:

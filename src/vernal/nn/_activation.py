@@ -33,8 +33,8 @@ class PReLU(Module):
     negative_slope: Array
 
     def __init__(self, init_alpha: int | float | Array = 0.25):
-        # Not weakly typed, as a bare number would become: its first update would change its type, and
-        # everything would compile again.
+        # Not weakly typed, as a bare number would become: its first update would change its type,
+        # and everything would compile again.
         self.negative_slope = (
             init_alpha
             if isinstance(init_alpha, Array)
@@ -50,7 +50,8 @@ class PReLU(Module):
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+            An array of the shape and type of `x`, computed in at least float32. (An integer input
+            gives floats.)
 
         Raises:
             ValueError: if the slopes do not broadcast to the shape of `x`.

@@ -14,19 +14,22 @@ from ._check import check_shape, check_size, image_shape, per_dim
 
 
 class AdaptivePool(Module):
-    """Divides each spatial dimension into a given number of parts, and reduces each part to one number.
+    """Divides each spatial dimension into a given number of parts, and reduces each part to one
+    number.
 
-    The parts do not overlap. If a dimension of size `n` cannot be divided evenly into `t` parts, the first `n % t` of
-    them are one longer than the others. Dimensions are reduced one after the other.
+    The parts do not overlap. If a dimension of size `n` cannot be divided evenly into `t` parts,
+    the first `n % t` of them are one longer than the others. Dimensions are reduced one after the
+    other.
 
     Args:
         target_shape: the number of parts: one integer, or one for each dimension.
         num_spatial_dims: the number of spatial dimensions.
-        operation: a function from an array of shape `(length,)` to a number, such as `jax.numpy.mean`.
+        operation: a function from an array of shape `(length,)` to a number, such as
+            `jax.numpy.mean`.
 
     Raises:
-        ValueError: for sizes that are not positive integers, or a sequence of the wrong length; when called, for an
-            input that is not one example, or smaller than the target.
+        ValueError: for sizes that are not positive integers, or a sequence of the wrong length;
+            when called, for an input that is not one example, or smaller than the target.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,7 +117,8 @@ class _AdaptiveMaxPool(AdaptivePool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """The mean of each of a given number of parts, over one spatial dimension: `(channels, length)`.
+    """The mean of each of a given number of parts, over one spatial dimension: `(channels,
+    length)`.
 
     Args:
         target_shape: as for `AdaptivePool`.
@@ -130,7 +134,8 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    """The mean of each of a given number of parts, over two spatial dimensions: `(channels, height, width)`.
+    """The mean of each of a given number of parts, over two spatial dimensions: `(channels,
+    height, width)`.
 
     Args:
         target_shape: as for `AdaptivePool`.
@@ -163,7 +168,8 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPool):
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    """The maximum of each of a given number of parts, over one spatial dimension: `(channels, length)`.
+    """The maximum of each of a given number of parts, over one spatial dimension: `(channels,
+    length)`.
 
     Args:
         target_shape: as for `AdaptivePool`.
@@ -179,7 +185,8 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    """The maximum of each of a given number of parts, over two spatial dimensions: `(channels, height, width)`.
+    """The maximum of each of a given number of parts, over two spatial dimensions: `(channels,
+    height, width)`.
 
     Args:
         target_shape: as for `AdaptivePool`.

@@ -1,7 +1,7 @@
 """What layers ask of their arguments, and the errors that say which one was wrong.
 
-Layers take one example, without a batch axis. An input of the wrong shape is nearly always a batch that was not mapped
-over, so the error looks for exactly that.
+Layers take one example, without a batch axis. An input of the wrong shape is nearly always a batch
+that was not mapped over, so the error looks for exactly that.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from jax.typing import ArrayLike
 from ..show import message, short
 
 Axis = int | str | tuple[str, int]
-"""One axis of an expected shape: an exact size, the name of an axis of any size, or a name and its size."""
+"""One axis of an expected shape: an exact size, the name of an axis of any size, or a name and its
+size."""
 
 
 def _size(axis: Axis) -> int | None:
@@ -49,7 +50,8 @@ def wrong_shape(
         argument: the name of the argument.
 
     Returns:
-        The error. If the shape is the expected one with more axes in front, it says that `jax.vmap` was forgotten.
+        The error. If the shape is the expected one with more axes in front, it says that
+        `jax.vmap` was forgotten.
     """
     extra = len(shape) - len(expected)
     instead = None
@@ -71,7 +73,8 @@ def wrong_shape(
 
 
 def check_shape(layer: str, x: ArrayLike, expected: Sequence[Axis], argument: str = "x") -> None:
-    """Refuses an input whose shape is not the expected one; the arguments are those of `wrong_shape`."""
+    """Refuses an input whose shape is not the expected one; the arguments are those of
+    `wrong_shape`."""
     shape = np.shape(x)
     if not fits(shape, expected):
         raise wrong_shape(layer, shape, expected, argument)
@@ -92,7 +95,8 @@ def check_size(layer: str, argument: str, value: Any, minimum: int = 1) -> int:
 
 
 def per_dim(layer: str, argument: str, value: Any, n: int, minimum: int = 1) -> tuple[int, ...]:
-    """One integer for each of `n` spatial dimensions, from one integer for all of them or a sequence of `n`."""
+    """One integer for each of `n` spatial dimensions, from one integer for all of them or a
+    sequence of `n`."""
     values = tuple(value) if isinstance(value, Sequence) else (value,) * n
     if len(values) != n or not all(
         isinstance(v, int | np.integer) and v >= minimum for v in values
@@ -113,7 +117,8 @@ def padding_pairs(layer: str, value: Any, n: int, words: str = "") -> tuple[tupl
 
     Args:
         layer: the name of the layer's class.
-        value: one integer for all, a sequence of `n` integers, or a sequence of `n` pairs. Negative numbers crop.
+        value: one integer for all, a sequence of `n` integers, or a sequence of `n` pairs.
+            Negative numbers crop.
         n: the number of spatial dimensions.
         words: what else the layer would have taken, for the error.
     """
@@ -134,7 +139,8 @@ def padding_pairs(layer: str, value: Any, n: int, words: str = "") -> tuple[tupl
 
 
 def image_shape(channels: Axis, n: int) -> tuple[Axis, ...]:
-    """The expected shape `(channels, *spatial)` of what a layer over `n` spatial dimensions is given."""
+    """The expected shape `(channels, *spatial)` of what a layer over `n` spatial dimensions is
+    given."""
     names = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
     return (channels, *names.get(n, tuple(f"dim_{i}" for i in range(n))))
 
@@ -145,7 +151,8 @@ def check_window_fits(
     padding: Sequence[tuple[int, int]],
     window: Sequence[int],
 ) -> None:
-    """Refuses an input that is smaller than the window sliding over it: the output would be empty."""
+    """Refuses an input that is smaller than the window sliding over it: the output would be
+    empty."""
     padded = [n + before + after for n, (before, after) in zip(spatial, padding, strict=True)]
     if any(n < w for n, w in zip(padded, window, strict=True)):
         raise ValueError(

@@ -30,7 +30,8 @@ _PAD_MODES = {"ZEROS": "constant", "REFLECT": "reflect", "REPLICATE": "edge", "C
 
 
 class AbstractConv(Module):
-    """What a convolution and a transposed convolution share: the fields, their checks, the initial weights."""
+    """What a convolution and a transposed convolution share: the fields, their checks, the initial
+    weights."""
 
     num_spatial_dims: int = field(static=True)
     weight: jax.Array
@@ -160,8 +161,9 @@ def _parse_mode(layer: str, mode: str, padding: Any) -> str:
 class Conv(AbstractConv):
     """Convolution over any number of spatial dimensions, channels first, of one example.
 
-    As everywhere in deep learning it is a cross-correlation: the kernel is not flipped. Weight and bias are drawn
-    uniformly between `-1/sqrt(n)` and `1/sqrt(n)`, where `n = in_channels/groups * prod(kernel_size)`.
+    As everywhere in deep learning it is a cross-correlation: the kernel is not flipped. Weight and
+    bias are drawn uniformly between `-1/sqrt(n)` and `1/sqrt(n)`, where `n = in_channels/groups *
+    prod(kernel_size)`.
 
     Args:
         num_spatial_dims: the number of spatial dimensions.
@@ -169,16 +171,18 @@ class Conv(AbstractConv):
         out_channels: the number of channels of the output.
         kernel_size: one integer, or one for each dimension. So are `stride` and `dilation`.
         stride: how far the kernel moves between two outputs.
-        padding: how much is added to the input: an integer for every side, one for each dimension, or a pair (before,
-            after) for each; `"VALID"` (none) or `"SAME"` (the output has size `ceil(size / stride)`; an odd
-            remainder goes after the input) or `"SAME_LOWER"` (an odd remainder goes before it).
+        padding: how much is added to the input: an integer for every side, one for each dimension,
+            or a pair (before, after) for each; `"VALID"` (none) or `"SAME"` (the output has size
+            `ceil(size / stride)`; an odd remainder goes after the input) or `"SAME_LOWER"` (an odd
+            remainder goes before it).
         dilation: the distance between two entries of the kernel; 1 is an ordinary convolution.
-        groups: the channels are divided into this many groups, and each group is convolved by itself.
+        groups: the channels are divided into this many groups, and each group is convolved by
+            itself.
         use_bias: whether to add a bias for each output channel.
-        padding_mode: what is added: `"ZEROS"`, `"REFLECT"` (the input mirrored at its edge), `"REPLICATE"` (the
-            edge repeated) or `"CIRCULAR"` (the input repeated).
-        dtype: the dtype of the weights, floating-point or complex; `float32` by default (`float64` if JAX has 64-bit
-            numbers switched on).
+        padding_mode: what is added: `"ZEROS"`, `"REFLECT"` (the input mirrored at its edge),
+            `"REPLICATE"` (the edge repeated) or `"CIRCULAR"` (the input repeated).
+        dtype: the dtype of the weights, floating-point or complex; `float32` by default (`float64`
+            if JAX has 64-bit numbers switched on).
         key: a JAX random key for the initial weights.
 
     Attributes:
@@ -186,8 +190,9 @@ class Conv(AbstractConv):
         bias: shape `(out_channels, 1, ..., 1)`, or None.
 
     Raises:
-        ValueError: for sizes that are not positive integers, sequences of the wrong length, channels that the groups
-            do not divide, an unknown padding; when called, for an input that is not one example or too small.
+        ValueError: for sizes that are not positive integers, sequences of the wrong length,
+            channels that the groups do not divide, an unknown padding; when called, for an input
+            that is not one example or too small.
         TypeError: when called, for an input of another dtype than the weights.
 
     Example:
@@ -243,8 +248,8 @@ class Conv(AbstractConv):
         return self._convolve(x, pads, window_strides=self.stride)
 
 
-# A final class is not subclassed in this house, with one exception: `Conv2d(...)` is a `Conv` whose first argument is
-# fixed, and code that asks `isinstance(layer, Conv)` means all of them.
+# A final class is not subclassed in this house, with one exception: `Conv2d(...)` is a `Conv`
+# whose first argument is fixed, and code that asks `isinstance(layer, Conv)` means all of them.
 class _FixedConv(Conv):
     _dims: ClassVar[int]
 

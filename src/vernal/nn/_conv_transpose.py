@@ -1,8 +1,9 @@
 """Transposed convolutions.
 
-A convolution without bias is a linear map of its input; this is the transpose of such a map: the operation by which
-gradients flow back through it (exactly so if the kernel is flipped in space and its channel axes are swapped). It is
-computed as an ordinary convolution over the input with `stride - 1` zeros put between its entries.
+A convolution without bias is a linear map of its input; this is the transpose of such a map: the
+operation by which gradients flow back through it (exactly so if the kernel is flipped in space and
+its channel axes are swapped). It is computed as an ordinary convolution over the input with
+`stride - 1` zeros put between its entries.
 """
 
 from typing import ClassVar
@@ -21,26 +22,30 @@ from ._conv import AbstractConv, Padding, Sizes
 class ConvTranspose(AbstractConv):
     """Transposed convolution over any number of spatial dimensions, channels first, of one example.
 
-    Where `Conv` with the same settings makes `small` from `large`, this makes something of the size of `large` from
-    something of the size of `small`. The initial weights are drawn as those of `Conv`.
+    Where `Conv` with the same settings makes `small` from `large`, this makes something of the
+    size of `large` from something of the size of `small`. The initial weights are drawn as those
+    of `Conv`.
 
     Args:
         num_spatial_dims: the number of spatial dimensions.
         in_channels: the number of channels of the input.
         out_channels: the number of channels of the output.
-        kernel_size: one integer, or one for each dimension. So are `stride`, `output_padding` and `dilation`.
+        kernel_size: one integer, or one for each dimension. So are `stride`, `output_padding` and
+            `dilation`.
         stride: how far apart in the output two neighbours of the input act.
         padding: what the `Conv` pads with, and this therefore cuts off; given as there.
-        output_padding: with a stride, several sizes of `large` give the same size of `small`; this chooses among
-            them, and must be less than the stride. It makes the output larger by so much at its end, or, with
-            `padding="SAME"` or `"SAME_LOWER"`, which otherwise give `size * stride`, smaller.
+        output_padding: with a stride, several sizes of `large` give the same size of `small`; this
+            chooses among them, and must be less than the stride. It makes the output larger by so
+            much at its end, or, with `padding="SAME"` or `"SAME_LOWER"`, which otherwise give
+            `size * stride`, smaller.
         dilation: the distance between two entries of the kernel.
-        groups: the channels are divided into this many groups, and each group is convolved by itself.
+        groups: the channels are divided into this many groups, and each group is convolved by
+            itself.
         use_bias: whether to add a bias for each output channel.
-        padding_mode: `"ZEROS"`, or `"CIRCULAR"` together with `padding="SAME"` or `"SAME_LOWER"` and no
-            `output_padding`.
-        dtype: the dtype of the weights, floating-point or complex; `float32` by default (`float64` if JAX has 64-bit
-            numbers switched on).
+        padding_mode: `"ZEROS"`, or `"CIRCULAR"` together with `padding="SAME"` or `"SAME_LOWER"`
+            and no `output_padding`.
+        dtype: the dtype of the weights, floating-point or complex; `float32` by default (`float64`
+            if JAX has 64-bit numbers switched on).
         key: a JAX random key for the initial weights.
 
     Attributes:
@@ -48,9 +53,10 @@ class ConvTranspose(AbstractConv):
         bias: shape `(out_channels, 1, ..., 1)`, or None.
 
     Raises:
-        ValueError: for sizes that are not positive integers, sequences of the wrong length, channels that the groups
-            do not divide, an unknown padding, an `output_padding` that is not less than the stride; when called, for
-            an input that is not one example, or of which all would be cut off.
+        ValueError: for sizes that are not positive integers, sequences of the wrong length,
+            channels that the groups do not divide, an unknown padding, an `output_padding` that is
+            not less than the stride; when called, for an input that is not one example, or of
+            which all would be cut off.
         NotImplementedError: for a `padding_mode` that this layer does not have.
         TypeError: when called, for an input of another dtype than the weights.
 
@@ -120,14 +126,15 @@ class ConvTranspose(AbstractConv):
             )
 
     def _zeros_around(self) -> list[tuple[int, int]]:
-        """How many zeros stand before and after the input (spread out by the stride); negative numbers crop."""
+        """How many zeros stand before and after the input (spread out by the stride); negative
+        numbers crop."""
         around: list[tuple[int, int]] = []
         for i, (window, stride, extra) in enumerate(
             zip(self._window, self.stride, self.output_padding, strict=True)
         ):
             if self.padding in ("SAME", "SAME_LOWER"):
-                # What `Conv` adds to an input of size `size * stride - extra`; if its kernel leaves gaps, the last
-                # gap is made up for at the end.
+                # What `Conv` adds to an input of size `size * stride - extra`; if its kernel
+                # leaves gaps, the last gap is made up for at the end.
                 total = window - stride + extra
                 less = max(total, 0) // 2
                 before = less if self.padding == "SAME" else max(total, 0) - less
@@ -148,8 +155,9 @@ class ConvTranspose(AbstractConv):
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            Shape `(out_channels, *spatial)`, each size `(size - 1) * stride + dilation * (kernel_size - 1) + 1 -
-            before - after + output_padding`; with `"SAME"` and `"SAME_LOWER"`, `size * stride - output_padding`.
+            Shape `(out_channels, *spatial)`, each size `(size - 1) * stride + dilation *
+            (kernel_size - 1) + 1 - before - after + output_padding`; with `"SAME"` and
+            `"SAME_LOWER"`, `size * stride - output_padding`.
         """
         x = self._checked(x)
         around = self._zeros_around()
@@ -164,10 +172,12 @@ class ConvTranspose(AbstractConv):
     def _wrap(
         self, x: jax.Array, around: list[tuple[int, int]]
     ) -> tuple[jax.Array, list[tuple[int, int]]]:
-        """Repeats the input around itself, as far as the kernel reaches, and crops what is too much of it.
+        """Repeats the input around itself, as far as the kernel reaches, and crops what is too
+        much of it.
 
-        Spread out by the stride, the input has one period of `size * stride`, of which the last `stride - 1` zeros are
-        missing: a copy after it begins `stride` after its last entry, like its own next entry would.
+        Spread out by the stride, the input has one period of `size * stride`, of which the last
+        `stride - 1` zeros are missing: a copy after it begins `stride` after its last entry, like
+        its own next entry would.
         """
         copies: list[tuple[int, int]] = []
         rest: list[tuple[int, int]] = []
@@ -182,7 +192,8 @@ class ConvTranspose(AbstractConv):
 class _FixedConvTranspose(ConvTranspose):
     _dims: ClassVar[int]
 
-    # `output_padding` stands before `padding` here: an old slip of Equinox, which calls by position rely on.
+    # `output_padding` stands before `padding` here: an old slip of Equinox, which calls by
+    # position rely on.
     def __init__(
         self,
         in_channels: int,
@@ -220,8 +231,8 @@ class ConvTranspose1d(_FixedConvTranspose):
     """`ConvTranspose` over one spatial dimension: `(in_channels, length)`.
 
     Args:
-        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by position, `output_padding`
-            comes before `padding`.
+        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by
+            position, `output_padding` comes before `padding`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -237,8 +248,8 @@ class ConvTranspose2d(_FixedConvTranspose):
     """`ConvTranspose` over two spatial dimensions: `(in_channels, height, width)`.
 
     Args:
-        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by position, `output_padding`
-            comes before `padding`.
+        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by
+            position, `output_padding` comes before `padding`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -255,8 +266,8 @@ class ConvTranspose3d(_FixedConvTranspose):
     """`ConvTranspose` over three spatial dimensions: `(in_channels, depth, height, width)`.
 
     Args:
-        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by position, `output_padding`
-            comes before `padding`.
+        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by
+            position, `output_padding` comes before `padding`.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -65,7 +65,8 @@ class Dropout(Module):
             inference: overrides the layer's own setting, for this call.
 
         Returns:
-            An array of the shape and type of `x`. (An integer input gives floats, unless it passes through.)
+            An array of the shape and type of `x`. (An integer input gives floats, unless it passes
+            through.)
 
         Raises:
             RuntimeError: if a key is needed and not given.
@@ -90,6 +91,7 @@ class Dropout(Module):
         wide = widen(x)
         keep = 1 - (jnp.asarray(self.p, wide.real.dtype) if not known else float(self.p))
         kept = jax.random.bernoulli(key, keep, x.shape)
-        # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the gradient.
+        # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the
+        # gradient.
         scale = keep if known else jnp.where(keep == 0, 1, keep).astype(wide.dtype)
         return narrow(jnp.where(kept, wide / scale, 0), x)

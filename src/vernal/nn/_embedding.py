@@ -20,14 +20,14 @@ class Embedding(Module):
     Args:
         num_embeddings: how many vectors.
         embedding_size: how long each is.
-        weight: the table, of shape `(num_embeddings, embedding_size)`, if you have one. Otherwise it is drawn
-            from a standard normal distribution.
+        weight: the table, of shape `(num_embeddings, embedding_size)`, if you have one. Otherwise
+            it is drawn from a standard normal distribution.
         dtype: of the table; JAX's default float (or that of `weight`) if None.
         key: a `jax.random` key for the table. Not used if `weight` is given.
 
     Raises:
-        ValueError: if neither a table nor all of `num_embeddings`, `embedding_size` and `key` is given; if the
-            table does not have the shape that they say; or if a size is negative.
+        ValueError: if neither a table nor all of `num_embeddings`, `embedding_size` and `key` is
+            given; if the table does not have the shape that they say; or if a size is negative.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -66,14 +66,15 @@ class Embedding(Module):
         """Looks up one row.
 
         Args:
-            x: the number of the row: an integer, or an integer array of shape `()`. Several at once go through
-                `jax.vmap(layer)`. Negative numbers count from the end. A number outside the table gives its
-                first or last row, because compiled code cannot raise an error.
+            x: the number of the row: an integer, or an integer array of shape `()`. Several at
+                once go through `jax.vmap(layer)`. Negative numbers count from the end. A number
+                outside the table gives its first or last row, because compiled code cannot raise
+                an error.
             key: not used; every layer takes one.
 
         Returns:
-            An array of shape `(embedding_size,)` and the type of the table. On a mesh with explicit axes it is
-            sharded as the columns of the table are.
+            An array of shape `(embedding_size,)` and the type of the table. On a mesh with
+            explicit axes it is sharded as the columns of the table are.
 
         Raises:
             ValueError: if `x` has more than one element.
@@ -108,10 +109,11 @@ class Embedding(Module):
 
 
 def _row_sharding(table: Array, index: Array) -> NamedSharding | None:
-    """How looked-up rows (a leading axis, then the columns) lie on a mesh; None unless its axes are explicit.
+    """How looked-up rows (a leading axis, then the columns) lie on a mesh; None unless its axes
+    are explicit.
 
-    JAX must be told: the rows may lie on other devices than the index. Batch axes of a surrounding `jax.vmap` it
-    adds itself.
+    JAX must be told: the rows may lie on other devices than the index. Batch axes of a surrounding
+    `jax.vmap` it adds itself.
     """
     for x in (table, index):
         mesh = jax.typeof(x).sharding.mesh

@@ -8,8 +8,8 @@ from ..trees import set_attributes
 def inference_mode(pytree: Any, value: bool = True) -> Any:
     """Sets every attribute named `inference` in a model, wherever it is.
 
-    Layers that behave differently while training, such as `Dropout`, have that attribute; your own modules may
-    have it too.
+    Layers that behave differently while training, such as `Dropout`, have that attribute; your own
+    modules may have it too.
 
     Args:
         pytree: a model, or anything that holds models.
@@ -19,7 +19,8 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
         A copy of `pytree` in which only these attributes differ.
 
     Raises:
-        TypeError: if a module has a field `inference` that is declared `static=True`, which cannot be changed.
+        TypeError: if a module has a field `inference` that is declared `static=True`, which cannot
+            be changed.
 
     Example:
         >>> import jax.numpy as jnp

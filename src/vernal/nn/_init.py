@@ -12,7 +12,8 @@ from ..show import message
 
 
 def weight_dtype(layer: str, dtype: DTypeLike | None) -> Any:
-    """The dtype of a layer's weights: by default `float32`, or `float64` if JAX has 64-bit numbers switched on."""
+    """The dtype of a layer's weights: by default `float32`, or `float64` if JAX has 64-bit numbers
+    switched on."""
     if dtype is None:
         return jnp.result_type(float)
     if not jnp.issubdtype(dtype, jnp.inexact):
@@ -28,12 +29,14 @@ def weight_dtype(layer: str, dtype: DTypeLike | None) -> Any:
 
 
 def limit(fan_in: int) -> float:
-    """`1/sqrt(fan_in)`, where `fan_in` is how many numbers enter each output; 1 if there are none."""
+    """`1/sqrt(fan_in)`, where `fan_in` is how many numbers enter each output; 1 if there are
+    none."""
     return 1 / math.sqrt(fan_in) if fan_in else 1.0
 
 
 def uniform(key: PRNGKeyArray, shape: tuple[int, ...], lim: float, dtype: Any) -> jax.Array:
-    """Uniform numbers between `-lim` and `lim`; for a complex dtype, the real and the imaginary part are each."""
+    """Uniform numbers between `-lim` and `lim`; for a complex dtype, the real and the imaginary
+    part are each."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         part = jnp.finfo(dtype).dtype
         real, imag = (

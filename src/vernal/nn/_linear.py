@@ -33,8 +33,8 @@ class Linear(Module):
         in_features: the length of the input, or `"scalar"` for an input of shape `()`.
         out_features: the length of the output, or `"scalar"` for an output of shape `()`.
         use_bias: whether to add a bias.
-        dtype: the dtype of the weights, floating-point or complex; `float32` by default (`float64` if JAX has 64-bit
-            numbers switched on).
+        dtype: the dtype of the weights, floating-point or complex; `float32` by default (`float64`
+            if JAX has 64-bit numbers switched on).
         key: a JAX random key for the initial weights.
 
     Attributes:
@@ -42,8 +42,8 @@ class Linear(Module):
         bias: shape `(out_features,)`, or None.
 
     Raises:
-        ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when called, for an
-            input that is not one example.
+        ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when
+            called, for an input that is not one example.
 
     Example:
         >>> import jax, jax.numpy as jnp

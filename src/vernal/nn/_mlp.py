@@ -34,7 +34,8 @@ def _copy(activation: Activation, index: Any) -> Activation:
 
 
 def _activate(activation: Activation, x: jax.Array) -> jax.Array:
-    """Applies an activation to a layer: as a whole, or to each neuron with its own copy of the arrays."""
+    """Applies an activation to a layer: as a whole, or to each neuron with its own copy of the
+    arrays."""
     arrays, rest = partition(activation, is_array)
     if not jtu.tree_leaves(arrays) or x.ndim == 0:
         return activation(x)
@@ -49,26 +50,29 @@ class MLP(Module):
         out_size: the length of the output, or `"scalar"` for an output of shape `()`.
         width_size: the length of each hidden layer.
         depth: how many hidden layers there are. `depth=0` is one linear layer, `depth=2` is three.
-        activation: applied after each hidden layer. A function is given the whole layer at once. A callable that
-            carries arrays (such as `PReLU`) is copied: every neuron of every hidden layer has its own, trained
-            separately, and is given that neuron's value.
+        activation: applied after each hidden layer. A function is given the whole layer at once. A
+            callable that carries arrays (such as `PReLU`) is copied: every neuron of every hidden
+            layer has its own, trained separately, and is given that neuron's value.
         final_activation: likewise after the last layer; nothing by default.
         use_bias: whether the hidden layers have a bias.
         use_final_bias: whether the last layer has a bias.
-        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
-        scan: whether to stack the layers between two hidden layers and run them with `jax.lax.scan`. The program is
-            then as small for a deep network as for a shallow one, and compiles as fast; its numbers are the same.
+        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers
+            switched on).
+        scan: whether to stack the layers between two hidden layers and run them with
+            `jax.lax.scan`. The program is then as small for a deep network as for a shallow one,
+            and compiles as fast; its numbers are the same.
         key: a JAX random key for the initial weights.
 
     Attributes:
-        layers: the linear layers in order. With `scan=True` and `depth > 0` there are three: the first, all those in
-            between as one whose weights have a leading axis of length `depth - 1`, and the last.
+        layers: the linear layers in order. With `scan=True` and `depth > 0` there are three: the
+            first, all those in between as one whose weights have a leading axis of length `depth -
+            1`, and the last.
         activation: its arrays, if it has any, have leading axes `(depth, width_size)`.
         final_activation: its arrays, if it has any, have a leading axis `(out_size,)`.
 
     Raises:
-        ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when called, for an
-            input that is not one example.
+        ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when
+            called, for an input that is not one example.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,8 +1,10 @@
-"""Layers that bring an array to unit size: over all of it (`LayerNorm`, `RMSNorm`), or over groups of channels.
+"""Layers that bring an array to unit size: over all of it (`LayerNorm`, `RMSNorm`), or over groups
+of channels.
 
-They share one computation: subtract the mean (`RMSNorm` does not), divide by the root of the mean square, then
-scale and shift. Statistics are taken in at least float32, for in half precision a mean square overflows at
-values of a few hundred. For complex inputs the mean square is that of the absolute value, hence real.
+They share one computation: subtract the mean (`RMSNorm` does not), divide by the root of the mean
+square, then scale and shift. Statistics are taken in at least float32, for in half precision a
+mean square overflows at values of a few hundred. For complex inputs the mean square is that of the
+absolute value, hence real.
 """
 
 from collections.abc import Sequence
@@ -102,7 +104,8 @@ class LayerNorm(_ShapeNorm):
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+            An array of the shape and type of `x`, computed in at least float32. (An integer input
+            gives floats.)
 
         Raises:
             ValueError: if the shape of `x` is not `shape`.
@@ -129,8 +132,8 @@ class RMSNorm(_ShapeNorm):
         >>> import jax.numpy as jnp
         >>> import vernal
         >>> norm = vernal.nn.RMSNorm(2)
-        >>> norm(jnp.array([1.0, 7.0])).round(3)
-        Array([0.2, 1.4], dtype=float32)
+        >>> norm(jnp.array([3.0, 3.0])).round(3)
+        Array([1., 1.], dtype=float32)
     """
 
     @jax.named_scope("vernal.nn.RMSNorm")
@@ -142,7 +145,8 @@ class RMSNorm(_ShapeNorm):
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+            An array of the shape and type of `x`, computed in at least float32. (An integer input
+            gives floats.)
 
         Raises:
             ValueError: if the shape of `x` is not `shape`.
@@ -224,15 +228,17 @@ class GroupNorm(Module):
         """Normalises one input.
 
         Args:
-            x: an array of shape `(channels, ...)`: any number of further axes, or none. A batch goes through
-                `jax.vmap(layer)`.
+            x: an array of shape `(channels, ...)`: any number of further axes, or none. A batch
+                goes through `jax.vmap(layer)`.
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+            An array of the shape and type of `x`, computed in at least float32. (An integer input
+            gives floats.)
 
         Raises:
-            ValueError: if the first axis of `x` is not `channels`, or cannot be divided into groups.
+            ValueError: if the first axis of `x` is not `channels`, or cannot be divided into
+                groups.
         """
         x = jnp.asarray(x)
         if x.ndim == 0 or not self._fits(x.shape[0]):

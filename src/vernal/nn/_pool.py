@@ -23,20 +23,22 @@ class Pool(Module):
     """Reduces each window of the input to one number, for each channel by itself.
 
     Args:
-        init: the value to begin with, the identity of `operation`: `0` for a sum, `-inf` for a maximum. Outside the
-            input, where it is padded, there is this value too.
+        init: the value to begin with, the identity of `operation`: `0` for a sum, `-inf` for a
+            maximum. Outside the input, where it is padded, there is this value too.
         operation: an associative function of two arrays, such as `jax.lax.add` or `jax.lax.max`.
         num_spatial_dims: the number of spatial dimensions.
         kernel_size: the size of the window: one integer, or one for each dimension. So is `stride`.
         stride: how far the window moves between two outputs.
-        padding: how much is added to the input: an integer for every side, one for each dimension, or a pair (before,
-            after) for each. At least 0, and less than the window.
-        use_ceil: what happens where the windows do not end with the input. False leaves the rest out; True adds one
-            window more, which reaches beyond it (if any of the input is left for it).
+        padding: how much is added to the input: an integer for every side, one for each dimension,
+            or a pair (before, after) for each. At least 0, and less than the window.
+        use_ceil: what happens where the windows do not end with the input. False leaves the rest
+            out; True adds one window more, which reaches beyond it (if any of the input is left
+            for it).
 
     Raises:
-        ValueError: for sizes that are not positive integers, sequences of the wrong length, a padding that is negative or
-            as large as the window; when called, for an input that is not one example or too small.
+        ValueError: for sizes that are not positive integers, sequences of the wrong length, a
+            padding that is negative or as large as the window; when called, for an input that is
+            not one example or too small.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -96,9 +98,9 @@ class Pool(Module):
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            Shape `(channels, *spatial)`, each size `(size + before + after - kernel_size) / stride + 1`, rounded
-            down, or up if `use_ceil`. The dtype is that of `x`, except that means of integers
-            are floating-point numbers.
+            Shape `(channels, *spatial)`, each size `(size + before + after - kernel_size) / stride
+            + 1`, rounded down, or up if `use_ceil`. The dtype is that of `x`, except that means of
+            integers are floating-point numbers.
         """
         layer = type(self).__name__
         check_shape(layer, x, image_shape("channels", self.num_spatial_dims))
@@ -115,7 +117,8 @@ class Pool(Module):
         )
 
     def _reach(self, spatial: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """The padding with which the windows end exactly where the last one does, the number of windows rounded up."""
+        """The padding with which the windows end exactly where the last one does, the number of
+        windows rounded up."""
         pads: list[tuple[int, int]] = []
         for size, k, stride, (before, after) in zip(
             spatial, self.kernel_size, self.stride, self.padding, strict=True
@@ -129,7 +132,8 @@ class Pool(Module):
 
 
 def _initial(init: Any, dtype: Any) -> Any:
-    """The initial value in the dtype of the input. An infinite one is the least or greatest number of its dtype."""
+    """The initial value in the dtype of the input. An infinite one is the least or greatest number
+    of its dtype."""
     if not isinstance(init, bool | int | float | complex):
         return lax.convert_element_type(init, dtype)
     if isinstance(init, float) and math.isinf(init):
@@ -137,12 +141,13 @@ def _initial(init: Any, dtype: Any) -> Any:
             init = init > 0
         elif jnp.issubdtype(dtype, jnp.integer):
             init = jnp.iinfo(dtype).max if init > 0 else jnp.iinfo(dtype).min
-    # Not a JAX array: `reduce_window` must be able to read it to know the operation, and its derivative.
+    # Not a JAX array: `reduce_window` must be able to read it to know the operation, and its
+    # derivative.
     return np.asarray(init, dtype)
 
 
-# Final classes are not subclassed in this house, with one exception: `MaxPool2d(...)` is a `Pool` whose first arguments
-# are fixed, and code that asks `isinstance(layer, Pool)` means all of them.
+# Final classes are not subclassed in this house, with one exception: `MaxPool2d(...)` is a `Pool`
+# whose first arguments are fixed, and code that asks `isinstance(layer, Pool)` means all of them.
 class _AvgPool(Pool):
     _dims: ClassVar[int]
 

@@ -13,7 +13,8 @@ from .._ground import signature_of
 from ..modules import Module, Partial
 from ..show import message, short
 
-# Whether functions (and other callables) take a key. A signature takes longer to read than a small layer to run.
+# Whether functions (and other callables) take a key. A signature takes longer to read than a small
+# layer to run.
 _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
@@ -43,8 +44,9 @@ def _takes_key(layer: Any) -> bool:
 class Sequential(Module):
     """Calls layers one after another, each with what the one before returned.
 
-    Layers may be modules, and plain functions such as `jax.nn.relu`. Each layer that has a parameter `key` (or
-    `**kwargs`) is given a random key of its own; the others are called with the input alone.
+    Layers may be modules, and plain functions such as `jax.nn.relu`. Each layer that has a
+    parameter `key` (or `**kwargs`) is given a random key of its own; the others are called with
+    the input alone.
 
     `len`, iteration, `model[i]` (a layer) and `model[i:j]` (a `Sequential`) work as on a tuple.
 
@@ -86,7 +88,8 @@ class Sequential(Module):
 
         Args:
             x: what the first layer takes.
-            key: a `jax.random` key, split into one for each layer; None gives `key=None` to those that take one.
+            key: a `jax.random` key, split into one for each layer; None gives `key=None` to those
+                that take one.
 
         Returns:
             What the last layer returns; `x` itself if there are no layers.
@@ -111,7 +114,8 @@ class Lambda(Module):
     """A function as a layer: takes the `key` that every layer takes, and drops it.
 
     Args:
-        fn: a function of one argument. It is structure; a module or another pytree keeps its arrays as leaves.
+        fn: a function of one argument. It is structure; a module or another pytree keeps its
+            arrays as leaves.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,9 +1,9 @@
 """`Optimizer`: an Optax factory and its settings as one value.
 
-Optax makes closures: two `optax.adam(1e-3)` are different functions, and a step compiled for one is compiled again
-for the other. An `Optimizer` remembers what to call instead, with the numbers as leaves and the rest as structure,
-and builds the Optax object inside the step, while it is traced. Nothing here imports Optax: whoever has a factory has
-imported it.
+Optax makes closures: two `optax.adam(1e-3)` are different functions, and a step compiled for one
+is compiled again for the other. An `Optimizer` remembers what to call instead, with the numbers as
+leaves and the rest as structure, and builds the Optax object inside the step, while it is traced.
+Nothing here imports Optax: whoever has a factory has imported it.
 """
 
 import inspect
@@ -32,7 +32,8 @@ def _is_none(x: Any) -> bool:
 
 
 def _optax_promotes() -> Any:
-    """Optax mixes dtypes (Adam computes `b1**count`), also where its user has forbidden that to their own code."""
+    """Optax mixes dtypes (Adam computes `b1**count`), also where its user has forbidden that to
+    their own code."""
     return jax.numpy_dtype_promotion("standard")
 
 
@@ -52,9 +53,7 @@ def _signature(factory: Any) -> inspect.Signature:
 
 
 def _unknown(factory: Any, problem: str) -> TypeError:
-    parameters = [
-        p.replace(annotation=p.empty) for p in _signature(factory).parameters.values()
-    ]
+    parameters = [p.replace(annotation=p.empty) for p in _signature(factory).parameters.values()]
     name = callable_name(factory)
     return TypeError(
         message(
@@ -109,18 +108,20 @@ def _holds_leaves(value: Any) -> bool:
 class Optimizer(Module):
     """An Optax optimiser as a value: a module whose leaves are its numbers.
 
-    It can be an argument of a compiled step, and a new one with other numbers runs the same program. Floating-point
-    settings (learning rate, weight decay, clipping norm) are leaves, however they are given: as a Python, NumPy or
-    JAX number. Flags, counts, schedules and other functions are structure, and so are
+    It can be an argument of a compiled step, and a new one with other numbers runs the same
+    program. Floating-point settings (learning rate, weight decay, clipping norm) are leaves,
+    however they are given: as a Python, NumPy or JAX number. Flags, counts, schedules and other
+    functions are structure, and so are
 
-    * settings close to one (`b1`, `b2`, `decay`, ...), because `1 - b2` loses most of its digits in float32. Give an
-      array, `b2=jnp.asarray(0.99)`, to make one a leaf all the same;
+    * settings close to one (`b1`, `b2`, `decay`, ...), because `1 - b2` loses most of its digits
+      in float32. Give an array, `b2=jnp.asarray(0.99)`, to make one a leaf all the same;
     * a weight decay of zero, for which Optax leaves the term out;
     * numbers that the factory looks at while it builds;
     * everything that is not given and so left to the factory.
 
     Nested transformations are given as optimisers too:
-    `Optimizer(optax.chain, Optimizer(optax.clip_by_global_norm, 1.0), Optimizer(optax.adam, 1e-3))`.
+    `Optimizer(optax.chain, Optimizer(optax.clip_by_global_norm, 1.0), Optimizer(optax.adam,
+    1e-3))`.
 
     Args:
         factory: a function that returns an Optax transformation, such as `optax.adamw`.
@@ -181,8 +182,8 @@ class Optimizer(Module):
     def replace(self, **settings: Any) -> "Optimizer":
         """The same optimiser with other settings.
 
-        A leaf stays a leaf: nothing is compiled again for another number. A setting that this optimiser does not have
-        is looked for in the nested ones, and must be found in exactly one.
+        A leaf stays a leaf: nothing is compiled again for another number. A setting that this
+        optimiser does not have is looked for in the nested ones, and must be found in exactly one.
 
         Args:
             **settings: the new values.
@@ -191,7 +192,8 @@ class Optimizer(Module):
             The new optimiser.
 
         Raises:
-            TypeError: for a setting that the factory does not have, or that several nested optimisers have.
+            TypeError: for a setting that the factory does not have, or that several nested
+                optimisers have.
 
         Example:
             >>> import optax
@@ -234,7 +236,8 @@ class Optimizer(Module):
         """The state before the first step.
 
         Args:
-            model: any pytree. Its floating-point (and complex) arrays are what is optimised; the rest is left out.
+            model: any pytree. Its floating-point (and complex) arrays are what is optimised; the
+                rest is left out.
 
         Returns:
             Optax's state for those arrays: a pytree of arrays.
@@ -248,8 +251,9 @@ class Optimizer(Module):
 
         Args:
             model: the model that `grads` are the gradients of.
-            grads: a tree like the model. Where it holds None, for an array or a whole part, nothing was
-                differentiated: that part stays as it is (no weight decay either), and counts as zero in norms.
+            grads: a tree like the model. Where it holds None, for an array or a whole part,
+                nothing was differentiated: that part stays as it is (no weight decay either), and
+                counts as zero in norms.
             state: what `init`, or the step before, returned.
             **extra: what some transformations ask for, such as `value=loss`; passed on to Optax.
 
@@ -288,7 +292,8 @@ def _takes_extra(transformation: Any) -> bool:
 
 
 def _strong(x: Any) -> Any:
-    """A leaf of the state with a dtype of its own: a weak one would be another type after the first step."""
+    """A leaf of the state with a dtype of its own: a weak one would be another type after the
+    first step."""
     x = x if is_array(x) else jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 

@@ -1,11 +1,11 @@
 """Which settings of an optimiser are leaves, and which are structure.
 
-A compiled step must not be compiled again for a new learning rate, so numbers that are computed with are arrays.
-Three kinds of float stay structure:
+A compiled step must not be compiled again for a new learning rate, so numbers that are computed
+with are arrays. Three kinds of float stay structure:
 
-* Settings close to one, of which the optimiser computes `1 - b` (the betas of Adam, decays of averages): in float32,
-  `1 - 0.999` is off by 1e-5, and by 1e-3 for `0.99999`, where Python's float has all its digits. They are known by
-  their names, or by a default between one half and one.
+* Settings close to one, of which the optimiser computes `1 - b` (the betas of Adam, decays of
+  averages): in float32, `1 - 0.999` is off by 1e-5, and by 1e-3 for `0.99999`, where Python's float
+  has all its digits. They are known by their names, or by a default between one half and one.
 * A weight decay of exactly zero: Optax then leaves the term out, and `0 * inf` with it.
 * What the factory looks at while it builds, which a traced value does not allow (`looked_at`).
 
@@ -87,8 +87,9 @@ def is_leaf_setting(name: str, value: Any, parameter: inspect.Parameter | None) 
 def as_leaf(value: Any) -> jax.Array:
     """A number as a weakly typed array, whatever it was given as.
 
-    Weakly typed, because a float32 learning rate would turn the state of bfloat16 weights to float32; always, because
-    a change of type is compiled anew. (A traced number, and one with axes, keeps its type.)
+    Weakly typed, because a float32 learning rate would turn the state of bfloat16 weights to
+    float32; always, because a change of type is compiled anew. (A traced number, and one with
+    axes, keeps its type.)
     """
     if is_traced(value) or np.ndim(value) > 0 or getattr(value, "weak_type", False):
         return jnp.asarray(value)

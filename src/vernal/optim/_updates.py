@@ -1,8 +1,8 @@
 """`apply_updates`: the last line of every training step.
 
-Outside of a compiled function a step over many small arrays costs one dispatch per array. So concrete arrays are
-added by one compiled call over the flat list of them; where something is traced, plain additions join the program
-that is being made.
+Outside of a compiled function a step over many small arrays costs one dispatch per array. So
+concrete arrays are added by one compiled call over the flat list of them; where something is
+traced, plain additions join the program that is being made.
 """
 
 from typing import Any
@@ -82,11 +82,14 @@ def _add(ps: list[Any], us: list[Any]) -> list[jax.Array]:
 
 
 def _align(model: Any, updates: Any) -> list[Any]:
-    """One update, or None, for every leaf of the model (None included), where `updates` may stop above its leaves."""
+    """One update, or None, for every leaf of the model (None included), where `updates` may stop
+    above its leaves."""
     steps, steps_def = jtu.tree_flatten(updates, is_leaf=_is_none)
     try:
         parts = [flatten_none_is_leaf(part)[0] for part in steps_def.flatten_up_to(model)]
-        bad = next((u for u, p in zip(steps, parts, strict=True) if u is not None and len(p) != 1), None)
+        bad = next(
+            (u for u, p in zip(steps, parts, strict=True) if u is not None and len(p) != 1), None
+        )
         problem = None if bad is None else f"{short(bad)} for a whole part of the model"
     except (ValueError, TypeError, KeyError) as error:
         parts, problem = [], str(error)
@@ -125,21 +128,23 @@ def _apply_some(model: Any, updates: Any) -> Any:
 def apply_updates(model: Any, updates: Any) -> Any:
     """Adds updates to a model.
 
-    A sum keeps the dtype of the model, also where the update's is wider (a float32 update of bfloat16 weights), so
-    that a compiled step meets the same types again; `optax.apply_updates` does the same.
+    A sum keeps the dtype of the model, also where the update's is wider (a float32 update of
+    bfloat16 weights), so that a compiled step meets the same types again; `optax.apply_updates`
+    does the same.
 
     Args:
         model: any pytree.
-        updates: a tree of the same structure: the number or array to add to each leaf, or None for a leaf, or a whole
-            part, that stays as it is.
+        updates: a tree of the same structure: the number or array to add to each leaf, or None for
+            a leaf, or a whole part, that stays as it is.
 
     Returns:
         The updated model.
 
     Raises:
         ValueError: if the structures differ.
-        TypeError: for an update that is no scalar and has not the shape of its leaf, whose dtype the leaf cannot hold (a
-            float for an integer), or of something that is not an array of numbers.
+        TypeError: for an update that is no scalar and has not the shape of its leaf, whose dtype
+            the leaf cannot hold (a float for an integer), or of something that is not an array of
+            numbers.
 
     Example:
         >>> import jax.numpy as jnp

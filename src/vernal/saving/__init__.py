@@ -1,4 +1,5 @@
-"""Saving: trees of arrays in files, by name (safetensors) or in the order of their leaves (Equinox's `.eqx`)."""
+"""Saving: trees of arrays in files, by name (safetensors) or in the order of their leaves
+(Equinox's `.eqx`)."""
 
 from .._ground import publish
 from ._named import LoadReport as LoadReport

@@ -1,9 +1,10 @@
 """How a leaf is stored in a safetensors file: as which array, and with which remarks.
 
-Most dtypes are stored as they are. What safetensors has no code for is stored as something of the same bytes, with
-the true dtype in the remarks: `complex128` as `float64` with one more axis of length 2 (real, imaginary), and the
-small types of `ml_dtypes` that it lacks (`int4`, `uint4`, `float8_e4m3b11fnuz`, ...), which take a byte per
-element in memory, as `uint8`. A typed PRNG key is stored as its key data, with the name of its kind.
+Most dtypes are stored as they are. What safetensors has no code for is stored as something of the
+same bytes, with the true dtype in the remarks: `complex128` as `float64` with one more axis of
+length 2 (real, imaginary), and the small types of `ml_dtypes` that it lacks (`int4`, `uint4`,
+`float8_e4m3b11fnuz`, ...), which take a byte per element in memory, as `uint8`. A typed PRNG key
+is stored as its key data, with the name of its kind.
 """
 
 from typing import Any
@@ -42,7 +43,8 @@ _NATIVE = frozenset(DTYPES.values())
 
 
 def encode(leaf: Any, name: str) -> tuple[np.ndarray, Remarks]:
-    """The array to store for a leaf, little-endian and in C order, and what else must be known to read it.
+    """The array to store for a leaf, little-endian and in C order, and what else must be known to
+    read it.
 
     Args:
         leaf: an array or a Python number.

@@ -1,8 +1,10 @@
-"""The leaves of a tree as Equinox counts them: the fields of a module that are not static, whatever they hold.
+"""The leaves of a tree as Equinox counts them: the fields of a module that are not static,
+whatever they hold.
 
-Equinox's format is a stream of leaves without names, and to Equinox a number in a field (the `p` of a dropout
-layer) is a leaf, while here it is structure. To read and write the same stream we walk through all fields that are
-not declared static, in their order. Functions and strings are met too; nothing is written for those.
+Equinox's format is a stream of leaves without names, and to Equinox a number in a field (the `p`
+of a dropout layer) is a leaf, while here it is structure. To read and write the same stream we
+walk through all fields that are not declared static, in their order. Functions and strings are met
+too; nothing is written for those.
 """
 
 from collections.abc import Callable

@@ -1,14 +1,16 @@
 """Reading and writing safetensors files that can tell when they are damaged.
 
 The format is a header in JSON, which gives for every name a dtype, a shape and a range of
-bytes, and then these bytes. The header may hold texts of our own, under `__metadata__`. We write three:
+bytes, and then these bytes. The header may hold texts of our own, under `__metadata__`. We write
+three:
 
-* `vernal`: the version of this scheme, and for every name its checksum and remarks (see `_encoding.py`);
+* `vernal`: the version of this scheme, and for every name its checksum and remarks (see
+  `_encoding.py`);
 * `vernal.metadata`: the user's own dictionary;
 * `vernal.checksum`: a checksum of everything else in the header.
 
-All checksums are CRC-32, which finds every change of up to 32 bits in a row. Files that others wrote have none of
-the three, and are read without them.
+All checksums are CRC-32, which finds every change of up to 32 bits in a row. Files that others
+wrote have none of the three, and are read without them.
 """
 
 import json
@@ -26,8 +28,8 @@ from ._leaves import Spec
 
 _VERSION = 1
 _OURS, _METADATA, _CHECKSUM = "vernal", "vernal.metadata", "vernal.checksum"
-# The one name that the format keeps for itself. `path_name` never quotes a name that needs no quotes, so this is
-# no other's.
+# The one name that the format keeps for itself. `path_name` never quotes a name that needs no
+# quotes, so this is no other's.
 _RESERVED, _ESCAPED = "__metadata__", '"__metadata__"'
 
 

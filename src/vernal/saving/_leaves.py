@@ -1,8 +1,9 @@
-"""What of a tree goes into a file, and how a leaf is made again from the elements in the file and the leaf it is like.
+"""What of a tree goes into a file, and how a leaf is made again from the elements in the file and
+the leaf it is like.
 
-A leaf is *data* if it is an array (of JAX or NumPy, a NumPy scalar, a typed PRNG key, a `ShapeDtypeStruct`) or a
-Python number. Everything else (functions, strings) is structure: files do not hold it, and loading takes it from
-`like`.
+A leaf is *data* if it is an array (of JAX or NumPy, a NumPy scalar, a typed PRNG key, a
+`ShapeDtypeStruct`) or a Python number. Everything else (functions, strings) is structure: files do
+not hold it, and loading takes it from `like`.
 """
 
 import functools
@@ -25,7 +26,8 @@ PYTHON: dict[type, np.dtype] = {
 
 
 class Spec(NamedTuple):
-    """The shape and dtype of a leaf. The dtype may be that of a typed PRNG key; byte order does not count."""
+    """The shape and dtype of a leaf. The dtype may be that of a typed PRNG key; byte order does
+    not count."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -43,7 +45,8 @@ def is_key(leaf: Any) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def key_spec(stored: tuple[int, ...], impl: str) -> Spec | None:
-    """Shape and dtype of the keys with key data of the shape `stored`; None if JAX cannot make such keys."""
+    """Shape and dtype of the keys with key data of the shape `stored`; None if JAX cannot make
+    such keys."""
     data = jax.ShapeDtypeStruct(stored, np.uint32)
     try:
         keys = jax.eval_shape(lambda d: jax.random.wrap_key_data(d, impl=impl), data)
@@ -142,8 +145,8 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
     """A leaf of the kind of `like`, on the devices of `like`, with the elements of `value`.
 
     Args:
-        value: the elements, possibly a view of a file. They are copied once; for an array that is spread over several
-            devices, piece by piece.
+        value: the elements, possibly a view of a file. They are copied once; for an array that is
+            spread over several devices, piece by piece.
         like: data with the same shape and dtype.
         name: what it is called in errors.
         impl: for keys: their kind.
@@ -161,7 +164,8 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
         keys = jax.random.wrap_key_data(jnp.asarray(np.array(value)), impl=impl)
         return keys if sharding is None else jax.device_put(keys, sharding)
     _check_width(value.dtype, name)
-    # The copies are needed: on the CPU, JAX may keep using the memory it is given, and that is the file.
+    # The copies are needed: on the CPU, JAX may keep using the memory it is given, and that is the
+    # file.
     if sharding is None:
         return jnp.asarray(np.array(value))
     return jax.make_array_from_callback(value.shape, sharding, lambda at: np.array(value[at]))

@@ -1,7 +1,8 @@
 """`save` and `load`: trees in safetensors files, by the names of their leaves.
 
-What is in a file is found by name, so that the order of fields, the order of dictionaries and the classes of nodes may
-change between saving and loading. What does not fit is refused, all of it in one error.
+What is in a file is found by name, so that the order of fields, the order of dictionaries and the
+classes of nodes may change between saving and loading. What does not fit is refused, all of it in
+one error.
 """
 
 import dataclasses
@@ -29,7 +30,8 @@ class LoadReport:
     Attributes:
         missing: by name, what the tree expected and the file does not have.
         extra: by name, what the file has and the tree does not expect.
-        misshapen: by name, what was expected and what was found, for entries of another shape or dtype.
+        misshapen: by name, what was expected and what was found, for entries of another shape or
+            dtype.
 
     Example:
         >>> from vernal.saving import LoadReport
@@ -57,7 +59,8 @@ def _shown(name: str) -> str:
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Refuses what would not come back from JSON, or not as what it was. Tuples may become lists."""
+    """Refuses what would not come back from JSON, or not as what it was. Tuples may become
+    lists."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -91,25 +94,29 @@ def save(
 ) -> None:
     """Saves the leaves of a tree by name, in the safetensors format.
 
-    Stored are arrays (of JAX and NumPy, of every dtype that JAX has), typed PRNG keys, and bools, ints, floats and
-    complex numbers that are leaves. Other leaves (functions, strings) and structure (the static fields of modules)
-    are not: keep what is needed to build the model again in `metadata`. Nothing is pickled.
+    Stored are arrays (of JAX and NumPy, of every dtype that JAX has), typed PRNG keys, and bools,
+    ints, floats and complex numbers that are leaves. Other leaves (functions, strings) and
+    structure (the static fields of modules) are not: keep what is needed to build the model again
+    in `metadata`. Nothing is pickled.
 
-    The file is written under another name, flushed to the disk and then renamed: whenever the program dies, `path`
-    is the old file or the new one. Checksums let `load` notice a damaged file. Other programs can read it:
-    `safetensors.numpy.load_file` can if no leaf has one of the float8 types (NumPy has none); a PRNG key appears
-    as its key data, an int4 array as uint8, and a complex128 array as float64 with one more axis for the real and
-    imaginary parts.
+    The file is written under another name, flushed to the disk and then renamed: whenever the
+    program dies, `path` is the old file or the new one. Checksums let `load` notice a damaged
+    file. Other programs can read it: `safetensors.numpy.load_file` can if no leaf has one of the
+    float8 types (NumPy has none); a PRNG key appears as its key data, an int4 array as uint8, and
+    a complex128 array as float64 with one more axis for the real and imaginary parts.
 
     Args:
         path: the file to write. No suffix is added; `.safetensors` is usual.
-        tree: any pytree. Names are those of `vernal.trees.named_leaves`, for example `layers.0.weight`.
-        metadata: anything JSON can hold: read it back with `load_metadata`. Tuples come back as lists.
+        tree: any pytree. Names are those of `vernal.trees.named_leaves`, for example
+            `layers.0.weight`.
+        metadata: anything JSON can hold: read it back with `load_metadata`. Tuples come back as
+            lists.
 
     Raises:
-        TypeError: if a leaf cannot be stored (an array of strings, a tracer), or `metadata` is not JSON.
-        ValueError: if the elements of a leaf cannot be had (a `ShapeDtypeStruct`, a donated array), or two leaves have
-            the same name.
+        TypeError: if a leaf cannot be stored (an array of strings, a tracer), or `metadata` is not
+            JSON.
+        ValueError: if the elements of a leaf cannot be had (a `ShapeDtypeStruct`, a donated
+            array), or two leaves have the same name.
         OSError: if the file cannot be written; the old one is then as it was.
 
     Example:
@@ -197,26 +204,30 @@ def load(
 def load(path: str | os.PathLike[str], like: Any, *, strict: bool = True) -> Any:
     """Loads a file that `save` wrote into a tree.
 
-    Leaves are found by name: the order of fields does not matter. The file is mapped into memory, so that every
-    array is copied once; of an array that is spread over devices, only the pieces of this process are.
+    Leaves are found by name: the order of fields does not matter. The file is mapped into memory,
+    so that every array is copied once; of an array that is spread over devices, only the pieces of
+    this process are.
 
     Args:
         path: a safetensors file, written by `save` or another program.
-        like: a tree of the same structure. It decides what is made of an entry: where its leaf is a NumPy array,
-            the loaded one is; where it is a JAX array, so is the loaded one (strongly typed), with the same
-            sharding; where it is a `jax.ShapeDtypeStruct` (made by `jax.eval_shape`: a model that takes no
-            memory), a JAX array with its sharding, if it has one; where it is a Python number, a number of its
-            type. Other leaves (functions, strings) are taken as they are.
+        like: a tree of the same structure. It decides what is made of an entry: where its leaf is
+            a NumPy array, the loaded one is; where it is a JAX array, so is the loaded one
+            (strongly typed), with the same sharding; where it is a `jax.ShapeDtypeStruct` (made by
+            `jax.eval_shape`: a model that takes no memory), a JAX array with its sharding, if it
+            has one; where it is a Python number, a number of its type. Other leaves (functions,
+            strings) are taken as they are.
         strict: whether all of the file must fit.
 
     Returns:
-        The tree. With `strict=False`, `(tree, report)`: leaves that the file lacks, or has in another shape or
-        dtype, keep their value in `like`; the `LoadReport` lists them, and what is in the file and not in `like`.
+        The tree. With `strict=False`, `(tree, report)`: leaves that the file lacks, or has in
+        another shape or dtype, keep their value in `like`; the `LoadReport` lists them, and what
+        is in the file and not in `like`.
 
     Raises:
-        ValueError: if the file is damaged (truncated, or its checksums do not match). If it does not fit: one
-            error lists all names that are missing, extra, or of another shape or dtype. With `strict=False`, if a
-            leaf that does not fit has no value in `like`, because it is a `ShapeDtypeStruct`.
+        ValueError: if the file is damaged (truncated, or its checksums do not match). If it does
+            not fit: one error lists all names that are missing, extra, or of another shape or
+            dtype. With `strict=False`, if a leaf that does not fit has no value in `like`, because
+            it is a `ShapeDtypeStruct`.
         TypeError: if `like` has a leaf that cannot be loaded (an array of strings, a tracer).
         OSError: if the file cannot be read.
 
@@ -262,8 +273,8 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: a safetensors file.
 
     Returns:
-        What was given to `save` as `metadata`; empty if nothing was. For a file that another program wrote: its
-        metadata, which are strings.
+        What was given to `save` as `metadata`; empty if nothing was. For a file that another
+        program wrote: its metadata, which are strings.
 
     Raises:
         ValueError: if the file is truncated, or its header damaged.

@@ -1,7 +1,8 @@
 """Writing a file so that it is there as a whole or not at all.
 
-The new content goes to a temporary file in the same folder, is flushed to the disk, and takes the name of the old
-file in one step of the file system. Whatever happens before that step, the old file is as it was.
+The new content goes to a temporary file in the same folder, is flushed to the disk, and takes the
+name of the old file in one step of the file system. Whatever happens before that step, the old
+file is as it was.
 """
 
 import contextlib
@@ -23,10 +24,12 @@ def _flush(path: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Gives the name of a temporary file to write, and moves it to `path` when the block ends without an error.
+    """Gives the name of a temporary file to write, and moves it to `path` when the block ends
+    without an error.
 
     Args:
-        path: the file to make or replace. A symbolic link stays one: the file it points at is replaced.
+        path: the file to make or replace. A symbolic link stays one: the file it points at is
+            replaced.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -44,8 +47,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         )
     temporary = f"{target}.{uuid.uuid4().hex}.tmp"
     try:
-        # Whoever fills it may make it anew, readable for nobody else (safetensors does): the permissions come from
-        # here.
+        # Whoever fills it may make it anew, readable for nobody else (safetensors does): the
+        # permissions come from here.
         open(temporary, "xb").close()
         mode = os.stat(target if os.path.exists(target) else temporary).st_mode
         yield temporary

@@ -1,7 +1,8 @@
-"""Equinox's `.eqx` format: the leaves of a tree one after the other, each as NumPy's `.npy`, without names.
+"""Equinox's `.eqx` format: the leaves of a tree one after the other, each as NumPy's `.npy`,
+without names.
 
-Files go both ways between the two libraries where the leaves and their order are the same. Names, checksums, PRNG
-keys and metadata are what `save` has beyond it.
+Files go both ways between the two libraries where the leaves and their order are the same. Names,
+checksums, PRNG keys and metadata are what `save` has beyond it.
 """
 
 import contextlib
@@ -80,7 +81,8 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
             )
         )
     if value.dtype.isbuiltin == 2 and value.dtype.kind != "V":
-        # NumPy writes most dtypes that it lacks as bytes, but float8_e5m2 as an "f1" that nobody can read.
+        # NumPy writes most dtypes that it lacks as bytes, but float8_e5m2 as an "f1" that nobody
+        # can read.
         value = value.view(np.dtype(("V", value.dtype.itemsize)))
     np.save(f, value, allow_pickle=False)
 
@@ -89,7 +91,8 @@ def _read_record(f: Any) -> np.ndarray:
     try:
         return np.lib.format.read_array(f, allow_pickle=False)
     except Exception as error:
-        # At the end of a file, in the middle of a record, at bytes that are no record: NumPy has several kinds.
+        # At the end of a file, in the middle of a record, at bytes that are no record: NumPy has
+        # several kinds.
         raise RuntimeError(
             message(
                 "there is no array at this place of the file",
@@ -101,7 +104,8 @@ def _read_record(f: Any) -> np.ndarray:
 
 
 def _number(record: np.ndarray, x: Any) -> Any:
-    """The record as a number of the type of `x`; the record itself if that would change its value."""
+    """The record as a number of the type of `x`; the record itself if that would change its
+    value."""
     if record.shape == () and record.dtype.kind in "biufc":
         found = record.item()
         # A complex number is no float; infinity is no int.
@@ -117,12 +121,13 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
     Args:
         f: a binary file, open for reading.
-        x: the leaf that the loaded one is like: a JAX array or `jax.ShapeDtypeStruct` makes a JAX array (with its
-            sharding), a NumPy array or scalar one of NumPy, a Python number a number of its type.
+        x: the leaf that the loaded one is like: a JAX array or `jax.ShapeDtypeStruct` makes a JAX
+            array (with its sharding), a NumPy array or scalar one of NumPy, a Python number a
+            number of its type.
 
     Returns:
-        The leaf; `x` itself if it is neither array nor number, or the record as it is, a NumPy array, if it has not the
-        shape and dtype of `x`.
+        The leaf; `x` itself if it is neither array nor number, or the record as it is, a NumPy
+        array, if it has not the shape and dtype of `x`.
 
     Raises:
         RuntimeError: if there is no record at this place of the file.
@@ -190,7 +195,8 @@ def _check_loaded(path: tuple[Any, ...], like: Any, new: Any) -> None:
 def _apply(spec: Any, default: Any, f: Any, path: tuple[Any, ...], x: Any, root: str) -> Any:
     """Calls the filter of a leaf; says at which leaf it failed."""
     if spec is x or (type(spec) is type(x) and not callable(spec)):
-        # Structure of a specification that was made by `jax.tree.map` from a module: it is no filter.
+        # Structure of a specification that was made by `jax.tree.map` from a module: it is no
+        # filter.
         spec = default
     if not callable(spec):
         raise TypeError(
@@ -227,20 +233,23 @@ def tree_serialise_leaves(
 ) -> None:
     """Saves the leaves of a tree, one after the other, in Equinox's format.
 
-    The fields of modules that are not declared static are all visited, in their order, as Equinox does: numbers in
-    them are written, functions and strings leave no trace. So Equinox reads the file if its classes have the same
-    fields. Where this is not needed, `vernal.saving.save` is the better choice: it goes by name.
+    The fields of modules that are not declared static are all visited, in their order, as Equinox
+    does: numbers in them are written, functions and strings leave no trace. So Equinox reads the
+    file if its classes have the same fields. Where this is not needed, `vernal.saving.save` is the
+    better choice: it goes by name.
 
     Args:
-        path_or_file: the path of the file, to which `.eqx` is added if it has no suffix; it is replaced as a whole
-            or not at all. Or a binary file, open for writing, which is written to from where it is.
+        path_or_file: the path of the file, to which `.eqx` is added if it has no suffix; it is
+            replaced as a whole or not at all. Or a binary file, open for writing, which is written
+            to from where it is.
         pytree: any pytree.
-        filter_spec: the function that writes a leaf, called with the file and the leaf; or a prefix tree of such
-            functions.
+        filter_spec: the function that writes a leaf, called with the file and the leaf; or a
+            prefix tree of such functions.
         is_leaf: as in `jax.tree.map`: what else is to be given to the filter as a whole.
 
     Raises:
-        RuntimeError: if a leaf cannot be written; it names the leaf, and its cause is the original error.
+        RuntimeError: if a leaf cannot be written; it names the leaf, and its cause is the original
+            error.
         TypeError: if a filter cannot be called.
         ValueError: if `filter_spec` is not a prefix of the tree.
         OSError: if the file cannot be written; the old one is then as it was.
@@ -278,22 +287,22 @@ def tree_deserialise_leaves(
     """Loads leaves that `tree_serialise_leaves`, of this library or of Equinox, has saved.
 
     Args:
-        path_or_file: the path of the file, to which `.eqx` is added if it has no suffix. Or a binary file, open
-            for reading, which is read from where it is.
-        like: a tree with leaves of the same shapes and dtypes in the same order. It decides whether a leaf becomes
-            an array of JAX or NumPy or a Python number, and on which devices it is; a leaf may be a
-            `jax.ShapeDtypeStruct`.
-        filter_spec: the function that reads a leaf, called with the file and the leaf of `like`; or a prefix tree
-            of such functions.
+        path_or_file: the path of the file, to which `.eqx` is added if it has no suffix. Or a
+            binary file, open for reading, which is read from where it is.
+        like: a tree with leaves of the same shapes and dtypes in the same order. It decides
+            whether a leaf becomes an array of JAX or NumPy or a Python number, and on which
+            devices it is; a leaf may be a `jax.ShapeDtypeStruct`.
+        filter_spec: the function that reads a leaf, called with the file and the leaf of `like`;
+            or a prefix tree of such functions.
         is_leaf: as in `jax.tree.map`; as it was when saving.
 
     Returns:
         The tree.
 
     Raises:
-        RuntimeError: if a leaf is of another type, shape or dtype than in `like`, or cannot be read; it names the
-            leaf. If the file at a path holds more than the leaves of `like`; what follows in an open file is the
-            caller's.
+        RuntimeError: if a leaf is of another type, shape or dtype than in `like`, or cannot be
+            read; it names the leaf. If the file at a path holds more than the leaves of `like`;
+            what follows in an open file is the caller's.
         TypeError: if a filter cannot be called.
         ValueError: if `filter_spec` is not a prefix of the tree.
         OSError: if the file cannot be read.

@@ -1,4 +1,5 @@
-"""Showing: any pytree, or the difference of two, in words; and the one shape of our error messages."""
+"""Showing: any pytree, or the difference of two, in words; and the one shape of our error
+messages."""
 
 from .._ground import publish
 from ._diff import Difference as Difference

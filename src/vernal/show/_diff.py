@@ -20,10 +20,11 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._ground import same
 from ._message import message
 from ._paths import path_text
 from ._pformat import short
-from ._values import ARRAYS, array_text, differing_values, is_weak, same_value
+from ._values import ARRAYS, array_text, differing_values, is_weak
 
 _MODES = ("shape", "value", "ignore")
 _NOTHING = "nothing"
@@ -95,7 +96,8 @@ def _static_data(treedef: Any) -> Any:
 
 
 def _same_data(a: Any, b: Any) -> bool:
-    """What JAX asks when it compares treedefs: plain `==`, so that our answer is not stricter than the caller's."""
+    """What JAX asks when it compares treedefs: plain `==`, so that our answer is not stricter than
+    the caller's."""
     try:
         return a is b or bool(a == b)
     except Exception:
@@ -133,7 +135,8 @@ def _node_text(tree: Any) -> str:
 
 
 class _Walk:
-    """One comparison: the options, the differences found so far, and the pairs that are being compared."""
+    """One comparison: the options, the differences found so far, and the pairs that are being
+    compared."""
 
     def __init__(self, leaves: str, weak_type: bool, root: str):
         self.leaves = leaves
@@ -148,7 +151,8 @@ class _Walk:
         self.found.append(Difference(path_text(path, self.root), expected, got))
 
     def trees(self, path: tuple[Any, ...], a: Any, b: Any, shown: frozenset[int] | None) -> None:
-        """Compares what is at one path. `shown`: the identities of the leaves that are not structure; None: all."""
+        """Compares what is at one path. `shown`: the identities of the leaves that are not
+        structure; None: all."""
         pair = id(a), id(b)
         if a is b or pair in self.active:
             return
@@ -206,7 +210,8 @@ class _Walk:
     def one_sided(
         self, path: tuple[Any, ...], child: tuple[Any, Any], value: tuple[Any, Any]
     ) -> None:
-        """A child of one node that the other does not have, though a field may hold it as structure."""
+        """A child of one node that the other does not have, though a field may hold it as
+        structure."""
         shown = tuple(
             v if c is _ABSENT and v is not c else c for c, v in zip(child, value, strict=True)
         )
@@ -247,7 +252,7 @@ class _Walk:
         if self.leaves == "ignore" and not structure:
             return
         if not (_is_array(a) and _is_array(b)):
-            if not same_value(a, b):
+            if not same(a, b):
                 self.add(path, short(a), short(b))
             return
         weak = self.weak_type and is_weak(a) != is_weak(b)
@@ -264,14 +269,15 @@ def diff(
 ) -> list[Difference]:
     """All the places where two pytrees differ.
 
-    Told are: nodes of another class, children that are missing or too many, static fields, and leaves. Leaves that are
-    not arrays are compared by value. Never fails, whatever the trees hold.
+    Told are: nodes of another class, children that are missing or too many, static fields, and
+    leaves. Leaves that are not arrays are compared by value. Never fails, whatever the trees hold.
 
     Args:
         expected: the tree that was asked for.
         got: the tree that was found.
-        leaves: `"shape"` compares arrays by shape and dtype, so that `jax.ShapeDtypeStruct` and NumPy arrays agree with
-            JAX's; `"value"` also compares their elements (NaN equals NaN); `"ignore"` compares structure only.
+        leaves: `"shape"` compares arrays by shape and dtype, so that `jax.ShapeDtypeStruct` and
+            NumPy arrays agree with JAX's; `"value"` also compares their elements (NaN equals NaN);
+            `"ignore"` compares structure only.
         weak_type: whether an array of weak type differs from one that is not.
         root: what the trees are called in the paths.
 

@@ -1,4 +1,5 @@
-"""The one shape of our error messages: what happened, where, what was expected and got, what to write instead."""
+"""The one shape of our error messages: what happened, where, what was expected and got, what to
+write instead."""
 
 
 def message(
@@ -19,7 +20,8 @@ def message(
         instead: what to write instead.
 
     Returns:
-        `what`, then one indented line for each part that is given. Later lines of a part are indented further.
+        `what`, then one indented line for each part that is given. Later lines of a part are
+        indented further.
 
     Example:
         >>> from vernal.show import message

@@ -16,7 +16,8 @@ def _key_text(key: Any) -> str:
             return f"[{key.key!r}]"
         return str(key)
     except Exception:
-        # A dictionary key, or a key class of somebody else, that cannot print itself must not hide the real error.
+        # A dictionary key, or a key class of somebody else, that cannot print itself must not hide
+        # the real error.
         return f"[<{type(key).__name__}>]"
 
 
@@ -24,12 +25,13 @@ def path_text(path: Sequence[Any], root: str = "") -> str:
     """A key path of JAX as Python text.
 
     Args:
-        path: key entries, as in `jax.tree_util.tree_flatten_with_path`. Keys of other classes are shown by `str`.
+        path: key entries, as in `jax.tree_util.tree_flatten_with_path`. Keys of other classes are
+            shown by `str`.
         root: what the tree itself is called.
 
     Returns:
-        For example `model.layers[0].weight`, or `['k']` without a root. The empty path is `root`, or
-        `(the tree itself)` if that is empty too.
+        For example `model.layers[0].weight`, or `['k']` without a root. The empty path is `root`,
+        or `(the tree itself)` if that is empty too.
 
     Example:
         >>> import jax

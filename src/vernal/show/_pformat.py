@@ -1,8 +1,10 @@
-"""Any pytree as text, fitted to a width by the algorithm of Wadler and Lindig (https://github.com/patrick-kidger/wadler_lindig).
+"""Any pytree as text, fitted to a width by the algorithm of Wadler and Lindig
+(https://github.com/patrick-kidger/wadler_lindig).
 
-Modules are dataclasses and are printed by field. What this file adds to `wadler_lindig` is what JAX users want to read
-(`weak_f32[2,3]`, `<wrapped function relu>`) and the promise that printing never fails and never waits for the device:
-it is what `repr` of a module, debuggers and error messages rely on.
+Modules are dataclasses and are printed by field. What this file adds to `wadler_lindig` is what
+JAX users want to read (`weak_f32[2,3]`, `<wrapped function relu>`) and the promise that printing
+never fails and never waits for the device: it is what `repr` of a module, debuggers and error
+messages rely on.
 """
 
 import re
@@ -61,7 +63,8 @@ def _guard(custom: _Custom, options: dict[str, Any]) -> _Custom:
         try:
             doc = custom(value)
             if doc is None:
-                # Printed here rather than left to the caller, so that a failure is caught at the innermost object.
+                # Printed here rather than left to the caller, so that a failure is caught at the
+                # innermost object.
                 doc = wl.pdoc(value, custom=lambda x: None if x is value else guarded(x), **options)
             return doc
         except Exception as error:
@@ -83,18 +86,19 @@ def tree_pformat(
 ) -> str:
     """Any Python object as text; modules and other dataclasses by field, arrays by dtype and shape.
 
-    Never fails: an object whose own `repr` does is named in its place, a field without a value is shown as such.
-    A class decides how its instances look with a method `__pdoc__(self, **kwargs)` that returns a `wadler_lindig`
-    document or None; it is given all the options.
+    Never fails: an object whose own `repr` does is named in its place, a field without a value is
+    shown as such. A class decides how its instances look with a method `__pdoc__(self, **kwargs)`
+    that returns a `wadler_lindig` document or None; it is given all the options.
 
     Args:
         tree: any object.
         width: the number of characters a line should not exceed.
         indent: the number of spaces for each level.
-        short_arrays: show arrays as `f32[2,3]` (NumPy: `f32[2,3](numpy)`, weakly typed: `weak_f32[]`). False shows the
-            elements, and so waits for them.
+        short_arrays: show arrays as `f32[2,3]` (NumPy: `f32[2,3](numpy)`, weakly typed:
+            `weak_f32[]`). False shows the elements, and so waits for them.
         struct_as_array: show `jax.ShapeDtypeStruct` the same way.
-        truncate_leaf: called with every object met; where it returns True, only `ClassName(...)` is shown.
+        truncate_leaf: called with every object met; where it returns True, only `ClassName(...)`
+            is shown.
 
     Returns:
         The text, in several lines if it does not fit in one.
@@ -140,7 +144,8 @@ def tree_pprint(
         indent: the number of spaces for each level.
         short_arrays: show arrays as `f32[2,3]`.
         struct_as_array: show `jax.ShapeDtypeStruct` the same way.
-        truncate_leaf: called with every object met; where it returns True, only `ClassName(...)` is shown.
+        truncate_leaf: called with every object met; where it returns True, only `ClassName(...)`
+            is shown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -168,7 +173,8 @@ def short(value: Any, *, limit: int = 80) -> str:
         limit: the greatest number of characters, at least 3; longer texts end in `...`.
 
     Returns:
-        `tree_pformat` on one line; except that a `jax.ShapeDtypeStruct` is shown as `f32[2](struct)`.
+        `tree_pformat` on one line; except that a `jax.ShapeDtypeStruct` is shown as
+        `f32[2](struct)`.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -45,10 +45,11 @@ def table(
     Args:
         title: a line above the table, or None.
         columns: the headings.
-        rows: the cells, shown by `str`; floats with four digits, None as an empty cell. Columns in which every cell is
-            a number, with or without a unit, are aligned at the right.
+        rows: the cells, shown by `str`; floats with four digits, None as an empty cell. Columns in
+            which every cell is a number, with or without a unit, are aligned at the right.
         footer: one more row, below a line.
-        width: the greatest width of the table in characters; longer cells continue on the next line.
+        width: the greatest width of the table in characters; longer cells continue on the next
+            line.
 
     Returns:
         The lines of the table, without spaces at their ends.
@@ -68,8 +69,8 @@ def table(
         _refuse_ragged(columns, row, f"rows[{i}]")
     if footer is not None:
         _refuse_ragged(columns, footer, "footer")
-    # Inside the function because importing rich would be a good part of importing the whole library, which most
-    # programs do without ever printing a table.
+    # Inside the function because importing rich would be a good part of importing the whole
+    # library, which most programs do without ever printing a table.
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table

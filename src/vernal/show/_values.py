@@ -35,7 +35,8 @@ def dtype_text(dtype: Any) -> str:
 
 
 def is_weak(value: Any) -> bool:
-    """Whether an array gives way to the dtype of the other operand. NumPy arrays and keys never do."""
+    """Whether an array gives way to the dtype of the other operand. NumPy arrays and keys never
+    do."""
     return bool(getattr(value, "weak_type", False))
 
 
@@ -46,7 +47,8 @@ def spec_text(value: Any) -> str:
 
 
 def array_text(value: Any) -> str:
-    """`spec_text`, and who holds the elements if it is not JAX: `f64[2](numpy)`, `f32[2](struct)`."""
+    """`spec_text`, and who holds the elements if it is not JAX: `f64[2](numpy)`,
+    `f32[2](struct)`."""
     if isinstance(value, jax.ShapeDtypeStruct):
         return f"{spec_text(value)}(struct)"
     if isinstance(value, np.ndarray | np.generic):
@@ -80,9 +82,11 @@ def is_deleted(value: Any) -> bool:
 
 
 def function_text(value: Any) -> str | None:
-    """`<function f>`, `<wrapped function f>` (of `jax.jit`, `jax.custom_jvp`, `functools.wraps`), else None.
+    """`<function f>`, `<wrapped function f>` (of `jax.jit`, `jax.custom_jvp`, `functools.wraps`),
+    else None.
 
-    Where a local function was defined is left out. Classes and instances of dataclasses (modules) have better names.
+    Where a local function was defined is left out. Classes and instances of dataclasses (modules)
+    have better names.
     """
     if isinstance(value, type) or hasattr(type(value), "__dataclass_fields__"):
         return None
@@ -93,21 +97,6 @@ def function_text(value: Any) -> str | None:
     if not isinstance(name, str):
         return None
     return f"<{'wrapped ' if wrapped else ''}function {name.rpartition('<locals>.')[2]}>"
-
-
-def same_value(a: Any, b: Any) -> bool:
-    """Whether two values that are not arrays are the same; in doubt (`==` fails or answers oddly) they are not."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    try:
-        if isinstance(a, float | complex):
-            # Unlike `==`, this tells 0.0 from -0.0, which compile to different programs, and NaN is itself.
-            return repr(a) == repr(b)
-        return (a == b) is True
-    except Exception:
-        return False
 
 
 def _elements(value: Any) -> np.ndarray:
@@ -130,8 +119,9 @@ def differing_values(a: Any, b: Any) -> tuple[str, str] | None:
     """Compares two arrays of one shape and dtype by value; NaN equals NaN.
 
     Returns:
-        None if they agree, else a description of each that names the first place where they do not. Values that
-        cannot be read are never taken to agree, unless both are `ShapeDtypeStruct`, which have none.
+        None if they agree, else a description of each that names the first place where they do
+        not. Values that cannot be read are never taken to agree, unless both are
+        `ShapeDtypeStruct`, which have none.
     """
     if a is b or (isinstance(a, jax.ShapeDtypeStruct) and isinstance(b, jax.ShapeDtypeStruct)):
         return None

@@ -1,7 +1,8 @@
 """Random keys for tests: different on every run, and replayable from one number.
 
-A test with a constant seed checks one point for ever; a test with a random seed that nobody can repeat is worse.
-`GetKey` shows its seed in its `repr`, which pytest prints when a test with such an argument fails.
+A test with a constant seed checks one point for ever; a test with a random seed that nobody can
+repeat is worse. `GetKey` shows its seed in its `repr`, which pytest prints when a test with such
+an argument fails.
 """
 
 import dataclasses
@@ -15,8 +16,8 @@ from jaxtyping import Key
 class GetKey:
     """A source of fresh random keys.
 
-    Call number `n` returns `jax.random.fold_in(jax.random.key(seed), n)`: a source with the same seed repeats the
-    same keys in the same order.
+    Call number `n` returns `jax.random.fold_in(jax.random.key(seed), n)`: a source with the same
+    seed repeats the same keys in the same order.
 
     Args:
         seed: a non-negative integer below 2**31; None draws one from the operating system.

@@ -1,4 +1,5 @@
-"""One value (an axis, a sharding) for every array among the arguments, from what the user wrote for them.
+"""One value (an axis, a sharding) for every array among the arguments, from what the user wrote
+for them.
 
 The ways of writing it are the same everywhere: one value for everything; a tuple with one prefix
 tree for each positional argument; or a dictionary from argument names to prefix trees, in which the

@@ -25,7 +25,8 @@ from ._transformed import call_inside
 
 @dataclasses.dataclass(frozen=True)
 class if_array:
-    """The rule "this axis for arrays, no axis for everything else". The default of `filter_vmap` is `if_array(0)`.
+    """The rule "this axis for arrays, no axis for everything else". The default of `filter_vmap`
+    is `if_array(0)`.
 
     Args:
         axis: an axis of every array.
@@ -290,7 +291,8 @@ def sort_result(out: Any, out_axes: Any) -> tuple[list[Any], list[Any], Rest, Re
 
 
 def join_result(mapped: list[Any], unmapped: list[Any], rest: Rest, axes: Rest) -> Any:
-    """Undoes `sort_result`, outside: the mapped arrays come with axis 0, and are moved to where they belong."""
+    """Undoes `sort_result`, outside: the mapped arrays come with axis 0, and are moved to where
+    they belong."""
     first, second = iter(mapped), iter(unmapped)
     arrays = []
     for axis in axes.fill([]):

@@ -1,4 +1,5 @@
-"""`filter_vmap`: `jax.vmap` for functions of arbitrary Python objects. The rules of axes are in `_axes.py`."""
+"""`filter_vmap`: `jax.vmap` for functions of arbitrary Python objects. The rules of axes are in
+`_axes.py`."""
 
 import re
 from collections.abc import Callable

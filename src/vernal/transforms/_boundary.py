@@ -25,7 +25,13 @@ Path = tuple[Any, ...]
 
 
 class Rest:
-    """What is left of a tree when its arrays are taken out. Compares by value, holds no array."""
+    """What is left of a tree when its arrays are taken out. Compares by value, holds no array.
+
+    Args:
+        treedef: the structure of the whole tree.
+        mask: for every leaf, whether it was taken out.
+        fixed: the leaves that were not, in order.
+    """
 
     __slots__ = ("fixed", "mask", "treedef")
 

@@ -1,4 +1,5 @@
-"""`filter_cond` and `filter_switch`: `jax.lax.cond` and `jax.lax.switch` for arbitrary operands, branches and results.
+"""`filter_cond` and `filter_switch`: `jax.lax.cond` and `jax.lax.switch` for arbitrary operands,
+branches and results.
 
 JAX recognises a branch that it has traced already by its identity, and forgets it with the object.
 So the object made from the user's function is remembered as long as that function lives (or, for
@@ -27,10 +28,12 @@ T = TypeVar("T")
 
 
 class _Branch:
-    """One branch as JAX sees it: a function of the arrays of all branches and of the operands' arrays."""
+    """One branch as JAX sees it: a function of the arrays of all branches and of the operands'
+    arrays."""
 
     def __init__(self, fn: Any, rest: Rest, index: int):
-        # A weak reference to a plain function: the cache that holds this object must not keep the function alive.
+        # A weak reference to a plain function: the cache that holds this object must not keep the
+        # function alive.
         self.fn = fn
         self.rest = rest
         self.index = index
@@ -87,7 +90,8 @@ def _call(
     names: Sequence[str],
     operands: tuple[Any, ...],
 ) -> Any:
-    """Runs `select(branches, *arrays)`, and explains what JAX finds wrong with the branches' results."""
+    """Runs `select(branches, *arrays)`, and explains what JAX finds wrong with the branches'
+    results."""
     for fn in branches:
         check_callable(fn, transform)
     prepared = [_branch(fn, operands, i) for i, fn in enumerate(branches)]
@@ -95,17 +99,18 @@ def _call(
     try:
         out, rest = select([branch for _, branch in prepared], *arrays)
     except TypeError as error:
-        text = _disagreement(transform, [branch for _, branch in prepared], names, arrays)
-        if text is None:
+        found = _disagreement([branch for _, branch in prepared], names, arrays)
+        if found is None:
             raise
-        raise TypeError(text) from error
+        raise TypeError(_disagreement_text(transform, *found)) from error
     return rest.fill(out)
 
 
 def _disagreement(
-    transform: str, branches: list[_Branch], names: Sequence[str], arrays: Any
-) -> str | None:
-    """How the results of the branches differ, or None if they do not (or one of them fails)."""
+    branches: list[_Branch], names: Sequence[str], arrays: Any
+) -> tuple[str, Any, str, Any] | None:
+    """Two branches, by name, whose results differ, and the results; None if there are none (or one
+    fails)."""
     results = []
     for branch in branches:
         try:
@@ -117,16 +122,20 @@ def _disagreement(
     labels = [f"{name} (`{branch.__name__}`)" for name, branch in zip(names, branches, strict=True)]
     for label, result in zip(labels[1:], results[1:], strict=True):
         if diff(results[0], result, weak_type=False):
-            return message(
-                f"{transform}: the branches return different things",
-                where=f"{labels[0]} and {label}",
-                expected="results of one structure, with equal shapes, dtypes and non-array parts",
-                got=f"(expected: {labels[0]}, got: {label})\n"
-                + diff_text(results[0], result, weak_type=False, root="result"),
-                instead="return the same structure from every branch; make numbers that differ arrays, "
-                "`jnp.asarray(x)`, and cast to one dtype with `.astype`",
-            )
+            return labels[0], results[0], label, result
     return None
+
+
+def _disagreement_text(transform: str, first: str, expected: Any, other: str, got: Any) -> str:
+    return message(
+        f"{transform}: the branches return different things",
+        where=f"{first} and {other}",
+        expected="results of one structure, with equal shapes, dtypes and non-array parts",
+        got=f"(expected: {first}, got: {other})\n"
+        + diff_text(expected, got, weak_type=False, root="result"),
+        instead="return the same structure from every branch; make numbers that differ arrays, "
+        "`jnp.asarray(x)`, and cast to one dtype with `.astype`",
+    )
 
 
 def filter_cond(

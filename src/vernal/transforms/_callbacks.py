@@ -21,7 +21,8 @@ from ..trees import is_array
 from ._boundary import Rest, split
 from ._transformed import check_callable
 
-# With these, JAX calls the callback once with batched arrays, and expects as many more leading axes of the results.
+# With these, JAX calls the callback once with batched arrays, and expects as many more leading
+# axes of the results.
 _BATCHED = ("expand_dims", "broadcast_all", "legacy_vectorized")
 
 
@@ -30,7 +31,8 @@ def _is_wanted(x: Any) -> bool:
 
 
 def _canonical(x: Any) -> Any:
-    """An array as JAX will take it: float64 from NumPy counts as float32 unless JAX computes in 64 bits."""
+    """An array as JAX will take it: float64 from NumPy counts as float32 unless JAX computes in 64
+    bits."""
     if isinstance(x, (bool, int, float, complex)):
         x = np.asarray(x)
     if not isinstance(x, (np.ndarray, np.generic)) or not is_array(x):

@@ -1,9 +1,10 @@
-"""What all derivatives share: the option `wrt`, the option `has_aux`, and calls taken apart by them.
+"""What all derivatives share: the option `wrt`, the option `has_aux`, and calls taken apart by
+them.
 
-A call is taken apart once, into the arrays that are differentiated, the other arrays, and the rest. A *target* is one
-argument that is differentiated, wholly or in part. It is a range of the leaves of `(fn, args, kwargs)`, found by
-counting rather than by path, because this runs at every call. Its result has its own structure, with None wherever
-nothing was differentiated.
+A call is taken apart once, into the arrays that are differentiated, the other arrays, and the
+rest. A *target* is one argument that is differentiated, wholly or in part. It is a range of the
+leaves of `(fn, args, kwargs)`, found by counting rather than by path, because this runs at every
+call. Its result has its own structure, with None wherever nothing was differentiated.
 """
 
 import inspect
@@ -175,7 +176,8 @@ class Call:
 
 
 def assemble(outline: Any, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Puts results for the differentiated arrays into trees like the targets, with None everywhere else.
+    """Puts results for the differentiated arrays into trees like the targets, with None everywhere
+    else.
 
     Args:
         outline: as `Call.outline` gives it.
@@ -229,7 +231,8 @@ def take_apart(
 
 
 def fill_slots(targets: list[Target], arrays: list[Any], rest: Rest) -> None:
-    """Finds the arrays that are differentiated in every target: the floating-point ones that it asks for."""
+    """Finds the arrays that are differentiated in every target: the floating-point ones that it
+    asks for."""
     numbers = _array_numbers(rest.mask)
     for target in targets:
         asked = [any(parts) for parts in zip(*target.asked(), strict=True)]

@@ -1,4 +1,5 @@
-"""Arrays spread over a mesh of devices: `filter_shard` and `filter_shard_map`, for arbitrary Python objects.
+"""Arrays spread over a mesh of devices: `filter_shard` and `filter_shard_map`, for arbitrary
+Python objects.
 
 The axes of a mesh are of two types. For `Auto` axes a sharding is a request to the compiler,
 `with_sharding_constraint`. For `Explicit` axes (the default of `jax.make_mesh`) it is part of an

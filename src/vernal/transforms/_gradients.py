@@ -1,4 +1,5 @@
-"""`filter_grad` and `filter_value_and_grad`: gradients with respect to trees of arbitrary Python objects."""
+"""`filter_grad` and `filter_value_and_grad`: gradients with respect to trees of arbitrary Python
+objects."""
 
 from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
@@ -101,27 +102,30 @@ def filter_grad(
 def filter_grad(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **refused: Any) -> Any:
     """The gradient of a scalar function with respect to the floating-point arrays of an argument.
 
-    Use it as `filter_grad(f)`, as a decorator (also of methods), or with options as `@filter_grad(wrt=...)`. The
-    arguments may be any Python objects, given by position or by keyword.
+    Use it as `filter_grad(f)`, as a decorator (also of methods), or with options as
+    `@filter_grad(wrt=...)`. The arguments may be any Python objects, given by position or by
+    keyword.
 
     Args:
         fn: the function. It returns a real floating-point scalar.
         has_aux: whether it returns a pair `(loss, aux)` instead. `aux` may be any Python object.
-        wrt: what to differentiate. By default the first argument; else the number of a positional argument, the name
-            of an argument, a tuple of numbers and names, or a function that picks nodes of the first argument
-            (`lambda model: model.layers[-1]`, or a tuple of nodes; like `where` of `tree_at` it cannot look at
-            values).
+        wrt: what to differentiate. By default the first argument; else the number of a positional
+            argument, the name of an argument, a tuple of numbers and names, or a function that
+            picks nodes of the first argument (`lambda model: model.layers[-1]`, or a tuple of
+            nodes; like `where` of `tree_at` it cannot look at values).
 
     Returns:
-        A function of the same arguments that returns the gradient, or `(gradient, aux)`. The gradient is a tree of the
-        structure of the argument, with None at every leaf that is not differentiated; for a tuple, a tuple of those;
-        for a function that picks nodes, of the structure of the first argument, with None outside of what is picked.
-        The gradient of a complex array follows JAX's convention: for gradient descent, take its conjugate.
+        A function of the same arguments that returns the gradient, or `(gradient, aux)`. The
+        gradient is a tree of the structure of the argument, with None at every leaf that is not
+        differentiated; for a tuple, a tuple of those; for a function that picks nodes, of the
+        structure of the first argument, with None outside of what is picked. The gradient of a
+        complex array follows JAX's convention: for gradient descent, take its conjugate.
 
     Raises:
-        TypeError: if `fn` is not callable, for the options of `jax.grad` that have no meaning here, or for a `wrt`
-            that is none of the above; at a call, if there is no floating-point array in what is to be differentiated,
-            or if `fn` does not return what it should.
+        TypeError: if `fn` is not callable, for the options of `jax.grad` that have no meaning
+            here, or for a `wrt` that is none of the above; at a call, if there is no
+            floating-point array in what is to be differentiated, or if `fn` does not return what
+            it should.
         ValueError: at a call, if `wrt` names what is not there, or the same argument twice.
 
     Example:
@@ -165,8 +169,8 @@ def filter_value_and_grad(
         wrt: as for `filter_grad`.
 
     Returns:
-        A function of the same arguments that returns `(value, gradient)`, or `((value, aux), gradient)`; the gradient
-        is as for `filter_grad`.
+        A function of the same arguments that returns `(value, gradient)`, or `((value, aux),
+        gradient)`; the gradient is as for `filter_grad`.
 
     Raises:
         TypeError: as for `filter_grad`.

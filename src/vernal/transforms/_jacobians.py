@@ -116,18 +116,20 @@ def filter_jacfwd(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **r
     Args:
         fn: the function. It returns a tree of floating-point arrays.
         has_aux: whether it returns a pair `(output, aux)` instead. `aux` may be any Python object.
-        wrt: what to differentiate, as for `filter_grad`: by default the first argument. Real numbers only.
+        wrt: what to differentiate, as for `filter_grad`: by default the first argument. Real
+            numbers only.
 
     Returns:
-        A function of the same arguments that returns the Jacobian, or `(jacobian, aux)`. The Jacobian is the output
-        with, in place of every array, a tree of the structure of the differentiated argument (a tuple of those for a
-        tuple), which has arrays of shape `output.shape + input.shape`, and None at every leaf that is not
-        differentiated.
+        A function of the same arguments that returns the Jacobian, or `(jacobian, aux)`. The
+        Jacobian is the output with, in place of every array, a tree of the structure of the
+        differentiated argument (a tuple of those for a tuple), which has arrays of shape
+        `output.shape + input.shape`, and None at every leaf that is not differentiated.
 
     Raises:
-        TypeError: if `fn` is not callable, for the options of `jax.jacfwd` that have no meaning here, or for a `wrt`
-            that says nothing; at a call, if there is no floating-point array in what is to be differentiated or it is
-            complex, or if `fn` does not return what it should.
+        TypeError: if `fn` is not callable, for the options of `jax.jacfwd` that have no meaning
+            here, or for a `wrt` that says nothing; at a call, if there is no floating-point array
+            in what is to be differentiated or it is complex, or if `fn` does not return what it
+            should.
         ValueError: at a call, if `wrt` names what is not there, or the same argument twice.
 
     Example:
@@ -195,8 +197,9 @@ def filter_hessian(
         wrt: as for `filter_jacfwd`.
 
     Returns:
-        As for `filter_jacfwd`, with a second tree of the same kind in place of every array: for arrays `x` and `y`
-        in a dictionary, `hessian["x"]["y"]` has shape `output.shape + x.shape + y.shape`.
+        As for `filter_jacfwd`, with a second tree of the same kind in place of every array: for
+        arrays `x` and `y` in a dictionary, `hessian["x"]["y"]` has shape `output.shape + x.shape +
+        y.shape`.
 
     Raises:
         TypeError: as for `filter_jacfwd`.

@@ -7,10 +7,9 @@ leaves, is one `jax.jit` of a function of the arrays. Nothing waits for results.
 """
 
 import operator
-import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
@@ -22,16 +21,13 @@ from ..modules import field
 from ..show import message, short
 from ..trees import is_array
 from ._boundary import Rest, argument_text, hold, release, split, to_positional
+from ._donation import Donate, check_donate, donated_leaves, quietly
 from ._lowered import Lowered
 from ._prefixes import broadcast_prefix
 from ._transformed import Transformed, call_inside, check_callable, wrap
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
-_DONATE: tuple[str, ...] = ("all", "all-except-first", "warn", "warn-except-first", "none")
-_DONATION_WARNING = "Some donated buffers were not usable"
 
 
 class _Settings:
@@ -78,7 +74,7 @@ class _Plan:
         self.treedef = treedef
         self.mask = mask
         dynamic = [i for i, m in enumerate(mask) if m]
-        donated = _donated(treedef, dynamic, donate)
+        donated = donated_leaves(treedef, dynamic, donate)
         kept = sorted(set(dynamic) - set(donated))
         self.donated = _picker(donated)
         self.kept = _picker(kept)
@@ -90,16 +86,6 @@ class _Plan:
 
     def rest(self, leaves: list[Any]) -> Rest:
         return Rest(self.treedef, self.mask, tuple(self.fixed(leaves)))
-
-
-def _donated(treedef: Any, dynamic: list[int], donate: str) -> list[int]:
-    if donate == "none":
-        return []
-    if donate in ("all", "warn"):
-        return dynamic
-    _, args, _ = treedef.unflatten(range(treedef.num_leaves))
-    first = set(jtu.tree_leaves(args[0])) if args else set()
-    return [i for i in dynamic if i not in first]
 
 
 class _Cache:
@@ -129,12 +115,11 @@ register_cache(_clear)
 
 
 def _has_identity(fn: Any) -> bool:
-    """Whether a callable is compared by identity, holds nothing that JAX can see, and can be watched."""
+    """Whether a callable is compared by identity, holds nothing that JAX can see, and can be
+    watched."""
     kind = type(fn)
     return (
-        kind.__eq__ is object.__eq__
-        and kind.__weakrefoffset__ != 0
-        and not jtu.is_tree_node(kind)
+        kind.__eq__ is object.__eq__ and kind.__weakrefoffset__ != 0 and not jtu.is_tree_node(kind)
     )
 
 
@@ -202,7 +187,8 @@ def _unhashable(fn: Any, treedef: Any, leaves: list[Any], mask: tuple[bool, ...]
         except TypeError:
             return ValueError(
                 message(
-                    "Non-hashable static arguments: a compiled function is chosen by the values of what is not an array",
+                    "Non-hashable static arguments: a compiled function is chosen by the values of "
+                    "what is not an array",
                     where=f"`{callable_name(fn)}`, argument {argument_text(fn, path)}",
                     expected="arrays, or hashable Python values",
                     got=short(leaves[i]),
@@ -224,12 +210,11 @@ class _Jit(Transformed[P, T]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         plan, program, leaves = self._prepare(args, kwargs, is_array)
         donated, kept = plan.donated(leaves), plan.kept(leaves)
-        if self.settings.donate in ("all", "all-except-first"):
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=_DONATION_WARNING)
-                out = program(donated, kept)
-        else:
+        if self.settings.donate == "none":
             out = program(donated, kept)
+        else:
+            with quietly(self.settings.donate):
+                out = program(donated, kept)
         if self.settings.out_shardings is not None:
             return release(out)
         arrays, rest = out
@@ -249,8 +234,10 @@ class _Jit(Transformed[P, T]):
             key = (treedef, types_, tuple(map(is_dynamic, leaves)))
         plan = cache.plans.get(key)
         if plan is None:
+            # NumPy and JAX arrays in the same places are one plan, and so one program.
             mask = tuple(map(is_dynamic, leaves))
-            plan = cache.plans[key] = _Plan(treedef, mask, self.settings.donate)
+            shared = _Plan(treedef, mask, self.settings.donate)
+            plan = cache.plans[key] = cache.plans.setdefault((treedef, mask), shared)
         fixed = plan.fixed(leaves)
         try:
             static = tuple(map(intern_key, fixed)) if fixed else ()
@@ -286,7 +273,8 @@ class _Jit(Transformed[P, T]):
             The lowered program: `.as_text()`, `.compile()`.
         """
         plan, program, leaves = self._prepare(args, kwargs, _traceable)
-        lowered = program.lower(plan.donated(leaves), plan.kept(leaves))
+        with quietly(self.settings.donate):
+            lowered = program.lower(plan.donated(leaves), plan.kept(leaves))
         tree = plan.treedef.unflatten(leaves)
         return Lowered(lowered, self.fn, tree, self._compiled_call)
 
@@ -383,16 +371,7 @@ def filter_jit(
                 "in place of donate_argnums use donate='all' or 'all-except-first'",
             )
         )
-    if donate not in _DONATE:
-        raise ValueError(
-            message(
-                "unknown value of `donate`",
-                where=f"filter_jit(fn, donate={donate!r})",
-                expected=", ".join(map(repr, _DONATE)),
-                got=short(donate),
-                instead="filter_jit(fn, donate='all')",
-            )
-        )
+    check_donate("filter_jit", donate)
     options: dict[str, Any] = {}
     if inline:
         options["inline"] = True

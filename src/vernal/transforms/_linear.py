@@ -1,9 +1,9 @@
 """`filter_jvp` and `filter_vjp`: derivatives along a direction, forwards and backwards.
 
-None stands for a tangent or cotangent of zeros, whether the value could have one (a floating-point array) or not
-(everything else). JAX computes with such zeros, and returns arrays; `filter_jvp` finds out which outputs do not
-depend on what is differentiated, by passing them through an identity function whose rule is told (`_probe`), and
-returns None for those.
+None stands for a tangent or cotangent of zeros, whether the value could have one (a floating-point
+array) or not (everything else). JAX computes with such zeros, and returns arrays; `filter_jvp`
+finds out which outputs do not depend on what is differentiated, by passing them through an
+identity function whose rule is told (`_probe`), and returns None for those.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,9 +105,11 @@ def _merge(inexact: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _probe(is_alive: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
-    """The identity function of a list of arrays, which notes which of them have a tangent that is not known to be zero.
+    """The identity function of a list of arrays, which notes which of them have a tangent that is
+    not known to be zero.
 
-    Its first argument must have a tangent: then the rule runs at this level of differentiation and at no other.
+    Its first argument must have a tangent: then the rule runs at this level of differentiation and
+    at no other.
     """
 
     def rule(primals: Any, tangents: Any) -> Any:
@@ -141,18 +143,19 @@ def filter_jvp(
     Args:
         fn: the function.
         primals: its positional arguments, as a tuple. They may be any Python objects.
-        tangents: the direction: as `primals`, with an array of the same shape and dtype, or None for zero, in place
-            of every floating-point array, and None in place of everything else.
+        tangents: the direction: as `primals`, with an array of the same shape and dtype, or None
+            for zero, in place of every floating-point array, and None in place of everything else.
         **kwargs: keyword arguments of the function. They are not differentiated.
 
     Returns:
-        `(out, tangent_out)`. The second has the structure of the first, with None for everything that is not a
-        floating-point array or does not depend on what is differentiated.
+        `(out, tangent_out)`. The second has the structure of the first, with None for everything
+        that is not a floating-point array or does not depend on what is differentiated.
 
     Raises:
-        TypeError: if `fn` is not callable, `primals` or `tangents` is not a tuple, a tangent has the wrong dtype, or
-            there is one for something that is not a floating-point array.
-        ValueError: if `tangents` has another structure than `primals`, or a tangent the wrong shape.
+        TypeError: if `fn` is not callable, `primals` or `tangents` is not a tuple, a tangent has
+            the wrong dtype, or there is one for something that is not a floating-point array.
+        ValueError: if `tangents` has another structure than `primals`, or a tangent the wrong
+            shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -200,18 +203,21 @@ def filter_jvp(
 
 
 def _tangent_tree(rest: Rest, others: list[Any], tangents: list[Any]) -> Any:
-    """A tree like the output, with the tangents of its floating-point arrays and None everywhere else."""
+    """A tree like the output, with the tangents of its floating-point arrays and None everywhere
+    else."""
     left = iter(tangents)
     of_arrays = iter([next(left) if x is None else None for x in others])
     return rest.treedef.unflatten([next(of_arrays) if m else None for m in rest.mask])
 
 
 class _Pullback(Module):
-    """The second result of `filter_vjp`: from cotangents of the output to cotangents of the arguments."""
+    """The second result of `filter_vjp`: from cotangents of the output to cotangents of the
+    arguments."""
 
     pullback: Any
     name: str = field(static=True)
-    # The structure of the output, with None as a leaf, and for every leaf what its cotangent must be.
+    # The structure of the output, with None as a leaf, and for every leaf what its cotangent must
+    # be.
     treedef: Any = field(static=True)
     specs: tuple[_Spec, ...] = field(static=True)
     outline: Any = field(static=True)
@@ -220,16 +226,18 @@ class _Pullback(Module):
         """Pulls a cotangent back.
 
         Args:
-            cotangent: a tree like the output, with an array or None (zero) in place of every floating-point array and
-                None in place of everything else.
+            cotangent: a tree like the output, with an array or None (zero) in place of every
+                floating-point array and None in place of everything else.
 
         Returns:
-            One tree for every positional argument, with None for everything that is not a floating-point array.
+            One tree for every positional argument, with None for everything that is not a
+            floating-point array.
 
         Raises:
-            TypeError: if a cotangent has the wrong dtype, or there is one for something that is not a floating-point
-                array.
-            ValueError: if `cotangent` has another structure than the output, or an array the wrong shape.
+            TypeError: if a cotangent has the wrong dtype, or there is one for something that is
+                not a floating-point array.
+            ValueError: if `cotangent` has another structure than the output, or an array the wrong
+                shape.
         """
         names = ("cotangent", f"{self.name}(...)")
         given = _match(self.treedef, self.specs, cotangent, "cotangent", names)
@@ -243,18 +251,21 @@ class _Pullback(Module):
 
 
 def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """The value of a function, and the function that pulls cotangents back through it (reverse mode).
+    """The value of a function, and the function that pulls cotangents back through it (reverse
+    mode).
 
     Args:
         fn: the function.
-        *primals: its arguments. They may be any Python objects; every floating-point array in them is differentiated.
+        *primals: its arguments. They may be any Python objects; every floating-point array in them
+            is differentiated.
         has_aux: whether it returns a pair `(out, aux)`. `aux` may be any Python object.
 
     Returns:
-        `(out, vjp_fn)` or `(out, vjp_fn, aux)`. `vjp_fn` takes one cotangent, a tree like `out` with an array, or
-        None for zero, in place of every floating-point array and None in place of everything else; it returns a tuple
-        with one tree for every argument, with None for everything that is not a floating-point array. It is a pytree,
-        so it can be passed to and returned from compiled functions.
+        `(out, vjp_fn)` or `(out, vjp_fn, aux)`. `vjp_fn` takes one cotangent, a tree like `out`
+        with an array, or None for zero, in place of every floating-point array and None in place
+        of everything else; it returns a tuple with one tree for every argument, with None for
+        everything that is not a floating-point array. It is a pytree, so it can be passed to and
+        returned from compiled functions.
 
     Raises:
         TypeError: if `fn` is not callable, or with `has_aux=True` does not return a pair.

@@ -9,7 +9,14 @@ from ._boundary import to_positional
 
 
 class Lowered:
-    """A function that has been traced and lowered, but not compiled."""
+    """A function that has been traced and lowered, but not compiled: `filter_jit(f).lower(...)`.
+
+    Args:
+        lowered: the `jax.stages.Lowered` of the program over flat arrays.
+        fn: the user's function.
+        call: `(fn, args, kwargs)` that it was lowered for.
+        run: runs a compiled program on `(args, kwargs)`.
+    """
 
     def __init__(
         self,
@@ -51,8 +58,17 @@ class Lowered:
 
 
 class Compiled:
-    """A compiled function. Arrays may change in value from call to call; everything else must be
-    as it was lowered."""
+    """A compiled function. Arrays may change in value from call to call, nothing else may.
+
+    Args:
+        compiled: the `jax.stages.Compiled` of the program over flat arrays.
+        fn: the user's function.
+        call: `(fn, args, kwargs)` that it was lowered for.
+        run: runs a compiled program on `(args, kwargs)`.
+
+    Raises:
+        TypeError: at a call with arguments of another structure, shape, dtype or static value.
+    """
 
     def __init__(
         self,

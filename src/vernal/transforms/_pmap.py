@@ -1,7 +1,7 @@
-"""`filter_pmap`: `jax.pmap` for functions of arbitrary Python objects. The rules of axes are in `_axes.py`."""
+"""`filter_pmap`: `jax.pmap` for functions of arbitrary Python objects. The rules of axes are in
+`_axes.py`."""
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from .._ground import callable_name, register_cache, trace_state_clean
 from ..modules import field
-from ..show import message, short
 from ._arguments import refuse_options
 from ._axes import (
     argument_axes,
@@ -22,7 +21,7 @@ from ._axes import (
     sort_result,
 )
 from ._boundary import Rest, split, to_positional
-from ._jit import _DONATE, _DONATION_WARNING, Donate, _donated
+from ._donation import Donate, check_donate, donated_leaves, quietly
 from ._lowered import Lowered
 from ._transformed import Transformed, call_inside, check_callable, wrap
 
@@ -80,9 +79,7 @@ class _Pmap(Transformed[P, T]):
         if size is None:
             return call_unmapped(self.fn, rest, arrays, self.out_axes)
         program, given = self._prepare(rest, arrays, axes)
-        with warnings.catch_warnings():
-            if self.donate in ("all", "all-except-first"):
-                warnings.filterwarnings("ignore", message=_DONATION_WARNING)
+        with quietly(self.donate):
             return join_result(*program(*given))
 
     def _split(self, args: Any, kwargs: Any) -> tuple[Rest, list[Any], list[int | None]]:
@@ -95,7 +92,7 @@ class _Pmap(Transformed[P, T]):
         self, rest: Rest, arrays: list[Any], axes: list[int | None]
     ) -> tuple[Any, tuple[Any, ...]]:
         dynamic = [i for i, m in enumerate(rest.mask) if m]
-        chosen = set(_donated(rest.treedef, dynamic, self.donate))
+        chosen = set(donated_leaves(rest.treedef, dynamic, self.donate))
         donated = tuple(n for n, i in enumerate(dynamic) if i in chosen)
         settings = split((self.out_axes, donated, self.options))[1]
         # While something is being traced, the function may hold tracers, which no cache must keep.
@@ -162,7 +159,8 @@ def filter_pmap(
     backend: str | None = None,
     **refused: Any,
 ) -> Any:
-    """Runs a function of arbitrary Python objects on several devices, one for each index of the mapped axes.
+    """Runs a function of arbitrary Python objects on several devices, one for each index of the
+    mapped axes.
 
     The function is compiled, for each set of values of what is not an array. New code is better
     served by `filter_jit` with sharded arrays, or by `filter_shard_map`.
@@ -208,16 +206,7 @@ def filter_pmap(
         "leave static_broadcasted_argnums out: whatever is not an array is static already; "
         "in place of donate_argnums use donate='all' or 'all-except-first'",
     )
-    if donate not in _DONATE:
-        raise ValueError(
-            message(
-                "unknown value of `donate`",
-                where=f"filter_pmap(fn, donate={donate!r})",
-                expected=", ".join(map(repr, _DONATE)),
-                got=short(donate),
-                instead="filter_pmap(fn, donate='all')",
-            )
-        )
+    check_donate("filter_pmap", donate)
     options = {
         "axis_name": axis_name,
         "axis_size": axis_size,

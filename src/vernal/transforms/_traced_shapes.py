@@ -23,7 +23,8 @@ _PARAMETER = "vernal_array"
 _ORIGIN = re.compile(_PARAMETER + r"\[(\d+)\]")
 _SHAPE_TEXT = re.compile(
     r"Shapes must be 1D sequences of concrete values|Shapes must be 1D sequences of integer scalars"
-    r"|interpreted as an integer|integer conversion|__index__|jnp\.\w+ argument|argument of jnp\.\w+"
+    r"|interpreted as an integer|integer conversion|with the `int` function|__index__"
+    r"|jnp\.\w+ argument|argument of jnp\.\w+"
 )
 _VALUE = re.compile(r"(?:Traced<|Tracer<|of type |got \(?)?((?:u?int|float|bool)\d*\[[^\]]*\])")
 _INSIDE = (os.sep + "jax" + os.sep, os.sep + "vernal" + os.sep, os.sep + "jaxtyping" + os.sep)
@@ -45,8 +46,10 @@ def is_shape_error(error: Exception) -> bool:
         return False
     if isinstance(error, jax.errors.TracerIntegerConversionError):
         return True
-    return isinstance(error, TypeError) and _SHAPE_TEXT.search(str(error)) is not None and (
-        "Trace" in str(error) or isinstance(error, jax.errors.ConcretizationTypeError)
+    return (
+        isinstance(error, TypeError)
+        and _SHAPE_TEXT.search(str(error)) is not None
+        and ("Trace" in str(error) or isinstance(error, jax.errors.ConcretizationTypeError))
     )
 
 
@@ -106,7 +109,7 @@ def explain(
             where=line,
             expected="a Python int, known while tracing",
             got=got,
-            instead="compute sizes with Python's `min`, `max` and `int` instead of `jnp.minimum` and the like, from `x.shape` "
-            "and Python numbers; or pass the size as a Python int, which is static",
+            instead="compute sizes with Python's `min`, `max` and `int` instead of `jnp.minimum` and the "
+            "like, from `x.shape` and Python numbers; or pass the size as a Python int, which is static",
         )
     )

@@ -37,9 +37,10 @@ class Transformed(Module, Generic[P, T]):
         raise NotImplementedError
 
     def __reduce__(self) -> Any:
-        # A decorated function is found again by its name, as functions are.
+        # A decorated function is found again by its name, as functions are. (Not one of the running
+        # script, which another process does not have.)
         named = by_name(self)
-        if named is not self:
+        if named is not self and self.__module__ != "__main__":
             return named.__reduce__()
         # Name, documentation and annotations are taken from the function again: `jax.Array`, a
         # likely annotation, cannot be pickled before JAX 0.12.

@@ -9,7 +9,6 @@ from ._kinds import is_array as is_array
 from ._kinds import is_array_like as is_array_like
 from ._kinds import is_inexact_array as is_inexact_array
 from ._kinds import is_inexact_array_like as is_inexact_array_like
-from ._names import name_keys as name_keys
 from ._names import named_leaves as named_leaves
 from ._names import path_name as path_name
 from ._names import tree_paths as tree_paths

@@ -12,7 +12,9 @@ import numpy as np
 def _numeric(dtype: np.dtype) -> bool:
     # NumPy calls bfloat16 and its kin "void" (kind V), and float0 too: only JAX's own lattice can
     # tell.
-    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+    # NumPy counts durations among the integers.
+    is_number = jnp.issubdtype(dtype, np.number) and dtype.kind != "m"
+    return is_number or jnp.issubdtype(dtype, np.bool_)
 
 
 def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
@@ -57,7 +59,9 @@ def is_array_like(x: Any) -> bool:
         (True, False)
     """
     return (
-        isinstance(x, (bool, int, float, complex)) or is_array(x) or hasattr(type(x), "__jax_array__")
+        isinstance(x, (bool, int, float, complex))
+        or is_array(x)
+        or hasattr(type(x), "__jax_array__")
     )
 
 

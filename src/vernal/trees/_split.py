@@ -1,6 +1,5 @@
 """Cutting a tree in two by a predicate, and joining the parts again."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -183,15 +182,18 @@ def combine(*pytrees: Any, is_leaf: IsLeaf | None = None) -> Any:
             )
         )
 
-    flatten = flatten_none_is_leaf
     if is_leaf is not None:
-        flatten = functools.partial(jtu.tree_flatten, is_leaf=lambda x: x is None or is_leaf(x))
-    joined, treedef = flatten(pytrees[0])
-    for tree in pytrees[1:]:
-        leaves, other = flatten(tree)
-        if other != treedef:
+        return _combine_prefixes(pytrees, is_leaf)
+    joined: list[Any] | None = None
+    treedef: Any = None
+    for tree in pytrees:
+        leaves, other = flatten_none_is_leaf(tree)
+        if joined is None:
+            joined, treedef = leaves, other
+        elif other == treedef:
+            joined = [b if a is None else a for a, b in zip(joined, leaves)]  # noqa: B905 (equal)
+        else:
             return _combine_prefixes(pytrees, is_leaf)
-        joined = [b if a is None else a for a, b in zip(joined, leaves, strict=False)]
     return treedef.unflatten(joined)
 
 

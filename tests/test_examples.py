@@ -1,0 +1,114 @@
+"""The examples do what they say, also when they are interrupted."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vernal.saving import load_metadata
+
+ROOT = Path(__file__).parents[1]
+DIGITS = ROOT / "examples" / "digits.py"
+
+# Runs a script, and interrupts it as Ctrl-C does when it has saved its second checkpoint.
+INTERRUPTED = """
+import os, runpy, signal, sys
+import vernal
+
+# Whoever started the tests may ignore Ctrl-C, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+save, saved = vernal.save, []
+
+def save_and_interrupt(*args, **kwargs):
+    save(*args, **kwargs)
+    saved.append(args)
+    if len(saved) == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+
+vernal.save = save_and_interrupt
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run(*command, code=0):
+    """Runs a Python command on one device; returns what it printed."""
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "src"), JAX_PLATFORMS="cpu")
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def arrays(path):
+    from safetensors.numpy import load_file
+
+    return load_file(path)
+
+
+@pytest.mark.slow
+def test_digits_trains_saves_and_loads(tmp_path):
+    text = run(DIGITS, "--out", tmp_path)
+    accuracy = load_metadata(tmp_path / "checkpoint.safetensors")["history"][-1]["test_accuracy"]
+    assert accuracy >= 0.97
+    assert f"test accuracy: {accuracy:.2%}" in text
+    assert "compiled once" in text and "predictions are equal" in text
+    assert "Conv2d" in text and "21,386" in text
+    assert sorted(arrays(tmp_path / "model.safetensors"))[0] == "layers.0.bias"
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_digits_interrupted_and_resumed_ends_like_an_uninterrupted_run(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    text = run("-c", INTERRUPTED, DIGITS, "--epochs", 9, "--seed", 3, "--out", parts, code=130)
+    assert "Stopped" in text and "--resume" in text and "Traceback" not in text
+    assert len(load_metadata(parts / "checkpoint.safetensors")["history"]) == 2
+    assert not (parts / "model.safetensors").exists()
+
+    text = run(DIGITS, "--epochs", 3, "--resume", "--out", parts)
+    assert "compiled once" in text and "predictions are equal" in text
+    run(DIGITS, "--epochs", 3, "--seed", 3, "--out", whole)
+    resumed, straight = (arrays(out / "model.safetensors") for out in (parts, whole))
+    assert resumed.keys() == straight.keys()
+    for name, array in resumed.items():
+        np.testing.assert_allclose(array, straight[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    histories = [load_metadata(out / "checkpoint.safetensors") for out in (parts, whole)]
+    assert [json.dumps(sorted(h)) for h in histories] == ['["history", "seed"]'] * 2
+
+
+@pytest.mark.slow
+def test_digits_has_nothing_to_resume_at_first(tmp_path):
+    text = run(DIGITS, "--resume", "--out", tmp_path, code=1)
+    assert "nothing to resume" in text
+
+
+def test_the_digits_model_works_with_plain_jax():
+    Classifier = runpy.run_path(str(DIGITS))["Classifier"]
+    model = Classifier(jax.random.key(0))
+    image = jnp.ones((1, 8, 8))
+    want = model(image)
+    np.testing.assert_allclose(jax.jit(model)(image), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.vmap(model)(image[None])[0], want, rtol=1e-5, atol=1e-6)
+    grads = jax.grad(lambda m: m(image).sum())(model)
+    assert jax.tree.structure(grads) == jax.tree.structure(model)
+    assert jax.tree.structure(optax.adam(1e-3).init(model)[0].mu) == jax.tree.structure(model)
+    carried, _ = jax.lax.scan(
+        lambda m, _: (jax.tree.map(lambda p: 2 * p, m), None), model, length=2
+    )
+    np.testing.assert_allclose(carried.layers[0].weight, 4 * model.layers[0].weight, rtol=1e-6)
+    chosen = jax.lax.cond(True, lambda m: m, lambda m: carried, model)
+    np.testing.assert_array_equal(chosen.layers[7].bias, model.layers[7].bias)
