@@ -53,7 +53,9 @@ def compare(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], bar: 
     gc.disable()
     try:
         for _ in range(RUNS):
-            pairs = [(_seconds(ours, number), _seconds(theirs, their_number)) for _ in range(REPEATS)]
+            pairs = [
+                (_seconds(ours, number), _seconds(theirs, their_number)) for _ in range(REPEATS)
+            ]
             mine, peer = (statistics.median(column) for column in zip(*pairs, strict=True))
             runs.append((mine / peer, mine, peer))
             gc.collect()

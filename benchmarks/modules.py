@@ -11,9 +11,9 @@ import sys
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from _measure import Row, compare, show
 
 import vernal
-from _measure import Row, compare, show
 
 X = jnp.ones(3)
 

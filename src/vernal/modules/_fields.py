@@ -52,7 +52,7 @@ def field(
         ...     factor: jnp.ndarray = vernal.field(converter=jnp.asarray)
         ...     name: str = vernal.field(static=True, default="scale")
         >>> Scale([1.0, 2.0])
-        Scale(factor=f32[2], name='scale')
+        Scale(factor=f32[2])
     """
     metadata = dict(kwargs.pop("metadata", None) or {})
     for key, value, given in (

@@ -79,6 +79,6 @@ def double(x: jax.Array) -> jax.Array:
 
 
 assert_type(vernal.filter_vmap(double)(x), jax.Array)
-vernal.filter_vmap(double)(1, 2)  # error: reportCallIssue | call-arg
+vernal.filter_vmap(double)(x, x)  # error: reportCallIssue | call-arg
 assert_type(vernal.filter_checkpoint(double)(x), jax.Array)
 vernal.filter_checkpoint(double)("x")  # error: reportArgumentType | arg-type
