@@ -80,7 +80,7 @@ def test_the_watch_sees_what_it_is_for(tmp_path):
         "logging.getLogger('jax').addHandler(logging.NullHandler())\n"
         "warnings.simplefilter('ignore')\n"
         "sys.excepthook = print\n"
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGINT, lambda *ignored: None)\n"
         "os.environ['RUDE'] = '1'\n"
         "jax.devices()\n"
     )
