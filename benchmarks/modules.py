@@ -58,6 +58,12 @@ def flattening() -> list[Row]:
             0.7,
         ),
         compare(
+            "unflatten, and flatten what comes out for the first time",
+            lambda: jax.tree.leaves(ours_def.unflatten(leaves)),
+            lambda: jax.tree.leaves(theirs_def.unflatten(leaves)),
+            0.6,
+        ),
+        compare(
             "tree.map",
             lambda: jax.tree.map(lambda x: x, ours),
             lambda: jax.tree.map(lambda x: x, theirs),

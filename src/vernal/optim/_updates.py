@@ -1,8 +1,8 @@
 """`apply_updates`: the last line of every training step.
 
 Outside of a compiled function a step over many small arrays costs one dispatch per array. So
-concrete arrays are added by one compiled call over the flat list of them; where something is
-traced, plain additions join the program that is being made.
+concrete arrays are added by one compiled call; where something is traced, plain additions join the
+program that is being made.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import flatten_none_is_leaf, trace_state_clean
+from .._ground import flatten_none_is_leaf, register_cache, trace_state_clean
 from ..show import diff_text, message, path_text, short
 from ..trees import is_array_like
 
@@ -64,6 +64,23 @@ def _sum(p: Any, u: Any) -> jax.Array:
     p, u = jnp.asarray(p), jnp.asarray(u)
     with jax.numpy_dtype_promotion("standard"):
         return (p + u).astype(p.dtype)
+
+
+@jax.jit
+def _together(model: Any, updates: Any) -> Any:
+    """The whole sum in one call; None where it must be done, or refused, part by part.
+
+    That answer is part of the program, so that asking again costs a call and no trace.
+    """
+    leaves, treedef = jtu.tree_flatten(model)
+    steps, steps_def = jtu.tree_flatten(updates)
+    if steps_def != treedef or any(map(_misfit, leaves, steps)):
+        return None
+    return treedef.unflatten(map(_sum, leaves, steps))
+
+
+# It remembers the structure of every model it has seen.
+register_cache(_together.clear_cache)
 
 
 @jax.jit
@@ -152,12 +169,12 @@ def apply_updates(model: Any, updates: Any) -> Any:
         >>> vernal.apply_updates({"w": jnp.ones(2), "name": "a"}, {"w": jnp.array([0.5, -0.5]), "name": None})
         {'name': 'a', 'w': Array([1.5, 0.5], dtype=float32)}
     """
-    leaves, treedef = jtu.tree_flatten(model)
-    steps, steps_def = jtu.tree_flatten(updates)
-    if steps_def == treedef:
+    if trace_state_clean():
         try:
-            return treedef.unflatten(_add(leaves, steps))
-        except TypeError:
-            # Said again below, with its place.
-            pass
+            updated = _together(model, updates)
+        except (TypeError, ValueError):
+            # A leaf that is no array, or arrays on several devices.
+            updated = None
+        if updated is not None:
+            return updated
     return _apply_some(model, updates)

@@ -184,16 +184,15 @@ def combine(*pytrees: Any, is_leaf: IsLeaf | None = None) -> Any:
 
     if is_leaf is not None:
         return _combine_prefixes(pytrees, is_leaf)
-    joined: list[Any] | None = None
-    treedef: Any = None
-    for tree in pytrees:
-        leaves, other = flatten_none_is_leaf(tree)
-        if joined is None:
-            joined, treedef = leaves, other
-        elif other == treedef:
-            joined = [b if a is None else a for a, b in zip(joined, leaves)]  # noqa: B905 (equal)
-        else:
-            return _combine_prefixes(pytrees, is_leaf)
+    flat = list(map(flatten_none_is_leaf, pytrees))
+    joined, treedef = flat[0]
+    if any([other != treedef for _, other in flat]):
+        return _combine_prefixes(pytrees, is_leaf)
+    if not any([leaf is None for leaf in joined]) and hasattr(type(pytrees[0]), "__tree_replace__"):
+        # The first part is all there is, and a module is immutable: it is its own copy.
+        return pytrees[0]
+    for leaves, _ in flat[1:]:
+        joined = [b if a is None else a for a, b in zip(joined, leaves, strict=True)]
     return treedef.unflatten(joined)
 
 
