@@ -66,8 +66,7 @@ def _sum(p: Any, u: Any) -> jax.Array:
         return (p + u).astype(p.dtype)
 
 
-@jax.jit
-def _together(model: Any, updates: Any) -> Any:
+def _whole(model: Any, updates: Any) -> Any:
     """The whole sum in one call; None where it must be done, or refused, part by part.
 
     That answer is part of the program, so that asking again costs a call and no trace.
@@ -79,6 +78,7 @@ def _together(model: Any, updates: Any) -> Any:
     return treedef.unflatten(map(_sum, leaves, steps))
 
 
+_together: Any = jax.jit(_whole)
 # It remembers the structure of every model it has seen.
 register_cache(_together.clear_cache)
 

@@ -5,6 +5,7 @@ signature, binds as a method, pickles where the function does, and is a pytree w
 those of the function (if that is a module itself).
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -32,9 +33,9 @@ class Transformed(Module, Generic[P, T]):
     def __wrapped__(self) -> Callable[P, T]:
         return self.fn
 
+    @abc.abstractmethod
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls the transformed function."""
-        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         # A decorated function is found again by its name, as functions are. (Not one of the running
