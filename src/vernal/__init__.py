@@ -19,6 +19,8 @@ from .modules import field as field
 from .modules import module_update_wrapper as module_update_wrapper
 from .optim import Optimizer as Optimizer
 from .optim import apply_updates as apply_updates
+from .saving import default_deserialise_filter_spec as default_deserialise_filter_spec
+from .saving import default_serialise_filter_spec as default_serialise_filter_spec
 from .saving import load as load
 from .saving import save as save
 from .saving import tree_deserialise_leaves as tree_deserialise_leaves

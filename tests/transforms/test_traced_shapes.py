@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vernal import Module, filter_jit
+from vernal import Module, filter_jit, filter_vmap
 from vernal.transforms import TracedShapeError
 
 
@@ -108,3 +108,25 @@ def test_other_errors_are_left_alone(fn, error, text):
     with pytest.raises(error, match=text) as caught:
         filter_jit(fn)(jnp.ones(3))
     assert not isinstance(caught.value, TracedShapeError)
+
+
+def test_a_value_of_an_outer_function_is_named_through_closures():
+    @filter_jit
+    def outer(config, xs):
+        return filter_vmap(lambda x: jnp.zeros(config["size"]) + x)(xs)
+
+    with pytest.raises(
+        TracedShapeError, match=r"`outer`: a traced[\s\S]*`config\['size'\]`"
+    ) as caught:
+        outer({"size": jnp.array(3)}, jnp.ones(2))
+    assert caught.value.origins == ("config['size']",)
+    assert "test_traced_shapes.py" in str(caught.value)
+
+
+def test_the_inner_function_is_named_where_its_own_argument_is_meant():
+    @filter_jit
+    def outer(n):
+        return filter_vmap(lambda size: jnp.zeros(size))(jnp.stack([n, n]))
+
+    with pytest.raises(TracedShapeError, match=r"`<lambda>`: a traced[\s\S]*argument `size`"):
+        outer(jnp.array(3))

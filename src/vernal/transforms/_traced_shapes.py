@@ -9,10 +9,11 @@ account of where the value came from can be read with the user's argument names.
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jaxtyping
 
 from .._ground import callable_name
 from ..show import message
@@ -27,7 +28,11 @@ _SHAPE_TEXT = re.compile(
     r"|jnp\.\w+ argument|argument of jnp\.\w+"
 )
 _VALUE = re.compile(r"(?:Traced<|Tracer<|of type |got \(?)?((?:u?int|float|bool)\d*\[[^\]]*\])")
-_INSIDE = (os.sep + "jax" + os.sep, os.sep + "vernal" + os.sep, os.sep + "jaxtyping" + os.sep)
+# The files that are not the user's: those of JAX, of jaxtyping's checks, and our own.
+_INSIDE = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (jax.__file__, jaxtyping.__file__, os.path.dirname(__file__))
+)
 
 
 class TracedShapeError(TypeError):
@@ -37,13 +42,23 @@ class TracedShapeError(TypeError):
     Shapes are fixed when a function is traced. A size that is computed with `jnp.minimum`,
     `jnp.maximum` or from an array argument is not known then. Compute sizes with Python's `min`,
     `max` and `int` from shapes and static arguments.
+
+    Args:
+        text: the message.
+        origins: the arguments that the value was computed from, as far as they are known.
     """
+
+    def __init__(self, text: str, origins: Sequence[str] = ()):
+        super().__init__(text)
+        self.origins = tuple(origins)
 
 
 def is_shape_error(error: Exception) -> bool:
     """Whether JAX complains of a traced value where a Python integer is needed."""
     if isinstance(error, TracedShapeError):
-        return False
+        # Explained by a transformed function inside. If the value came to that through a closure,
+        # it is for the one outside to say from where.
+        return not error.origins
     if isinstance(error, jax.errors.TracerIntegerConversionError):
         return True
     return (
@@ -53,10 +68,17 @@ def is_shape_error(error: Exception) -> bool:
     )
 
 
+def _first_cause(error: BaseException) -> BaseException:
+    """What JAX itself raised."""
+    while isinstance(error, TracedShapeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _user_line(error: BaseException) -> str | None:
     """Where in the user's own code the error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(part in f.filename for part in _INSIDE)]
+    own = [f for f in frames if not os.path.abspath(f.filename).startswith(_INSIDE)]
     if not own:
         return None
     last = own[-1]
@@ -73,11 +95,8 @@ def _origins(fn: Callable[..., Any], rest: Rest, arrays: list[Any]) -> list[str]
     paths = rest.paths()
     try:
         jax.make_jaxpr(again)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
-    except TracedShapeError as error:
-        # A transformed function inside has explained it already, in terms of its own arguments.
-        return [str(error)]
     except Exception as error:
-        found = sorted({int(i) for i in _ORIGIN.findall(str(error))})
+        found = sorted({int(i) for i in _ORIGIN.findall(str(_first_cause(error)))})
         return [argument_text(fn, paths[i]) for i in found if i < len(paths)]
     return []
 
@@ -97,12 +116,13 @@ def explain(
         An error that names the function, the line, the value and the arguments it depends on.
     """
     origins = _origins(fn, rest, arrays)
-    value = _VALUE.search(str(error))
+    cause = _first_cause(error)
+    value = _VALUE.search(str(cause))
     got = f"a traced {value.group(1)}" if value else "a traced value"
     if origins:
         got += ", computed from the argument" + ("s " if len(origins) > 1 else " ")
         got += ", ".join(f"`{name}`" for name in origins)
-    line = _user_line(error)
+    line = _user_line(cause)
     return TracedShapeError(
         message(
             f"`{callable_name(fn)}`: a traced value was used as a shape or another Python integer",
@@ -111,5 +131,6 @@ def explain(
             got=got,
             instead="compute sizes with Python's `min`, `max` and `int` instead of `jnp.minimum` and the "
             "like, from `x.shape` and Python numbers; or pass the size as a Python int, which is static",
-        )
+        ),
+        origins,
     )
