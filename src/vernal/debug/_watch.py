@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.tree_util as jtu
 
+from .._ground import one_level_with_keys
 from ..modules import Module
 from ..transforms import Rest, split
 from ..trees import is_array
@@ -50,17 +51,11 @@ def _shape(x: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The immediate children of a pytree node with their keys, and the treedef that rebuilds it."""
-    found, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    return [(path[0], child) for path, child in found if path], treedef
-
-
 def layers_of(node: Any, path: Path = ()) -> Iterator[Layer]:
     """Every module in a tree, outer ones first."""
     if isinstance(node, Module):
         yield Layer(path, node)
-    for key, child in one_level(node)[0]:
+    for key, child in one_level_with_keys(node)[0]:
         yield from layers_of(child, (*path, key))
 
 
@@ -76,7 +71,7 @@ class Recorder:
 
     def watch(self, node: Any, path: Path = ()) -> Any:
         """A copy of a tree in which every callable module is watched."""
-        children, treedef = one_level(node)
+        children, treedef = one_level_with_keys(node)
         if children:
             node = treedef.unflatten([self.watch(child, (*path, key)) for key, child in children])
         if isinstance(node, Module) and callable(node):
@@ -104,7 +99,7 @@ class _Place:
 
 def unwatched(tree: Any) -> Any:
     """The tree with the layers themselves in place of what watches them."""
-    children, treedef = one_level(tree)
+    children, treedef = one_level_with_keys(tree)
     if type(tree) is Watched:
         return unwatched(children[0][1])
     return treedef.unflatten([unwatched(child) for _, child in children]) if children else tree

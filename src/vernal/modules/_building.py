@@ -6,7 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from ..trees import is_array
+from .._ground import one_level_with_keys
+from ..trees import is_array, node_parts
 from . import _refusals as refuse
 from ._fields import array_dtype_for, resolve_annotation
 from ._sorting import (
@@ -16,7 +17,6 @@ from ._sorting import (
     holds_arrays,
     is_node,
     kind_by_type,
-    one_level_paths,
     sort_value,
 )
 from ._structure import KEY, Layout, layout_of, structure_of
@@ -190,13 +190,7 @@ def _refuse_return(
     if id(node) in seen:
         return
     seen.add(id(node))
-    if hasattr(type(node), "__tree_fields__"):
-        parts = [(jtu.GetAttrKey(n), part) for n, part in node.__tree_fields__().items()]
-    elif is_node(node) and node is not None:
-        parts = one_level_paths(node)
-    else:
-        return
-    for key, part in parts:
+    for key, part in node_parts(node) or []:
         below = (*path, key)
         if part is self:
             raise refuse.cycle(info.cls, below[0].name, below[1:])
@@ -220,7 +214,7 @@ def _refuse_inside(
         if _is_unfinished(early):
             _held_early.add(id(early))
     if isinstance(value, CONTAINERS) and is_node(value):
-        for key, child in one_level_paths(value):
+        for key, child in one_level_with_keys(value)[0]:
             if kind_by_type(type(child)) is None:
                 _refuse_inside(self, info, name, child, (*path, key), (*above, value))
     elif callable(value) and not is_node(value) and not info.may_hide_arrays:

@@ -14,16 +14,15 @@ Kinds are decided once, when construction ends, and remembered by the treedef: a
 
 import dataclasses
 import functools
-import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._ground import by_name, same
+from .._ground import by_name, one_level, one_level_with_keys, same
 from ..trees import is_array
 
 Kind = bool | tuple[Any, ...]
@@ -46,24 +45,6 @@ kind_by_type = _BY_TYPE.get
 _never_data: set[type] = {kind for kind, is_child in _BY_TYPE.items() if not is_child}
 
 CONTAINERS = (list, tuple, dict)
-
-
-def _below_the_first() -> Callable[[Any], bool]:
-    """An `is_leaf` that lets only the root be opened, also where a container contains itself."""
-    seen = itertools.count()
-    return lambda _: next(seen) > 0
-
-
-def one_level(value: Any) -> tuple[list[Any], Any]:
-    """The immediate children of a registered pytree node, and the treedef that rebuilds it from
-    them."""
-    return jtu.tree_flatten(value, is_leaf=_below_the_first())
-
-
-def one_level_paths(value: Any) -> list[tuple[Any, Any]]:
-    """The immediate children of a registered pytree node with their keys."""
-    found = jtu.tree_flatten_with_path(value, is_leaf=_below_the_first())[0]
-    return [(path[0], child) for path, child in found]
 
 
 def is_node(value: Any) -> bool:
@@ -220,8 +201,8 @@ def _flatten_mixed(mixed: Mixed) -> tuple[tuple[Any, ...], _MixedStructure]:
 
 
 def _flatten_mixed_with_keys(mixed: Mixed) -> tuple[tuple[Any, ...], _MixedStructure]:
-    keyed = one_level_paths(mixed.value)
-    children, treedef = one_level(mixed.value)
+    keyed, treedef = one_level_with_keys(mixed.value)
+    children = [child for _, child in keyed]
     kinds = _kinds_now(mixed, children)
     keys = [key for (key, _), kind in zip(keyed, kinds, strict=True) if kind is not False]
     shown = tuple(zip(keys, _shown(children, kinds), strict=True))

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..modules import Module
 from ..show import message, path_text, short
+from ..trees import node_parts, replace_parts
 
 _Path = tuple[Any, ...]
 _Part = tuple[Any, Any]
@@ -21,30 +21,16 @@ _Part = tuple[Any, Any]
 Visit = Callable[[_Path, Any, Any], Any]
 
 
-def _parts(node: Any) -> list[_Part] | None:
-    """The immediate parts of a node with their keys; None for a leaf."""
-    if isinstance(node, Module):
-        return [(jtu.GetAttrKey(name), value) for name, value in node.__tree_fields__().items()]
-    if not jtu.is_tree_node(type(node)):
-        return None
-    found = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
-    return [(path[0], part) for path, part in found if path]
-
-
 def _with_parts(node: Any, parts: list[_Part], new: list[Any]) -> Any:
     changed = {key: b for (key, a), b in zip(parts, new, strict=True) if b is not a}
-    if not changed:
-        return node
-    if isinstance(node, Module):
-        return node.__tree_replace__({key.name: part for key, part in changed.items()})
-    return jtu.tree_structure(node, is_leaf=lambda x: x is not node).unflatten(new)
+    return replace_parts(node, changed) if changed else node
 
 
 def _filters(spec: Any, node: Any, parts: list[_Part], path: _Path) -> list[Any]:
     """The part of a prefix tree of filters for each part of a node."""
     if callable(spec) and not jtu.is_tree_node(type(spec)):
         return [spec] * len(parts)
-    own = _parts(spec) if type(spec) is type(node) else None
+    own = node_parts(spec) if type(spec) is type(node) else None
     if own is None or [key for key, _ in own] != [key for key, _ in parts]:
         raise ValueError(
             message(
@@ -74,7 +60,7 @@ def walk(
         is_leaf: what else is to be taken for a leaf.
         path: of the node.
     """
-    parts = None if is_leaf is not None and is_leaf(node) else _parts(node)
+    parts = None if is_leaf is not None and is_leaf(node) else node_parts(node)
     if parts is None:
         return visit(path, node, spec)
     filters = _filters(spec, node, parts, path)

@@ -15,12 +15,11 @@ Three things make that less than obvious:
 """
 
 import dataclasses
-import itertools
 from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import same
+from .._ground import one_level_with_keys, same
 from ._message import message
 from ._paths import path_text
 from ._pformat import short
@@ -57,17 +56,15 @@ class _Node:
 
 def _one_level(tree: Any) -> _Node | None:
     """The children of a node by key, or None for a leaf."""
-    # Counts calls rather than testing `is not tree`: a list that contains itself would never end.
-    calls = itertools.count()
+    if jtu.all_leaves([tree]):
+        return None
     try:
-        keyed, treedef = jtu.tree_flatten_with_path(tree, is_leaf=lambda _: next(calls) > 0)
+        keyed, treedef = one_level_with_keys(tree)
     except Exception:
         # For example a dictionary whose keys have no order, or an object that is not built yet.
         return None
-    if any(not path for path, _ in keyed):
-        return None
     try:
-        children = {path[0]: child for path, child in keyed}
+        children = dict(keyed)
     except Exception:
         children = {}
     if len(children) != len(keyed):

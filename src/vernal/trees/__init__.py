@@ -13,6 +13,8 @@ from ._names import named_leaves as named_leaves
 from ._names import path_name as path_name
 from ._names import tree_paths as tree_paths
 from ._omega import ω as ω
+from ._parts import node_parts as node_parts
+from ._parts import replace_parts as replace_parts
 from ._patterns import Pattern as Pattern
 from ._patterns import match_paths as match_paths
 from ._split import combine as combine

@@ -1,22 +1,12 @@
 """Whether a pytree is a tree: no node inside itself, and none in two places."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import jax.tree_util as jtu
-
+from .._ground import one_level, one_level_with_keys
 from ..show import message, path_text
 
 _Path = tuple[Any, ...]
-
-
-def _one_level(node: Any) -> tuple[list[tuple[_Path, Any]], Any]:
-    """The immediate children with their paths. A leaf has the empty path."""
-    # JAX asks about the node itself first. Comparing with `is` instead would go on for ever in a
-    # list that holds itself.
-    questions = itertools.count()
-    return jtu.tree_flatten_with_path(node, is_leaf=lambda _: next(questions) > 0)
 
 
 def _cycle(outer: _Path, inner: _Path, node: Any) -> ValueError:
@@ -49,11 +39,10 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
         >>> tree_flatten_one_level({"a": [1, 2], "b": None})
         ([[1, 2], None], PyTreeDef({'a': *, 'b': *}))
     """
-    children, treedef = _one_level(pytree)
-    for path, child in children:
-        if path and child is pytree:
-            raise _cycle((), path, pytree)
-    return [child for _, child in children], treedef
+    for key, child in one_level_with_keys(pytree)[0]:
+        if child is pytree:
+            raise _cycle((), (key,), pytree)
+    return one_level(pytree)
 
 
 def tree_check(pytree: Any) -> None:
@@ -88,8 +77,8 @@ def tree_check(pytree: Any) -> None:
 def _check(
     node: Any, path: _Path, seen: dict[int, tuple[_Path, Any]], above: Sequence[int]
 ) -> None:
-    children, _ = _one_level(node)
-    if not children or not children[0][0]:
+    children, _ = one_level_with_keys(node)
+    if not children:
         return
     if id(node) in above:
         raise _cycle(seen[id(node)][0], path, node)
@@ -106,4 +95,4 @@ def _check(
     # and the address of one that is gone would be given to the next.
     seen[id(node)] = path, node
     for key, child in children:
-        _check(child, path + key, seen, [*above, id(node)])
+        _check(child, (*path, key), seen, [*above, id(node)])

@@ -6,9 +6,6 @@ The difficulty: `where(tree)` returns values, and a value does not say where in 
 back is then either a marker or an inner node of the ghost, and both are found by identity. If
 something else comes back, it was a value that is not a leaf (structure of a module, None, an empty
 container), and `where` runs once more on a deeper ghost, in which those are markers too.
-
-A node class takes part through two hooks: `__tree_fields__()`, its parts by name, structure
-included, and `__tree_replace__(changes, sort)`, a copy with some of them replaced.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +15,7 @@ import jax.tree_util as jtu
 
 from ..show import message, path_text, short
 from ._kinds import is_array
+from ._parts import node_parts, replace_parts
 
 Path = tuple[Any, ...]
 _MISSING = object()
@@ -33,37 +31,17 @@ class _Marker:
         self.place = place
 
 
-def _parts(node: Any) -> list[tuple[Any, Any]] | None:
-    """The immediate parts of a node with their keys; None for a leaf."""
-    fields = getattr(type(node), "__tree_fields__", None)
-    if fields is not None:
-        return [(jtu.GetAttrKey(name), value) for name, value in fields(node).items()]
-    if not jtu.is_tree_node(type(node)) or node is None:
-        return None
-    found = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
-    return [(path[0], part) for path, part in found]
-
-
-def _with_parts(node: Any, changes: dict[Any, Any], sort: bool) -> Any:
-    """A copy of a node in which the parts with these keys are replaced."""
-    if hasattr(type(node), "__tree_replace__"):
-        return node.__tree_replace__({key.name: part for key, part in changes.items()}, sort)
-    parts = _parts(node) or []
-    treedef = jtu.tree_structure(node, is_leaf=lambda x: x is not node)
-    return treedef.unflatten([changes.get(key, part) for key, part in parts])
-
-
 def _deep_ghost(node: Any, path: Path) -> Any:
-    parts = _parts(node)
+    parts = node_parts(node)
     if not parts:
         return _Marker(path)
-    return _with_parts(node, {key: _deep_ghost(part, (*path, key)) for key, part in parts}, False)
+    return replace_parts(node, {key: _deep_ghost(part, (*path, key)) for key, part in parts}, False)
 
 
 def _inner_nodes(node: Any, path: Path) -> Iterator[tuple[int, Path]]:
     if isinstance(node, _Marker):
         return
-    parts = _parts(node)
+    parts = node_parts(node)
     if not parts:
         return
     yield id(node), path
@@ -176,7 +154,7 @@ def _refuse_overlap(paths: list[Path]) -> None:
 
 def _node_at(tree: Any, path: Path) -> Any:
     for key in path:
-        tree = next(part for k, part in _parts(tree) or [] if k == key)
+        tree = next(part for k, part in node_parts(tree) or [] if k == key)
     return tree
 
 
@@ -186,8 +164,10 @@ def _rebuild(node: Any, changes: list[tuple[Path, Any]]) -> Any:
     below: dict[Any, list[tuple[Path, Any]]] = {}
     for path, new in changes:
         below.setdefault(path[0], []).append((path[1:], new))
-    parts = dict(_parts(node) or [])
-    return _with_parts(node, {key: _rebuild(parts[key], some) for key, some in below.items()}, True)
+    parts = dict(node_parts(node) or [])
+    return replace_parts(
+        node, {key: _rebuild(parts[key], some) for key, some in below.items()}, True
+    )
 
 
 def _replacements(replace: Any, count: int, arrangement: Any) -> list[Any]:
@@ -319,7 +299,7 @@ def values_with_paths(pytree: Any) -> list[tuple[Path, Any]]:
         >>> [(path_text(path), value) for path, value in values_with_paths({"a": [1.0, None]})]
         [("['a'][0]", 1.0), ("['a'][1]", None)]
     """
-    parts = _parts(pytree)
+    parts = node_parts(pytree)
     if not parts:
         return [((), pytree)]
     return [((key, *path), value) for key, part in parts for path, value in values_with_paths(part)]
@@ -346,7 +326,7 @@ def set_attributes(pytree: Any, name: str, value: Any) -> Any:
         >>> set_attributes([vernal.nn.Dropout(0.5)], "p", 0.1)
         [Dropout(p=0.1, inference=False)]
     """
-    parts = _parts(pytree)
+    parts = node_parts(pytree)
     _refuse_static(pytree, name)
     changes = {}
     for key, part in parts or []:
@@ -354,7 +334,7 @@ def set_attributes(pytree: Any, name: str, value: Any) -> Any:
         new = value if found else set_attributes(part, name, value)
         if new is not part:
             changes[key] = new
-    return _with_parts(pytree, changes, True) if changes else pytree
+    return replace_parts(pytree, changes, True) if changes else pytree
 
 
 def _refuse_static(node: Any, name: str) -> None:

@@ -1,0 +1,61 @@
+"""The parts of a node: its children, and of a module also the structure that surgery may reach.
+
+A class takes part through two hooks: `__tree_fields__()`, its parts by name, and
+`__tree_replace__(changes, sort)`, a copy with some of them replaced and, if `sort`, sorted afresh.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .._ground import one_level, one_level_with_keys
+
+
+def node_parts(node: Any) -> list[tuple[Any, Any]] | None:
+    """The immediate parts of a node.
+
+    Args:
+        node: anything.
+
+    Returns:
+        Pairs of key and part: of a module all fields that are not declared static, of another
+        pytree node its children. None for a leaf, and for None.
+
+    Example:
+        >>> import vernal
+        >>> from vernal.trees import node_parts
+        >>> [str(key) for key, part in node_parts(vernal.nn.Dropout(0.5))]
+        ['.p', '.inference']
+    """
+    fields = getattr(type(node), "__tree_fields__", None)
+    if fields is not None:
+        return [(jtu.GetAttrKey(name), value) for name, value in fields(node).items()]
+    if node is None or not jtu.is_tree_node(type(node)):
+        return None
+    return one_level_with_keys(node)[0]
+
+
+def replace_parts(node: Any, changes: Mapping[Any, Any], sort: bool = True) -> Any:
+    """A copy of a node in which some parts are replaced.
+
+    Args:
+        node: a node; see `node_parts`.
+        changes: the new parts by key.
+        sort: whether a module decides anew what of the new parts is structure.
+
+    Returns:
+        The copy. No `__init__` runs.
+
+    Example:
+        >>> import vernal
+        >>> from vernal.trees import node_parts, replace_parts
+        >>> dropout = vernal.nn.Dropout(0.5)
+        >>> [(key, _), _] = node_parts(dropout)
+        >>> replace_parts(dropout, {key: 0.1}).p
+        0.1
+    """
+    if hasattr(type(node), "__tree_replace__"):
+        return node.__tree_replace__({key.name: part for key, part in changes.items()}, sort)
+    keyed = node_parts(node) or []
+    return one_level(node)[1].unflatten([changes.get(key, part) for key, part in keyed])
