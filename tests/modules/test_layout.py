@@ -50,7 +50,7 @@ def test_unflattening_runs_no_code_of_the_user():
     m = Loud(1.0)
     Loud.closed = True
     for leaf in (object(), None, "text", 1):
-        assert jax.tree.map(lambda _: leaf, m).x is leaf  # noqa: B023
+        assert jax.tree.map(lambda _: leaf, m).x is leaf  # noqa: B023 (used up at once)
 
 
 def test_key_paths_are_attributes_in_the_order_of_the_fields():

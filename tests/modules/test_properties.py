@@ -143,7 +143,7 @@ def test_paths_lead_to_the_leaves(m):
 @given(modules())
 def test_masks_axes_and_nones_keep_the_structure(m):
     for value in (True, 0, "name", 1.5, jnp.tanh, object()):
-        mask = jax.tree.map(lambda _: value, m)  # noqa: B023
+        mask = jax.tree.map(lambda _: value, m)  # noqa: B023 (used up at once)
         assert structure(mask) == structure(m)
         assert jax.tree.leaves(mask) == [value] * len(jax.tree.leaves(m))
     nothing = jax.tree.map(lambda _: None, m)

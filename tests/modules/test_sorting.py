@@ -208,7 +208,7 @@ def test_masks_axes_and_gradients_keep_the_structure():
     m = Holder([Linear(jnp.ones((2, 2))), jnp.tanh, {"b": jnp.ones(2), "f": len}, "s"])
     structure = jtu.tree_structure(m)
     for to in (True, 0, None, "name", jnp.tanh, 1.5):
-        tree = jax.tree.map(lambda _: to, m)  # noqa: B023
+        tree = jax.tree.map(lambda _: to, m)  # noqa: B023 (used up at once)
         assert tree.x[0].w is to
         assert tree.x[1] is jnp.tanh
         if to is not None:

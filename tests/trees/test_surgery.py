@@ -158,7 +158,7 @@ def test_several_nodes_at_once():
 def test_masks_axes_and_specifications_keep_their_shape():
     m = net()
     for to, new in [(False, True), (0, None), (0, 1), ("a", "b"), (None, 0)]:
-        tree = jax.tree.map(lambda _: to, m)  # noqa: B023
+        tree = jax.tree.map(lambda _: to, m)  # noqa: B023 (used up at once)
         out = tree_at(lambda t: t.layers[0].weight, tree, new)
         assert out.layers[0].weight is new
         if new is not None and to is not None:

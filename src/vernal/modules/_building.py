@@ -50,7 +50,6 @@ class ClassInfo:
         fields = dataclasses.fields(self.cls)  # pyright: ignore[reportArgumentType] (every module class is a dataclass)
         self.names = tuple(f.name for f in fields)
         self.declared = frozenset(self.names)
-        self.is_static = tuple(bool(f.metadata.get("static")) for f in fields)
         self.converters = [
             (f.name, f.metadata["converter"]) for f in fields if f.metadata.get("converter")
         ]
@@ -58,7 +57,7 @@ class ClassInfo:
         self.converted = frozenset(name for name, _ in self.converters)
         self.defaults = {f.name: f.default for f in fields}
         self.annotations = {f.name: f.type for f in fields if not f.metadata.get("static")}
-        self.named = tuple(zip(self.names, self.is_static, strict=True))
+        self.named = tuple((f.name, bool(f.metadata.get("static"))) for f in fields)
         self.checks = [
             klass.__dict__["__check_init__"]
             for klass in self.cls.__mro__
