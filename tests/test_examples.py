@@ -17,6 +17,8 @@ from vernal.saving import load_metadata
 
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits.py"
+CUSTOM_RULE = ROOT / "examples" / "custom_rule.py"
+ADAPTIVE_LOOP = ROOT / "examples" / "adaptive_loop.py"
 
 # Runs a script, and interrupts it as Ctrl-C does when it has saved its second checkpoint.
 INTERRUPTED = """
@@ -112,3 +114,24 @@ def test_the_digits_model_works_with_plain_jax():
     np.testing.assert_allclose(carried.layers[0].weight, 4 * model.layers[0].weight, rtol=1e-6)
     chosen = jax.lax.cond(True, lambda m: m, lambda m: carried, model)
     np.testing.assert_array_equal(chosen.layers[7].bias, model.layers[7].bias)
+
+
+def test_the_custom_rule_mends_the_gradient_and_the_ball_is_learnt():
+    lines = run(CUSTOM_RULE).splitlines()
+    assert "nan" in lines[0]
+    assert "nan" not in "".join(lines[1:])
+    # Both end in "log(drag) -3.00, wind 4.00".
+    learnt, truth = (line.split() for line in lines[-2:])
+    for i in (2, 4):
+        value, want = (float(words[i].strip(",")) for words in (learnt, truth))
+        assert abs(value - want) < 0.05
+
+
+def test_the_adaptive_loop_shows_its_progress_and_learns_the_stiffness():
+    lines = run(ADAPTIVE_LOOP).splitlines()
+    assert lines[0] == "0.00%" and lines[4] == "100.00%"
+    fits = [line for line in lines if line.startswith("stiffness")]
+    for line in fits:
+        _, reverse, forward = line.split(": ")[1].replace("gradient ", "").split(", ")
+        assert abs(float(reverse.split()[0]) - float(forward.split()[0])) < 1e-3
+    assert lines[-2:] == ["learnt: stiffness 2.0000", "truth:  stiffness 2.0000"]

@@ -2,9 +2,12 @@
 transformation accepts them."""
 
 from . import debug as debug
+from . import loops as loops
 from . import modules as modules
 from . import nn as nn
 from . import optim as optim
+from . import primitives as primitives
+from . import runtime as runtime
 from . import saving as saving
 from . import show as show
 from . import transforms as transforms
@@ -19,6 +22,9 @@ from .modules import field as field
 from .modules import module_update_wrapper as module_update_wrapper
 from .optim import Optimizer as Optimizer
 from .optim import apply_updates as apply_updates
+from .runtime import Enumeration as Enumeration
+from .runtime import branched_error_if as branched_error_if
+from .runtime import error_if as error_if
 from .saving import default_deserialise_filter_spec as default_deserialise_filter_spec
 from .saving import default_serialise_filter_spec as default_serialise_filter_spec
 from .saving import load as load
@@ -28,7 +34,10 @@ from .saving import tree_serialise_leaves as tree_serialise_leaves
 from .show import tree_pformat as tree_pformat
 from .show import tree_pprint as tree_pprint
 from .transforms import filter_checkpoint as filter_checkpoint
+from .transforms import filter_closure_convert as filter_closure_convert
 from .transforms import filter_cond as filter_cond
+from .transforms import filter_custom_jvp as filter_custom_jvp
+from .transforms import filter_custom_vjp as filter_custom_vjp
 from .transforms import filter_debug_callback as filter_debug_callback
 from .transforms import filter_eval_shape as filter_eval_shape
 from .transforms import filter_grad as filter_grad

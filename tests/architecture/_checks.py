@@ -36,7 +36,7 @@ FLOORS: dict[str, int] = {
 
 # Optional or heavy packages, which a function may import at the moment of use.
 LATE_IMPORTS = frozenset(
-    {"rich", "matplotlib", "torch", "orbax", "treescope", "safetensors", "optax"}
+    {"rich", "matplotlib", "torch", "orbax", "treescope", "safetensors", "optax", "tqdm"}
 )
 
 PRIVATE_JAX = re.compile(r"jax\.(_src|interpreters|extend)(\.|$)")

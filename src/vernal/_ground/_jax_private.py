@@ -3,13 +3,118 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 # Whether no trace is active, so that no tracer is alive that a cache could keep. Present in JAX 0.10.2
 # to 0.12. Retired by: any JAX version that says so in public (jax.core had it until 0.10).
 from jax._src.core import trace_state_clean as trace_state_clean
+
+# What JAX waits for when Python exits and in `jax.effects_barrier`. A program that has failed stays
+# in there, and its error would be raised again. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
+# version that forgets a failed program once its error has been raised.
+from jax._src.dispatch import runtime_tokens as runtime_tokens
+
+# A program whose constants are its first arguments, so that whoever keeps the program does not keep
+# the constants (from JAX 0.12 a jaxpr holds them). Present in JAX 0.10.2 to 0.12. Retired by: any JAX
+# version with a public way to take the constants out.
+from jax._src.interpreters.partial_eval import convert_constvars_jaxpr as convert_constvars_jaxpr
+
+# Leaving a file of ours out of the frames that `jax.debug.breakpoint` shows. Present in JAX 0.10.2
+# to 0.12. Retired by: any JAX version whose breakpoint can be told which frame is the first.
+from jax._src.traceback_util import register_exclusion
 
 # The registry in which None is a leaf: flattening with it stays in C++, where `is_leaf=lambda x: x
 # is None` calls Python at every node. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version
 # whose public tree_flatten can treat None as a leaf.
 from jax._src.tree_util import none_leaf_registry
+from jax.core import Tracer
+
+# The operations that finalisation takes apart, and finding the programs inside of an operation.
+# Present in JAX 0.10.2 to 0.12. Retired by: no version; this is how jaxprs are read.
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+
+# The class of new operations. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version in which a
+# `jax.experimental.hijax` primitive has rules for batching, jvp and transposition on all of 0.10.2
+# to the newest (hijax changed in each).
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import jaxprs_in_params as jaxprs_in_params  # JAX 0.10.2 to 0.12
+
+# Removing and adding a batch axis of an abstract value, its sharding included: the abstract
+# evaluation of an operation under vmap. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+from jax.extend.core import mapped_aval as mapped_aval
+
+# The programs inside a program, to look for checks. Present in JAX 0.10.2 to 0.12. Retired by: a
+# public walk over a jaxpr.
+from jax.extend.core import subjaxprs as subjaxprs
+from jax.extend.core import unmapped_aval as unmapped_aval  # JAX 0.10.2 to 0.12
+from jax.extend.core.primitives import custom_jvp_call_p as custom_jvp_call_p  # JAX 0.10.2 to 0.12
+from jax.extend.core.primitives import custom_vjp_call_p as custom_vjp_call_p  # JAX 0.10.2 to 0.12
+from jax.extend.core.primitives import name_p as name_p  # JAX 0.10.2 to 0.12
+from jax.extend.core.primitives import remat_p as remat_p  # JAX 0.10.2 to 0.12
+from jax.extend.core.primitives import stop_gradient_p as stop_gradient_p  # JAX 0.10.2 to 0.12
+
+# The derivative rules of an operation, and what they speak of: a tangent known to be zero, and the
+# argument that a transposition is with respect to. Present in JAX 0.10.2 to 0.12. Retired by: as
+# Primitive.
+from jax.interpreters.ad import UndefinedPrimal as UndefinedPrimal
+from jax.interpreters.ad import Zero as Zero  # JAX 0.10.2 to 0.12
+from jax.interpreters.ad import add_tangents as add_tangents  # JAX 0.10.2 to 0.12
+from jax.interpreters.ad import instantiate_zeros as instantiate_zeros  # JAX 0.10.2 to 0.12
+from jax.interpreters.ad import primitive_jvps as primitive_jvps  # JAX 0.10.2 to 0.12
+from jax.interpreters.ad import primitive_transposes as primitive_transposes  # JAX 0.10.2 to 0.12
+
+# Moving or adding the batch axis in front, its sharding included. Present in JAX 0.10.2 to 0.12.
+# Retired by: as Primitive.
+from jax.interpreters.batching import bdim_at_front
+
+# The batching rules of operations: the registry whose rules are told of the mapped axis (its name,
+# size and mesh axis). Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+from jax.interpreters.batching import fancy_primitive_batchers as fancy_primitive_batchers
+
+# Calling Python from a compiled program, in a lowering rule. Unlike `jax.pure_callback` it lets us
+# choose the devices that call, hands over the arrays without dispatching anything (which can wait
+# for the very program that is running), and logs nothing when the callback raises.
+# Present in JAX 0.10.2 to 0.12. Retired by: any JAX version whose public callbacks can raise in
+# silence and run on every device.
+from jax.interpreters.mlir import emit_python_callback as emit_python_callback
+
+# The lowering of an operation to the compiler. Present in JAX 0.10.2 to 0.12. Retired by: as
+# Primitive.
+from jax.interpreters.mlir import lower_fun as lower_fun
+from jax.interpreters.mlir import register_lowering as register_lowering  # JAX 0.10.2 to 0.12
+
+
+def batch_axis_in_front(axis: Any, x: Any, dim: int | None) -> Any:
+    """An argument of a batching rule with the batch axis in front, whether it had one or not."""
+    return bdim_at_front(x, dim, axis.size, mesh_axis=axis.explicit_mesh_axis)
+
+
+def concrete_value(x: Any) -> Any:
+    """The array with values that an eager `grad`, `vmap` or `shard_map` is computing with; None
+    where there is only an abstract one."""
+    # The attributes of their tracers. Present in JAX 0.10.2 to 0.12; one that is not found is no
+    # worse than an abstract value.
+    while isinstance(x, Tracer):
+        x = getattr(x, "primal", getattr(x, "val", None))
+    return x if isinstance(x, jax.Array) else None
+
+
+def manual_devices(ctx: Any) -> int:
+    """In a lowering rule: how many devices run a program of their own, inside `shard_map`; 1
+    outside of it."""
+    # Only the context of `shard_map` has manual axes. Present in JAX 0.10.2 to 0.12.
+    context = ctx.module_context.axis_context
+    return context.mesh.size if getattr(context, "manual_axes", None) else 1
+
+
+def runs_alone(ctx: Any) -> bool:
+    """In a lowering rule: whether the program is for one device, and for this process."""
+    # Present in JAX 0.10.2 to 0.12. Only the context of `shard_map` has no `num_devices`.
+    context = ctx.module_context.axis_context
+    exported = ctx.module_context.lowering_parameters.for_export
+    return getattr(context, "num_devices", None) == 1 and not exported
+
 
 flatten_none_is_leaf: Callable[[Any], tuple[list[Any], Any]] = none_leaf_registry.flatten
+
+hide_frames: Callable[[str], None] = register_exclusion

@@ -1,6 +1,14 @@
-"""Watching models: what they are made of, and what they cost."""
+"""Watching models: what they are made of, what they cost, and what the transformations make of
+them."""
 
 from .._ground import publish
+from ._announce import announce_transform as announce_transform
+from ._backward_nan import backward_nan as backward_nan
+from ._breakpoint_if import breakpoint_if as breakpoint_if
+from ._dce import inspect_dce as inspect_dce
+from ._dce import store_dce as store_dce
+from ._max_traces import assert_max_traces as assert_max_traces
+from ._max_traces import get_num_traces as get_num_traces
 from ._summary import summary as summary
 
 publish(__name__, globals())

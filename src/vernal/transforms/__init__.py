@@ -10,6 +10,10 @@ from ._branches import filter_switch as filter_switch
 from ._callbacks import filter_debug_callback as filter_debug_callback
 from ._callbacks import filter_io_callback as filter_io_callback
 from ._callbacks import filter_pure_callback as filter_pure_callback
+from ._closures import closure_to_pytree as closure_to_pytree
+from ._closures import filter_closure_convert as filter_closure_convert
+from ._custom_jvp import filter_custom_jvp as filter_custom_jvp
+from ._custom_vjp import filter_custom_vjp as filter_custom_vjp
 from ._devices import filter_shard as filter_shard
 from ._devices import filter_shard_map as filter_shard_map
 from ._gradients import filter_grad as filter_grad
@@ -27,5 +31,10 @@ from ._remat import filter_checkpoint as filter_checkpoint
 from ._shapes import filter_eval_shape as filter_eval_shape
 from ._shapes import filter_make_jaxpr as filter_make_jaxpr
 from ._traced_shapes import TracedShapeError as TracedShapeError
+from ._transformed import Transformed as Transformed
+from ._transformed import check_callable as check_callable
+from ._zeros import ZeroTangent as ZeroTangent
+from ._zeros import is_zero as is_zero
+from ._zeros import materialise as materialise
 
 publish(__name__, globals())

@@ -3,9 +3,11 @@
 Arrays are traced, everything else is static. What a call costs beyond `jax.jit` on a flat list of
 the same arrays is kept small: the call is flattened in C; a *plan*, cached by the treedef and the
 types of the leaves, says which leaves are arrays; a *program*, cached by the values of the other
-leaves, is one `jax.jit` of a function of the arrays. Nothing waits for results.
+leaves, is one `jax.jit` of a function of the arrays. Nothing waits for results, unless the program
+holds a run-time check: see `_failures.py`.
 """
 
+import functools
 import operator
 import weakref
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from ..show import message, short
 from ..trees import is_array
 from ._boundary import Rest, argument_text, hold, release, split, to_positional
 from ._donation import Donate, check_donate, donated_leaves, quietly
+from ._failures import Program, reraise, traced, wait
 from ._lowered import Lowered
 from ._prefixes import broadcast_prefix
 from ._transformed import Transformed, call_inside, check_callable, wrap
@@ -82,7 +85,7 @@ class _Plan:
         # Where each array of a call goes among the arrays of `Rest.fill`.
         self.rank = sorted(range(len(dynamic)), key=[*donated, *kept].__getitem__)
         self.in_call_order = [dynamic.index(i) for i in [*donated, *kept]]
-        self.programs: dict[Any, Any] = {}
+        self.programs: dict[Any, Program] = {}
 
     def rest(self, leaves: list[Any]) -> Rest:
         return Rest(self.treedef, self.mask, tuple(self.fixed(leaves)))
@@ -94,7 +97,7 @@ class _Cache:
     def __init__(self, fn: Any):
         self.fn = fn  # a weak reference, or None where the function travels with its arguments
         self.plans: dict[Any, _Plan] = {}
-        self.traces = 0
+        self.traces: list[None] = []
 
 
 # Compiled programs live as long as the function they belong to. Callables that are not plain
@@ -132,7 +135,7 @@ def _cache_of(fn: Any, settings: _Settings) -> _Cache:
     return _by_structure.setdefault((type(fn), settings), _Cache(None))
 
 
-def _program(cache: _Cache, plan: _Plan, leaves: list[Any], settings: _Settings) -> Any:
+def _program(cache: _Cache, plan: _Plan, leaves: list[Any], settings: _Settings) -> Program:
     """Makes the function of arrays that stands for calls with these static values, and hands it to
     `jax.jit`."""
     rest = plan.rest(leaves)
@@ -150,15 +153,22 @@ def _program(cache: _Cache, plan: _Plan, leaves: list[Any], settings: _Settings)
     if keep_shape:
         options["out_shardings"] = settings.out_shardings
 
+    compiled = Program()
+    # Not the objects that hold the program: such a cycle would outlive the function, and with it
+    # the tracers that it closes over, until Python looks for cycles.
+    traces, rank, attention = cache.traces, plan.rank, compiled.attention
+
     def program(donated: Any, kept: Any) -> Any:
-        cache.traces += 1
+        traces.append(None)
         given = [*donated, *kept]
-        arrays = [given[i] for i in plan.rank]
-        out = call_inside(None if reference is None else reference(), rest, arrays)
+        arrays = [given[i] for i in rank]
+        target = None if reference is None else reference()
+        out = traced(attention, call_inside, target, rest, arrays)
         return hold(out) if keep_shape else split(out)
 
     program.__name__ = program.__qualname__ = callable_name(fn)
-    return jax.jit(program, **options)
+    compiled.run = jax.jit(program, **options)
+    return compiled
 
 
 def _in_shardings(fn: Any, rest: Rest, prefix: Any) -> list[Any]:
@@ -210,17 +220,23 @@ class _Jit(Transformed[P, T]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         plan, program, leaves = self._prepare(args, kwargs, is_array)
         donated, kept = plan.donated(leaves), plan.kept(leaves)
-        if self.settings.donate == "none":
-            out = program(donated, kept)
-        else:
-            with quietly(self.settings.donate):
-                out = program(donated, kept)
+        try:
+            if self.settings.donate == "none":
+                out = program.run(donated, kept)
+            else:
+                with quietly(self.settings.donate):
+                    out = program.run(donated, kept)
+            if program.attention:
+                program.settle(donated, kept, out)
+        except Exception as error:
+            program.failed(error, donated, kept)
+            raise
         if self.settings.out_shardings is not None:
             return release(out)
         arrays, rest = out
         return rest.fill(arrays)
 
-    def _prepare(self, args: Any, kwargs: Any, is_dynamic: Any) -> tuple[_Plan, Any, list[Any]]:
+    def _prepare(self, args: Any, kwargs: Any, is_dynamic: Any) -> tuple[_Plan, Program, list[Any]]:
         fn = self.fn
         cache = self._cache()
         if kwargs:
@@ -260,7 +276,7 @@ class _Jit(Transformed[P, T]):
     @property
     def trace_count(self) -> int:
         """How often the function has been traced (and, but for JAX's own caches, compiled)."""
-        return self._cache().traces
+        return len(self._cache().traces)
 
     def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> Lowered:
         """Traces and lowers without compiling or running.
@@ -273,12 +289,13 @@ class _Jit(Transformed[P, T]):
             The lowered program: `.as_text()`, `.compile()`.
         """
         plan, program, leaves = self._prepare(args, kwargs, _traceable)
+        donated, kept = plan.donated(leaves), plan.kept(leaves)
         with quietly(self.settings.donate):
-            lowered = program.lower(plan.donated(leaves), plan.kept(leaves))
-        tree = plan.treedef.unflatten(leaves)
-        return Lowered(lowered, self.fn, tree, self._compiled_call)
+            lowered = program.run.lower(donated, kept)
+        run = functools.partial(self._compiled_call, program.look(donated, kept))
+        return Lowered(lowered, self.fn, plan.treedef.unflatten(leaves), run)
 
-    def _compiled_call(self, compiled: Any, args: Any, kwargs: Any) -> Any:
+    def _compiled_call(self, checks: Any, compiled: Any, args: Any, kwargs: Any) -> Any:
         """Runs a compiled program on a call's arguments, already known to have the structure it
         was lowered for."""
         if kwargs:
@@ -286,7 +303,12 @@ class _Jit(Transformed[P, T]):
         named = self._cache().fn is not None
         leaves, treedef = jtu.tree_flatten((None if named else self.fn, args, kwargs))
         plan = _Plan(treedef, tuple(map(is_array, leaves)), self.settings.donate)
-        out = compiled(plan.donated(leaves), plan.kept(leaves))
+        try:
+            out = compiled(plan.donated(leaves), plan.kept(leaves))
+            wait(out, checks)
+        except Exception as error:
+            reraise(error)
+            raise
         return release(out) if self.settings.out_shardings is not None else out[1].fill(out[0])
 
 
@@ -325,7 +347,8 @@ def filter_jit(
     """Compiles a function that takes and returns arbitrary Python objects.
 
     Arrays anywhere in the arguments are traced; everything else is static, and the function is
-    compiled again when it changes. Calls are asynchronous, as those of `jax.jit`. Use it as
+    compiled again when it changes. Calls are asynchronous, as those of `jax.jit`, except where the
+    program holds a check (`vernal.runtime.error_if`), whose error the call raises. Use it as
     `filter_jit(f)`, as a decorator (also of methods), or with options as
     `@filter_jit(donate="all")`.
 
@@ -349,6 +372,7 @@ def filter_jit(
             here.
         ValueError: for an unknown `donate`; at a call, for a static argument that cannot be hashed.
         TracedShapeError: at a call, if a traced value reaches a shape.
+        RuntimeCheckError: at a call, if a check in the program fails.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -22,7 +22,15 @@ T = TypeVar("T")
 
 
 class Transformed(Module, Generic[P, T]):
-    """A function under a transformation."""
+    """A function under a transformation: the base of what the functions of this room return.
+
+    It is a module that wraps the function. A subclass adds the settings of the transformation as
+    static fields, and `__call__`; `vernal.modules.module_update_wrapper` gives an instance the name
+    and documentation of the function.
+
+    Args:
+        fn: the function.
+    """
 
     # Whatever the wrapped function closes over is its own business: see `modules/_building.py`.
     _vernal_may_hide_arrays = True

@@ -1,0 +1,388 @@
+"""The operation that ends a compiled program: what `vernal.runtime.error_if` and the run-time guards
+are made of.
+
+The difficulty. A check has to end the program from inside of it, say which elements of a batch are
+at fault, and cost next to nothing while it holds; the array it guards must neither be copied,
+gathered from the devices it is spread over, nor lose its derivative; and the compiler must not be
+able to prove the check useless.
+
+The plan.
+    `check` takes a condition and returns `failed`, a scalar bool. It is one primitive, whose
+    batching rule keeps the whole batch of conditions: `failed` is a scalar under any number of
+    `vmap`s, so what depends on it is not batched by it, and the host knows the failing indices.
+    It is lowered to `cond(any(condition), callback, no-op)`; the callback posts the error to the
+    mailbox (`_failure.py`) and raises.
+    `poison` then replaces each array by NaN where `failed` holds: an elementwise selection by a
+    scalar, which the compiler fuses into whatever makes the array, keeps sharded, and cannot drop,
+    for it knows nothing of what a callback returns. (Nobody ever sees that NaN, but see below.)
+    Its primitive `value_of` passes tangents by.
+
+Several devices. When a device ends its program, those that wait for it in a collective wait until
+the process is killed. So:
+    where the compiler partitions the program, the callback runs on every device, all of which know
+    `any(condition)`, and all of them raise;
+    inside `shard_map`, where each device has a condition of its own, the callback does not raise:
+    it leaves the error with the check and returns `failed`, so the device goes on, with NaNs.
+    `filter_jit` finds the error when the program has ended (who called it, if several threads run
+    the same program, is not known). Plain `jax.jit` does not: there the results are NaN, and the
+    error is logged.
+
+Invariants. The condition has the batch axes in front, outermost first; the operands have the same
+ones. An evaluation outside of compiled code raises at once, without a compiler.
+
+Glossary.
+    condition: bool[batch...]; where it holds, the check has failed.
+    operands: small arrays that the explanation needs, `[batch..., ...]` each.
+    report: what is known of the check while tracing. One object for each call of `check`.
+"""
+
+import contextvars
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import ShapedArray
+
+from ._failure import RuntimeCheckError, post
+from ._jax_private import (
+    Primitive,
+    Zero,
+    batch_axis_in_front,
+    concrete_value,
+    emit_python_callback,
+    fancy_primitive_batchers,
+    lower_fun,
+    manual_devices,
+    primitive_jvps,
+    register_lowering,
+    subjaxprs,
+)
+from ._place import Place, here
+
+_MOST_INDICES = 10
+# The outermost frame of a program that is being traced and whose caller will look for errors left
+# with its checks.
+_awaiting: contextvars.ContextVar[Any] = contextvars.ContextVar("awaiting", default=None)
+
+_logger = logging.getLogger("vernal.runtime")
+
+# What to do when a check fails: end the program; do so only if it is a compiled one; or print the
+# error and go on, with the flag set.
+Kind = Literal["end", "end compiled", "tell"]
+# From the condition and the operands, all NumPy arrays, to the message.
+Explain = Callable[..., str]
+
+
+def batch_text(failing: Any) -> str:
+    """Which elements of a batch have failed.
+
+    Args:
+        failing: bool[batch...].
+
+    Returns:
+        A line that lists the indices where it holds; nothing if there is no batch.
+    """
+    if failing.ndim == 0:
+        return ""
+    indices = [tuple(map(int, index)) for index in np.argwhere(failing)]
+    listed = ", ".join(map(str, indices[:_MOST_INDICES]))
+    more = len(indices) - _MOST_INDICES
+    rest = f" and {more} more" if more > 0 else ""
+    which = "index" if len(indices) == 1 else "indices"
+    return f"\n  at batch {which} {listed}{rest} ({len(indices)} of {failing.size})"
+
+
+class Report:
+    """What is known of a check while tracing. Compares by identity.
+
+    Args:
+        explain: the message, or what makes it of the condition and the operands.
+        kind: what to do when it fails.
+        place: where the check stands.
+    """
+
+    __slots__ = ("awaited", "explain", "kind", "left", "lock", "place")
+
+    def __init__(self, explain: str | Explain, kind: Kind, place: Place):
+        self.explain = explain
+        self.kind = kind
+        self.place = place
+        # Whether somebody will look for errors that are left here.
+        self.awaited = _awaiting.get() is not None
+        self.lock = threading.Lock()
+        # The errors that devices have left here instead of raising them.
+        self.left: list[RuntimeCheckError] = []
+
+    def __repr__(self) -> str:
+        # What a jaxpr shows.
+        return repr(self.explain) if isinstance(self.explain, str) else "..."
+
+    def error(self, condition: Any, operands: Sequence[Any]) -> RuntimeCheckError:
+        condition = np.asarray(condition)
+        if isinstance(self.explain, str):
+            text = self.explain + batch_text(condition)
+        else:
+            text = self.explain(condition, *map(np.asarray, operands))
+        return RuntimeCheckError(text, str(self.place))
+
+    def end(self, condition: Any, *operands: Any) -> tuple[Any, ...]:
+        """Ends the program of the device that calls it."""
+        if not np.any(condition):
+            return (np.False_,)
+        error = self.error(condition, operands)
+        raise RuntimeCheckError(
+            f"{error}\n\n{post(error)} Compile with vernal.filter_jit instead of jax.jit to see this "
+            "error alone."
+        )
+
+    def leave(self, condition: Any, *operands: Any) -> tuple[Any, ...]:
+        """Leaves the error here, and lets the device go on."""
+        if not np.any(condition):
+            return (np.False_,)
+        error = self.error(condition, operands)
+        with self.lock:
+            if not self.left:
+                self.left.append(error)
+                if not self.awaited:
+                    _logger.error("%s", error)
+        return (np.True_,)
+
+    def tell(self, condition: Any, *operands: Any) -> tuple[Any, ...]:
+        """Prints the error, and goes on."""
+        if np.any(condition):
+            print(self.error(condition, operands), file=sys.stderr)
+            return (np.True_,)
+        return (np.False_,)
+
+    def take(self) -> RuntimeCheckError | None:
+        """Takes the error that a device has left here, if one has."""
+        with self.lock:
+            left, self.left = self.left, []
+        return left[0] if left else None
+
+
+def _flag(*args: Any, **params: Any) -> Any:
+    return ShapedArray((), np.dtype(bool))
+
+
+_check_p = Primitive("vernal_check")
+_call_p = Primitive("vernal_check_failed")
+_call_p.multiple_results = True
+_value_of_p = Primitive("vernal_value_of")
+
+
+@_check_p.def_impl
+def _check_now(condition: Any, *operands: Any, report: Report) -> Any:
+    if report.kind == "tell":
+        return report.tell(condition, *operands)[0]
+    if report.kind == "end" and np.any(condition):
+        error = report.error(condition, operands)
+        raise error
+    return np.False_
+
+
+def _check_lowered(condition: Any, *operands: Any, report: Report) -> Any:
+    # A scalar need not be sent to the host, which is called only if it holds.
+    batch = [condition] if condition.ndim else []
+    return lax.cond(
+        condition.any() if condition.ndim else condition,
+        lambda *args: _call_p.bind(*args, report=report, batched=bool(batch))[0],
+        lambda *args: jnp.zeros((), bool),
+        *batch,
+        *operands,
+    )
+
+
+def _call_lowered(ctx: Any, *args: Any, report: Report, batched: bool) -> Any:
+    ending = report.leave if manual_devices(ctx) > 1 else report.end
+    act = report.tell if report.kind == "tell" else ending
+    callback = act if batched else functools.partial(act, np.True_)
+    return emit_python_callback(
+        ctx,
+        callback,
+        None,
+        list(args),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=False,
+        returns_token=False,
+        # Not placed on one device: every device runs it.
+        sharding=None,
+    )[0]
+
+
+def _check_batched(axis: Any, args: Any, dims: Any, *, report: Report) -> Any:
+    if any(d is not None for d in dims):
+        args = [batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True)]
+    return _check_p.bind(*args, report=report), None
+
+
+def _check_jvp(primals: Any, tangents: Any, *, report: Report) -> Any:
+    flag = _check_p.bind(*primals, report=report)
+    return flag, Zero(jax.typeof(flag).to_tangent_aval())
+
+
+_check_p.def_abstract_eval(_flag)
+_call_p.def_abstract_eval(lambda *args, **params: [_flag()])
+register_lowering(_check_p, lower_fun(_check_lowered, multiple_results=False))
+register_lowering(_call_p, _call_lowered, cacheable=False)
+fancy_primitive_batchers[_check_p] = _check_batched
+primitive_jvps[_check_p] = _check_jvp
+
+
+def _value_of_lowered(y: Any, x: Any) -> Any:
+    # A barrier between scalars: without it every check down a chain would compute the chain again,
+    # fused with its condition. (An array is better fused.)
+    return lax.optimization_barrier(y) if y.ndim == 0 else y
+
+
+# `value_of(y, x)` is y with the derivative of x.
+_value_of_p.def_impl(lambda y, x: y)
+_value_of_p.def_abstract_eval(lambda y, x: y)
+register_lowering(_value_of_p, lower_fun(_value_of_lowered, multiple_results=False))
+primitive_jvps[_value_of_p] = lambda primals, tangents: (_value_of_p.bind(*primals), tangents[1])
+
+
+def _value_of_batched(axis: Any, args: Any, dims: Any) -> Any:
+    if all(d is None for d in dims):
+        return _value_of_p.bind(*args), None
+    args = [batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True)]
+    return _value_of_p.bind(*args), 0
+
+
+fancy_primitive_batchers[_value_of_p] = _value_of_batched
+
+
+def check(condition: Any, *operands: Any, explain: str | Explain, kind: Kind = "end") -> Any:
+    """Ends the program if a condition holds.
+
+    Args:
+        condition: bool of any shape. Axes that `vmap` maps over are added in front.
+        *operands: arrays that `explain` needs.
+        explain: the message; or a function of the condition and the operands as NumPy arrays, with
+            the mapped axes in front, that returns the message. It is called on the host when the
+            check has failed.
+        kind: what to do when the check fails: `"end"` the program; `"end compiled"`, the same, but
+            nothing outside of compiled code; or `"tell"`: print the error and go on.
+
+    Returns:
+        A scalar bool: whether the check has failed and the program goes on nevertheless. If it is
+        not used, the check vanishes.
+
+    Raises:
+        RuntimeCheckError: at once, if the condition is known and holds; or when the program runs.
+    """
+    report = Report(explain, kind, here(_awaiting.get()))
+    eager = concrete_value(condition) is not None
+    report.awaited |= eager
+    failed = _check_p.bind(condition, *operands, report=report)
+    if eager:
+        # An eager `shard_map` has run it on every device.
+        jax.block_until_ready(concrete_value(failed))
+        error = report.take()
+        if error is not None:
+            raise error
+    return failed
+
+
+def awaited(fn: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function that is being traced, for a program whose caller will look for errors left
+    with its checks. The places of checks end here.
+
+    Args:
+        fn: the function.
+        *args: its arguments.
+
+    Returns:
+        What it returns.
+    """
+    outermost = _awaiting.get()
+    token = _awaiting.set(sys._getframe() if outermost is None else outermost)
+    try:
+        return fn(*args)
+    finally:
+        _awaiting.reset(token)
+
+
+def poison(x: Any, failed: Any) -> Any:
+    """Replaces an array by what nobody takes for a value, if a flag is set.
+
+    Args:
+        x: an array.
+        failed: a scalar bool.
+
+    Returns:
+        `x`; or NaN if `failed` holds, the largest integer, or True, according to the dtype. Its
+        tangent is that of `x`.
+    """
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = poison(jax.random.key_data(x), failed)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if x.dtype == bool:
+        value: Any = True
+    elif jnp.issubdtype(x.dtype, jnp.integer):
+        value = jnp.iinfo(x.dtype).max
+    else:
+        value = jnp.nan
+    held = lax.stop_gradient(x)
+    y = lax.select(failed, lax.full_like(held, value), held)
+    return _value_of_p.bind(y, x) if jnp.issubdtype(x.dtype, jnp.inexact) else y
+
+
+def fail_if(
+    arrays: Sequence[Any],
+    condition: Any,
+    *operands: Any,
+    explain: str | Explain,
+    kind: Kind = "end",
+) -> list[Any]:
+    """Ends the program if a condition holds; the check is there as long as one of the arrays is
+    used.
+
+    Args:
+        arrays: arrays of any shapes and dtypes.
+        condition: as for `check`.
+        *operands: as for `check`.
+        explain: as for `check`.
+        kind: as for `check`.
+
+    Returns:
+        The arrays.
+
+    Raises:
+        RuntimeCheckError: as for `check`.
+    """
+    failed = check(condition, *operands, explain=explain, kind=kind)
+    if failed is np.False_:
+        return list(arrays)
+    return [poison(x, failed) for x in arrays]
+
+
+def reports_in(jaxpr: Any) -> tuple[Report, ...]:
+    """The checks of a program.
+
+    Args:
+        jaxpr: the program.
+
+    Returns:
+        What is known of each, wherever it stands.
+    """
+    found: list[Report] = []
+    seen: set[int] = set()
+    waiting = [getattr(jaxpr, "jaxpr", jaxpr)]
+    while waiting:
+        jaxpr = waiting.pop()
+        if id(jaxpr) in seen:
+            continue
+        seen.add(id(jaxpr))
+        found += [eqn.params["report"] for eqn in jaxpr.eqns if eqn.primitive is _check_p]
+        waiting += subjaxprs(jaxpr)
+    return tuple(found)

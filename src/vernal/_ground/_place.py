@@ -1,0 +1,61 @@
+"""Where in the user's code something was traced."""
+
+import os
+import sys
+import traceback
+from types import FrameType
+
+import jax
+import jaxtyping
+
+# The files that are not the user's: JAX, jaxtyping's checks of annotations, and Vernal itself.
+_INSIDE = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (jax.__file__, jaxtyping.__file__, os.path.dirname(__file__))
+)
+# Functions that beartype makes have no file.
+_GENERATED = "<@beartype"
+_MOST = 20
+
+
+class Place:
+    """The frames of the user's code around the caller. Holds names and line numbers, no frame and
+    no value.
+
+    Args:
+        entries: for each frame, outermost first: file, line and function.
+        more: how many outer frames there are beside them.
+    """
+
+    __slots__ = ("entries", "more")
+
+    def __init__(self, entries: tuple[tuple[str, int, str], ...], more: int):
+        self.entries = entries
+        self.more = more
+
+    def __str__(self) -> str:
+        frames = [traceback.FrameSummary(*entry) for entry in self.entries]
+        skipped = f"  ... ({self.more} outer frames)\n" if self.more else ""
+        return skipped + "".join(traceback.format_list(frames)).rstrip("\n")
+
+
+def here(outermost: FrameType | None = None) -> Place:
+    """The place of the user's code that is running now.
+
+    Args:
+        outermost: where to stop. None: at the bottom of the stack.
+
+    Returns:
+        Its frames, without those of JAX and of Vernal.
+    """
+    entries, more = [], 0
+    frame = sys._getframe(1)
+    while frame is not None and frame is not outermost:
+        name = frame.f_code.co_filename
+        if not (name.startswith(_GENERATED) or os.path.abspath(name).startswith(_INSIDE)):
+            if len(entries) < _MOST:
+                entries.append((name, frame.f_lineno, frame.f_code.co_name))
+            else:
+                more += 1
+        frame = frame.f_back
+    return Place(tuple(reversed(entries)), more)

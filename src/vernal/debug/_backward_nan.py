@@ -1,0 +1,117 @@
+"""`backward_nan`: which cotangent is the first to be NaN.
+
+An identity whose derivative is a linear function with a transpose of its own (`linear_call`): the
+transpose prints and checks. So only the backward pass is touched, and forward-mode and second
+derivatives are as if it were not there.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..primitives import linear_call
+from ..runtime import branched_error_if
+from ..show import path_text, tree_pformat
+from ..transforms import Rest, is_zero, split
+from ..trees import is_inexact_array
+
+_SHOWN = jax.ShapeDtypeStruct((), np.bool_)
+
+
+class _NotNeeded:
+    def __repr__(self) -> str:
+        return "<zero>"
+
+
+def _identity(primals: Any, tangents: Any) -> Any:
+    del primals
+    return tangents
+
+
+class _Watch:
+    """One call of `backward_nan`."""
+
+    def __init__(self, rest: Rest, name: str | None, terminate: bool):
+        self.rest = rest
+        self.name = "backward_nan" if name is None else name
+        self.terminate = terminate
+
+    def show(self, primals: Any, needed: Any, cotangents: Any) -> Any:
+        """Prints, on the host."""
+        values = iter(map(np.asarray, cotangents))
+        filled = [next(values) if n else _NotNeeded() for n in needed]
+        for label, leaves in (("primal", map(np.asarray, primals)), ("cotangent", filled)):
+            text = tree_pformat(self.rest.fill(leaves), short_arrays=False)
+            print(f"{self.name}, {label}: {text}", flush=True)
+        return np.bool_(True)
+
+    def transposed(self, primals: Any, cotangents: Any) -> Any:
+        needed = tuple(not is_zero(ct) for ct in cotangents)
+        live = [ct for ct in cotangents if not is_zero(ct)]
+        shown = jax.pure_callback(
+            lambda primals, live: self.show(primals, needed, live),
+            _SHOWN,
+            *jax.lax.stop_gradient((primals, live)),
+            vmap_method="sequential",
+        )
+        # The compiler does not know that this is always true: so it is printed before anything else
+        # becomes of the cotangents, and is printed whenever they are used.
+        live = [jnp.where(shown, ct, jnp.zeros_like(ct)) for ct in live]
+        if self.terminate:
+            bad = jnp.stack([jnp.isnan(ct).any() for ct in live])
+            paths = [path for path, n in zip(self.rest.paths(), needed, strict=True) if n]
+            messages = [
+                f"the cotangent of `{path_text(path, root=self.name)}` is NaN on the backward pass"
+                for path in paths
+            ]
+            live = branched_error_if(live, bad.any(), jnp.argmax(bad), messages)
+        values = iter(live)
+        return [next(values) if n else ct for n, ct in zip(needed, cotangents, strict=True)]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _watched(watch: _Watch, arrays: list[Any]) -> list[Any]:
+    del watch
+    return arrays
+
+
+@_watched.defjvp
+def _watched_jvp(watch: _Watch, primals: Any, tangents: Any) -> Any:
+    return primals[0], linear_call(_identity, watch.transposed, primals[0], tangents[0])
+
+
+def backward_nan(x: Any, name: str | None = None, terminate: bool = True) -> Any:
+    """Returns `x`. On the backward pass it prints `x` and its cotangent, and fails if that is NaN.
+
+    To find where a NaN in a gradient comes from, put several into a function: the last one (in the
+    order of the forward pass) that sees a NaN stands right before what made it.
+
+    Args:
+        x: any tree. What is not an array of floating-point numbers in it is left alone.
+        name: what it is called in print and in the error; `backward_nan` if not given.
+        terminate: whether to fail, by `runtime.branched_error_if`, if there is a NaN.
+
+    Returns:
+        `x`.
+
+    Raises:
+        RuntimeCheckError: on the backward pass, if `terminate`. It names the part of `x`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> def f(x):
+        ...     y = vernal.debug.backward_nan(x**2, name="y")
+        ...     return 3 * y
+        >>> print(jax.grad(f)(1.0))
+        y, primal: array(1., dtype=float32)
+        y, cotangent: array(3., dtype=float32)
+        6.0
+    """
+    arrays, rest = split(x, is_inexact_array)
+    if not arrays:
+        return x
+    return rest.fill(_watched(_Watch(rest, name, terminate), list(map(jnp.asarray, arrays))))

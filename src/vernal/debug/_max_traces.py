@@ -1,0 +1,220 @@
+"""`assert_max_traces`: a function that may be compiled a few times and no more.
+
+The body of a compiled function runs once for each time that it is traced: counting those is
+counting compilations. Of each, the arguments are kept with shapes for arrays, so that one too many
+can say what has changed.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from .._ground import callable_name, signature_of
+from ..modules import BoundMethod, Module, field, module_update_wrapper
+from ..show import diff, message, short
+from ..trees import is_array
+
+
+class _Counter:
+    """The traces of one function. It is structure, and the same object in every copy."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.seen: list[dict[str, Any]] = []
+
+
+class _Array:
+    """What the compiler knows of an array."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, x: Any):
+        # Part of the type only where the axes of the mesh are explicit.
+        spec: Any = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
+        self.text = short(x) + (f" on {spec}" if any(spec) else "")
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is _Array and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _without_values(x: Any) -> Any:
+    return _Array(x) if is_array(x) else x
+
+
+def _by_name(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, by the names of the parameters."""
+    signature = signature_of(fn)
+    if signature is None:
+        named = {f"args[{i}]": x for i, x in enumerate(args)} | kwargs
+    else:
+        named = signature.bind(*args, **kwargs).arguments
+    if isinstance(fn, Module):
+        # Its own arrays are arguments as well.
+        named = {callable_name(fn): fn, **named}
+    return jtu.tree_map(_without_values, dict(named))
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two calls, one line for each place."""
+    lines = []
+    for name in dict.fromkeys((*before, *now)):
+        if name not in before or name not in now:
+            lines.append(f"{name}: {'given' if name in now else 'not given'} this time")
+            continue
+        for found in diff(before[name], now[name], root=name):
+            lines.append(f"{found.path_text}: {found.expected} before, {found.got} now")
+    return lines
+
+
+class _AtMost(Module):
+    # Whatever the wrapped function closes over is its own business.
+    _vernal_may_hide_arrays = True
+
+    fn: Any
+    max_traces: Any = field(static=True)
+    counter: Any = field(static=True)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.fn
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        now = _by_name(self.fn, args, kwargs)
+        with self.counter.lock:
+            earlier = list(self.counter.seen)
+            self.counter.seen.append(now)
+        if self.max_traces is not None and len(earlier) >= self.max_traces:
+            # Compared with the call that it resembles most.
+            changes = min((_changes(before, now) for before in earlier), key=len, default=[])
+            raise RuntimeError(
+                message(
+                    f"`{callable_name(self.fn)}` was traced {len(earlier) + 1} times",
+                    where=f"assert_max_traces(max_traces={self.max_traces})",
+                    expected=f"at most {self.max_traces}",
+                    got="\n".join(changes)
+                    or "arguments that are all as before: it was compiled anew, or called outside of `jit`",
+                    instead="arguments of the same shapes and dtypes, arrays where numbers change "
+                    "(`jnp.asarray(x)`), and one function object rather than a new one for each call",
+                )
+            )
+        return self.fn(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else BoundMethod(self, instance)
+
+
+def assert_max_traces(
+    fn: Callable[..., Any] | None = None, *, max_traces: int | None
+) -> Callable[..., Any]:
+    """A function that fails when it is traced more often than it should be: a guard against
+    compiling again and again.
+
+    It belongs inside of `jit`. Usable as a decorator.
+
+    Args:
+        fn: the function. Without it, a decorator is returned.
+        max_traces: how often it may be called; None: as often as you like (and `get_num_traces`
+            says how often it was).
+
+    Returns:
+        The function. Copies of it, also those inside of a model that went through a transformation,
+        count together.
+
+    Raises:
+        TypeError: if `fn` cannot be called.
+        ValueError: if `max_traces` is negative.
+        RuntimeError: in the call that is one too many. It names the arguments that differ from
+            those of the earlier call that was most alike.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> @vernal.filter_jit
+        ... @vernal.debug.assert_max_traces(max_traces=1)
+        ... def power(x, n):
+        ...     return x**n
+        >>> _ = power(jnp.array(2.0), 3)
+        >>> try:
+        ...     power(jnp.array(2.0), 4)
+        ... except RuntimeError as error:
+        ...     print(str(error).partition("  instead")[0])
+        `power` was traced 2 times
+          where: assert_max_traces(max_traces=1)
+          expected: at most 1
+          got: n: 3 before, 4 now
+        <BLANKLINE>
+    """
+    if fn is None:
+        return functools.partial(assert_max_traces, max_traces=max_traces)
+    if not callable(fn):
+        raise TypeError(
+            message(
+                "assert_max_traces needs a function",
+                where="assert_max_traces(fn)",
+                expected="a callable",
+                got=short(fn),
+                instead="assert_max_traces(f, max_traces=1)(x)",
+            )
+        )
+    if max_traces is not None and max_traces < 0:
+        raise ValueError(
+            message(
+                "a function cannot be traced less than never",
+                where="argument `max_traces`",
+                expected="a number from 0, or None",
+                got=repr(max_traces),
+                instead="max_traces=1",
+            )
+        )
+    return module_update_wrapper(_AtMost(fn, max_traces, _Counter()))
+
+
+def get_num_traces(fn: Any) -> int:
+    """How often a function inside of `assert_max_traces` was traced.
+
+    Args:
+        fn: what `assert_max_traces` returned, however it was wrapped since (`filter_jit`,
+            `jax.jit`, `functools.wraps`).
+
+    Returns:
+        The number of calls.
+
+    Raises:
+        ValueError: if there is no `assert_max_traces` in it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> f = jax.jit(vernal.debug.assert_max_traces(jnp.sin, max_traces=None))
+        >>> _ = f(jnp.zeros(2)), f(jnp.ones(2)), f(jnp.zeros(3))
+        >>> vernal.debug.get_num_traces(f)
+        2
+    """
+    found = fn
+    while not isinstance(found, _AtMost):
+        # A bound method knows both: what it binds, and the plain function in that.
+        inner = getattr(found, "__func__", None)
+        if inner is None:
+            inner = getattr(found, "__wrapped__", None)
+        if inner is None:
+            raise ValueError(
+                message(
+                    "the traces of this function are not counted",
+                    where="get_num_traces(fn)",
+                    expected="a function inside of assert_max_traces",
+                    got=short(fn),
+                    instead="jax.jit(assert_max_traces(fn, max_traces=None))",
+                )
+            )
+        found = inner
+    return len(found.counter.seen)

@@ -1,0 +1,12 @@
+"""Loops over any carry, differentiable in both directions."""
+
+from .._ground import publish
+from ._buffers import Buffer as Buffer
+from ._buffers import MaybeBuffer as MaybeBuffer
+from ._buffers import buffer_at_set as buffer_at_set
+from ._fori import fori_loop as fori_loop
+from ._map import map as map
+from ._scan import scan as scan
+from ._while import while_loop as while_loop
+
+publish(__name__, globals())

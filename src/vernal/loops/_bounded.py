@@ -1,0 +1,53 @@
+"""`kind="bounded"`: a while loop as scans inside scans, which JAX differentiates in both
+directions.
+
+A loop of at most `base**k` steps is a scan of `base` loops of at most `base**(k - 1)` steps, each
+of which is skipped if the loop has ended. Each is also checkpointed: its steps are computed again
+when the gradient needs them, so that at most `base` carries are kept at each of the `k` levels,
+and every step is computed `k + 1` times at most.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._lax import goes_on
+from ._program import Arrays, Program
+
+State = tuple[Any, Arrays, Arrays]
+
+
+def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, Arrays]:
+    """Runs a loop while its condition holds, at most `max_steps` times.
+
+    Args:
+        program: the loop.
+        max_steps: the greatest number of steps, at least 1.
+        base: the length of the scans, at least 2.
+
+    Returns:
+        The final `(carry, buffers)`.
+    """
+
+    def step(state: State) -> State:
+        index, carry, buffers = state
+        carry, buffers, _ = program.functions.step(program.consts, carry, buffers, index, [], False)
+        return index + 1, carry, buffers
+
+    def repeat(run: Callable[[State], State], times: int) -> Callable[[State], State]:
+        # Inside a scan nothing can be merged with the second computation.
+        run = jax.checkpoint(run, prevent_cse=False)
+
+        def body(state: State, _: None) -> tuple[State, None]:
+            alive = goes_on(program, *state, most=max_steps)
+            return jax.lax.cond(alive, run, lambda state: state, state), None
+
+        return lambda state: jax.lax.scan(body, state, length=times)[0]
+
+    run, steps = step, 1
+    while steps * base < max_steps:
+        run, steps = repeat(run, base), steps * base
+    run = repeat(run, -(-max_steps // steps))
+    return run((jnp.int32(0), program.carry, program.buffers))[1:]

@@ -1,0 +1,353 @@
+"""Buffers: arrays that a loop fills in, one location at a time, without ever copying them.
+
+The difficulty: a loop that saves something in every step carries a large array of which each step
+changes a little. Reverse mode saves the carry at checkpoints and computes steps again; with that
+array in the carry, each checkpoint would hold all of it, and for a vmapped loop each step would
+select all of it.
+
+The plan: such an array is no ordinary part of the carry but a `Buffer`, which can be written in
+place, once at each location, and read where it has been written. Then
+
+* the contents that a step has seen are still there when the loop has ended, so that when the step
+  is computed again (a *replay*) it gets the final buffer, and its writes need not be made;
+* a write is linear in what is written, so that its tangent is written to the tangent of the
+  buffer, and its cotangent read from the cotangent of the buffer, also in place;
+* an element of a batch that has finished writes back what is there already.
+
+Glossary: *active*: whether this element of the batch still runs (None: always). *replay*: whether
+the array holds the final contents.
+"""
+
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from ..primitives import linear_call, select_if_vmap, unvmap_any
+from ..show import message, short
+from ..transforms import Rest, is_zero, split
+from ..trees import is_array
+
+T = TypeVar("T")
+
+
+def both(a: Any, b: Any) -> Any:
+    """Whether both hold; None stands for what always holds."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+class Buffer:
+    """An array in the carry of a loop that is filled in place: what `cond` and `body` are given in
+    place of the arrays that `buffers` selects.
+
+    It has `shape`, `dtype`, `ndim`, `size`; `buffer[index]` reads and
+    `buffer.at[index].set(value, pred=True)` writes. Every location may be written once, and may be
+    read only when it has been written, or if it never is. Nothing checks that: a derivative would
+    be wrong.
+
+    Loops make them. One may be given to a loop inside, as a part of its carry.
+
+    Args:
+        array: the contents.
+        active: whether writes count: bool[], or None if they always do.
+        replay: whether the array has its final contents, so that writes are not made.
+    """
+
+    __slots__ = ("_active", "_array", "_replay")
+
+    def __init__(self, array: Any, active: Any = None, replay: bool = False):
+        self._array = array
+        self._active = active
+        self._replay = replay
+
+    def holding(self, array: Any) -> "Buffer":
+        """This buffer with other contents."""
+        return Buffer(array, self._active, self._replay)
+
+    def inside(self, array: Any, active: Any, replay: bool) -> "Buffer":
+        """This buffer as a loop inside sees it."""
+        return Buffer(array, both(self._active, active), self._replay or replay)
+
+    @property
+    def contents(self) -> Any:
+        """All of the array."""
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the array."""
+        return self._array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self._array.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._array.size
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array[index]
+
+    @property
+    def at(self) -> "_At":
+        """`buffer.at[index].set(value)` writes, as for arrays."""
+        return _At(self)
+
+    def __repr__(self) -> str:
+        return f"Buffer({short(self._array)})" if is_array(self._array) else "Buffer(...)"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(jax.Array, name):
+            raise AttributeError(f"'Buffer' object has no attribute {name!r}")
+        raise _refusal(f".{name}")
+
+
+def _refusal(operation: str) -> TypeError:
+    return TypeError(
+        message(
+            f"a buffer of a loop has no `{operation}`",
+            where="the `cond` or `body` of a loop, in a part of the carry that `buffers` selects",
+            expected="buffer[i], buffer.at[i].set(x), and its shape, dtype, ndim, size",
+            got=operation,
+            instead="read what was written, buffer[i], and compute with that; or leave it out of `buffers`",
+        )
+    )
+
+
+def _refuse(name: str) -> Any:
+    def refused(self: Buffer, *args: Any, **kwargs: Any) -> Any:
+        raise _refusal(name)
+
+    refused.__name__ = name
+    return refused
+
+
+_OPERATORS = """add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv mod rmod
+divmod rdivmod pow rpow lshift rlshift rshift rrshift and rand or ror xor rxor neg pos abs invert lt
+le gt ge eq ne bool int float complex index iter len contains setitem array jax_array""".split()
+for _name in _OPERATORS:
+    setattr(Buffer, f"__{_name}__", _refuse(f"__{_name}__"))
+# Defining `__eq__` has no influence on a hash that is there already.
+Buffer.__hash__ = object.__hash__
+
+jtu.register_pytree_with_keys(
+    Buffer,
+    lambda b: (
+        ((jtu.GetAttrKey("contents"), b._array), (jtu.GetAttrKey("active"), b._active)),
+        b._replay,
+    ),
+    lambda replay, children: Buffer(*children, replay=replay),  # pyright: ignore[reportCallIssue] (children are two)
+    lambda b: ((b._array, b._active), b._replay),
+)
+
+
+class _At:
+    """`buffer.at`, and with an index `buffer.at[index]`."""
+
+    __slots__ = ("_buffer", "_index")
+
+    def __init__(self, buffer: Buffer, index: Any = ...):
+        self._buffer = buffer
+        self._index = index
+
+    def __getitem__(self, index: Any) -> "_At":
+        return _At(self._buffer, index)
+
+    def set(self, value: Any, *, pred: Any = True) -> Buffer:
+        """The buffer with `value` written at the index, if `pred` holds.
+
+        Args:
+            value: what to write: of a shape that broadcasts to the place, and a dtype that fits
+                into the buffer's.
+            pred: bool[], or a Python bool: whether to write.
+
+        Returns:
+            The buffer to go on with.
+
+        Raises:
+            TypeError: if the shape or dtype of `value` does not fit into the place.
+        """
+        array, index = self._buffer.contents, self._index
+        value = _fitting(value, array, index)
+        mask = None if pred is True else jnp.asarray(pred), self._buffer._active
+        if self._buffer._replay:
+            return self._buffer.holding(_written_already(array, index, value, mask))
+        return self._buffer.holding(_written(array, index, _masked(mask, value, array[index])))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"'_At' object has no attribute {name!r}")
+        raise _refusal(f".at[...].{name}")
+
+
+def _fitting(value: Any, array: Any, index: Any) -> Any:
+    """The value with the shape and dtype of the place it is written to."""
+    place = jax.eval_shape(lambda array: array[index], array)
+    value = jnp.asarray(value)
+    with jax.numpy_dtype_promotion("standard"):
+        fits = value.dtype == array.dtype or jnp.result_type(value, array) == array.dtype
+        can_broadcast = value.ndim <= place.ndim and all(
+            n in (1, m) for n, m in zip(value.shape[::-1], place.shape[::-1], strict=False)
+        )
+    if not fits or not can_broadcast:
+        raise TypeError(
+            message(
+                "what is written to a buffer does not fit",
+                where="buffer.at[index].set(value)",
+                expected=f"{short(place)}, or what can be promoted or broadcast to it",
+                got=short(value),
+                instead="make the buffer of the dtype and shape of what it is to hold",
+            )
+        )
+    if value.dtype != array.dtype:
+        value = value.astype(array.dtype)
+    if value.shape == place.shape:
+        return value
+    sharding = jax.typeof(array[index]).sharding
+    return jnp.broadcast_to(
+        value, place.shape, out_sharding=None if sharding.mesh.empty else sharding
+    )
+
+
+def _masked(mask: Any, value: Any, there: Any) -> Any:
+    """The value where it is to be written, and otherwise what is there."""
+    pred, active = mask
+    if pred is not None:
+        value = jax.lax.select(pred, value, there)
+    return value if active is None else select_if_vmap(active, value, there)
+
+
+def _written(array: Any, index: Any, value: Any) -> Any:
+    """The array with a value written. No place is written twice, also not by one write, and only
+    then is a write linear in the value."""
+    return array.at[index].set(value, unique_indices=True)
+
+
+def _written_already(array: Any, index: Any, value: Any, mask: Any) -> Any:
+    """A write in a replay: the array is what it is, and the tangent is written.
+
+    Transposed, the cotangent is read, and zero is left in its place. What JAX makes of a write when
+    it transposes it does that in two independent operations, and to have both, the compiler copies
+    the whole cotangent in every step (a thousand times slower). So this has a transpose of its own,
+    in which the zero is computed from what was read, and can only be written afterwards.
+    """
+    dynamic, rest = split(index)
+
+    def put(residuals: Any, tangents: Any) -> Any:
+        (mask, dynamic), (array, value) = residuals, tangents
+        index = rest.fill(dynamic)
+        return _written(array, index, _masked(mask, value, array[index]))
+
+    def take(residuals: Any, cotangent: Any) -> Any:
+        mask, dynamic = residuals
+        if is_zero(cotangent):
+            return None, None
+        there = _read_once(cotangent, dynamic, rest)
+        zero = jnp.where(jnp.isfinite(there), 0 * there, 0)
+        left = _written(cotangent, rest.fill(dynamic), _masked(mask, zero, there))
+        return left, _masked(mask, there, zero)
+
+    @jax.custom_jvp
+    def write(array: Any, value: Any, residuals: Any) -> Any:
+        return array
+
+    @write.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        # By this function again, so that the derivative of the derivative is right too.
+        out = write(*primals)
+        if tangents[0].dtype == jax.dtypes.float0:
+            return out, tangents[0]
+        return out, linear_call(put, take, primals[2], tangents[:2])
+
+    return write(array, value, (mask, dynamic))
+
+
+def _read_once(array: Any, dynamic: list[Any], rest: Rest) -> Any:
+    """What is at an index, and zero where that is out of bounds, in an operation of its own.
+
+    The compiler repeats a cheap operation at every use of its result, and so would read again what
+    may have been overwritten by then. It does not repeat a branch; and there is one if it cannot
+    know that the index (the least integer is out of bounds anyway) is in bounds.
+    """
+
+    def read(array: Any, dynamic: list[Any]) -> Any:
+        return array.at[rest.fill(dynamic)].get(mode="fill", fill_value=0)
+
+    def nothing(array: Any, dynamic: list[Any]) -> Any:
+        return jnp.zeros_like(read(array, dynamic))
+
+    if not dynamic:
+        return read(array, dynamic)
+    index = dynamic[0].astype(jnp.int32)
+    exists = unvmap_any(index > jnp.iinfo(jnp.int32).min)
+    return jax.lax.cond(exists, read, nothing, array, dynamic)
+
+
+def buffer_at_set(buffer: Any, item: Any, x: Any, *, pred: Any = True) -> Any:
+    """`buffer.at[item].set(x)` where `pred` holds, for what is a buffer of a loop or an array.
+
+    Args:
+        buffer: a `Buffer`, or an array.
+        item: the index.
+        x: what to write there.
+        pred: bool[], or a Python bool: whether to write.
+
+    Returns:
+        A `Buffer` or an array, as `buffer` is. An index that is out of bounds writes nothing.
+
+    Raises:
+        TypeError: if the shape or dtype of `x` does not fit into the place.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.loops import buffer_at_set
+        >>> buffer_at_set(jnp.zeros(3), 1, 5.0, pred=jnp.array(True))
+        Array([0., 5., 0.], dtype=float32)
+    """
+    if isinstance(buffer, Buffer):
+        return buffer.at[item].set(x, pred=pred)
+    mask = None if pred is True else jnp.asarray(pred), None
+    return buffer.at[item].set(_masked(mask, _fitting(x, buffer, item), buffer[item]))
+
+
+class _MaybeMeta(type):
+    """`isinstance(x, MaybeBuffer[T])` looks through a buffer."""
+
+    _kind: Any = object
+
+    def __getitem__(cls, kind: Any) -> Any:
+        return _MaybeMeta(f"MaybeBuffer[{getattr(kind, '__name__', kind)}]", (), {"_kind": kind})
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        held = instance.contents if isinstance(instance, Buffer) else instance
+        return isinstance(held, cls._kind)
+
+
+if TYPE_CHECKING:
+    MaybeBuffer: TypeAlias = T | Buffer
+else:
+
+    class MaybeBuffer(metaclass=_MaybeMeta):
+        """`MaybeBuffer[T]`: the annotation of what is a `T`, or a buffer of a loop that holds one.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jaxtyping import Array, Float
+            >>> from vernal.loops import Buffer, MaybeBuffer
+            >>> kind = MaybeBuffer[Float[Array, " n"]]
+            >>> isinstance(jnp.zeros(3), kind), isinstance(Buffer(jnp.zeros(3)), kind)
+            (True, True)
+            >>> isinstance(Buffer(jnp.zeros((3, 2))), kind)
+            False
+        """

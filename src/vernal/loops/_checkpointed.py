@@ -1,0 +1,286 @@
+"""The engine of checkpointed loops: one loop for forward and reverse mode, in any order.
+
+**The difficulty.** `jax.lax.while_loop` has a derivative in forward mode only; `jax.custom_vjp` would give it one
+in reverse mode only. Both are wanted, and derivatives of derivatives, without a second implementation for each
+combination.
+
+**The plan.** A loop is a function `run` of its inputs `z` (constants, initial carry, buffers, what is scanned
+over). Two functions have rules, and everything else follows:
+
+- `run(z)` is a plain loop. Its derivative along `dz` is, forward, `run` again: of the loop that carries tangents
+  along (`_augmented`). Transposed it is `_pull`, from the checkpoints that `save` collected. `linear_call` holds
+  the two together, and JAX takes the one that it needs.
+- `_pull(z, saved, ct)` gives `J(z)^T ct`. Since `<l, J(z)^T ct> = <J(z) l, ct>`, its derivatives are derivatives of
+  `run` in forward mode followed by reverse mode, in both directions: nothing about the order in which steps are
+  taken has to be differentiated. So the rules call each other, and every order of differentiation ends in plain
+  loops.
+
+**What holds.** Only what is perturbed has tangents and cotangents (`which`, found by a fixpoint over the carry).
+What `save` collects is an aid, not a function of `z`: its tangents are zero, because all derivatives are accounted
+for in `z`. None of the functions holds an array.
+
+Glossary: `z` the inputs; `which` marks those inputs, and `spread` those outputs (and the carry in between) that
+have a tangent; `seeds` are the inputs that have one from the start; `saved` is what the backward pass starts from.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from ..primitives import linear_call
+from ..transforms import is_zero
+from ._machines import (
+    Backward,
+    Forward,
+    Inputs,
+    Loop,
+    Outputs,
+    Saved,
+    at,
+    space_for_states,
+    stacked_space,
+)
+from ._perturbation import chosen, perturbed_outputs, replaced
+from ._schedule import fill, make_plan, sweep
+
+
+def checkpointed(
+    cond: Callable[..., Any] | None,
+    step: Callable[..., Any],
+    consts: Sequence[Any],
+    carry: Sequence[Any],
+    buffers: Sequence[Any],
+    xs: Sequence[Any],
+    *,
+    max_steps: int | None,
+    length: int | None,
+    checkpoints: int | None,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """A loop that is differentiable in forward and reverse mode, with few states in memory.
+
+    Args:
+        cond: `cond(consts, carry, buffers)`, a scalar bool: whether another step is made; None for
+            a scan.
+        step: `step(consts, carry, buffers, index, x, replay)`, returns `carry, buffers, y`. With
+            `replay` the buffers have their final contents, which it leaves as they are, while
+            tangents are written. Like `cond` it holds no array, and keeps (under `vmap`) an element
+            as it is whose `cond` does not hold.
+        consts: arrays that every step sees.
+        carry: arrays that a step is given and returns.
+        buffers: arrays whose entries are written once at most, and read after that.
+        xs: arrays with a leading axis, of which a step sees one entry. Only in a scan.
+        max_steps: the number of steps at most, or None.
+        length: the number of steps of a scan.
+        checkpoints: how many states are kept for reverse mode; None for the default.
+
+    Returns:
+        The final carry, the final buffers, and what a scan's steps returned, stacked up.
+    """
+    z = Inputs(*[[jnp.asarray(x) for x in part] for part in (consts, carry, buffers, xs)])
+    max_steps = length if cond is None else max_steps
+    loop = Loop(cond, step, max_steps, make_plan(max_steps, checkpoints))
+    if max_steps == 0:
+        return z.carry, z.buffers, stacked_space(loop, z)
+    out = _run(loop, z)
+    return out.carry, out.buffers, out.ys
+
+
+def _run(loop: Loop, z: Inputs) -> Outputs:
+    """The loop, differentiable."""
+
+    @jax.custom_jvp
+    def run(z: Inputs) -> Outputs:
+        machine = Forward(loop, z)
+        state = z.carry, z.buffers, stacked_space(loop, z)
+        start = jnp.int32(0), state
+        end = lax.while_loop(
+            lambda run: machine.going(*run),
+            lambda run: (run[0] + 1, machine.step(*run)),
+            start,
+        )
+        return Outputs(*end[1])
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        out, saved = _save(loop, primals[0])
+        return out, _push(loop, primals[0], saved, out, tangents[0])
+
+    run.defjvp(rule, symbolic_zeros=True)
+    return run(z)
+
+
+def _save(loop: Loop, z: Inputs) -> tuple[Outputs, Saved]:
+    """The loop, and what the backward pass starts from."""
+
+    @jax.custom_jvp
+    def save(z: Inputs) -> tuple[Outputs, Saved]:
+        machine = Forward(loop, z)
+        state = z.carry, z.buffers, stacked_space(loop, z)
+        slots = space_for_states(loop.plan, z.carry)
+        end, filled = fill(machine, loop.plan, state, slots, jnp.int32(0))
+        out = Outputs(*end)
+        return out, Saved(filled, out.buffers)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        out, saved = _save(loop, primals[0])
+        dots = _push(loop, primals[0], saved, out, tangents[0])
+        return (out, saved), (dots, jax.tree.map(SymbolicZero.from_primal_value, saved))
+
+    save.defjvp(rule, symbolic_zeros=True)
+    return save(z)
+
+
+class _Spread(NamedTuple):
+    """Where there are tangents: `seeds` in the inputs that are given, `which` in the inputs of a
+    step, `out` in its outputs."""
+
+    seeds: Inputs
+    which: Inputs
+    out: Outputs
+
+
+def _spread(loop: Loop, z: Inputs, seeds: Inputs) -> _Spread:
+    """Follows the tangents through the carry until no more of it is reached."""
+
+    def step(*flat: Any) -> list[Any]:
+        consts, carry, buffers, xs = z.like(flat)
+        return Outputs(*loop.step(consts, carry, buffers, jnp.int32(0), at(xs, 0), False)).flat
+
+    which = seeds
+    while True:
+        flat = perturbed_outputs(step, z.flat, which.flat)
+        carry, buffers = len(z.carry), len(z.buffers)
+        new = which._replace(
+            carry=[a or b for a, b in zip(which.carry, flat[:carry], strict=True)],
+            buffers=[
+                a or b for a, b in zip(which.buffers, flat[carry : carry + buffers], strict=True)
+            ],
+        )
+        if new == which:
+            out = Outputs(which.carry, which.buffers, flat[carry + buffers :])
+            return _Spread(seeds, which, out)
+        which = new
+
+
+def _push(loop: Loop, z: Inputs, saved: Saved, out: Outputs, tangents: Inputs) -> Outputs:
+    """The tangents of the outputs."""
+    marks = [not isinstance(dot, SymbolicZero) for dot in tangents.flat]
+    spread = _spread(loop, z, z.like(marks))
+
+    def forward(residuals: Any, dots: list[Any]) -> list[Any]:
+        return _tangents(loop, spread, residuals[0], dots)
+
+    def transposed(residuals: Any, cotangents: list[Any]) -> list[Any]:
+        z, saved = residuals
+        cts = [None if is_zero(ct) else ct for ct in cotangents]
+        return _pull(loop, spread, z, saved, cts)
+
+    dots = linear_call(forward, transposed, (z, saved), chosen(tangents.flat, marks))
+    zeros = [SymbolicZero.from_primal_value(x) for x in out.flat]
+    return out.like(replaced(zeros, spread.out.flat, dots))
+
+
+def _tangents(loop: Loop, spread: _Spread, z: Inputs, dots: Sequence[Any]) -> list[Any]:
+    """The tangents of the perturbed outputs, by running the loop that carries them along."""
+    marks = zip(z.flat, spread.which.flat, spread.seeds.flat, strict=True)
+    # A member of the carry that is reached on the way has no tangent yet.
+    full = [jnp.zeros_like(x) if which and not seed else None for x, which, seed in marks]
+    full = z.like(replaced(full, spread.seeds.flat, dots))
+    with_dots = zip(z, full, spread.which, strict=True)
+    both = Inputs(*[[*x, *chosen(dots, which)] for x, dots, which in with_dots])
+    out = _run(_augmented(loop, spread), both)
+    return [dot for part, marks in zip(out, spread.out, strict=True) for dot in part[len(marks) :]]
+
+
+def _augmented(loop: Loop, spread: _Spread) -> Loop:
+    """The loop that carries tangents along: each list is followed by the tangents of its perturbed
+    members."""
+    which = spread.which
+    lengths = [len(marks) for marks in which]
+
+    def cond(*parts: list[Any]) -> Any:
+        assert loop.cond is not None
+        return loop.cond(*[part[:n] for part, n in zip(parts, lengths[:3], strict=True)])
+
+    def step(consts: Any, carry: Any, buffers: Any, index: Any, x: Any, replay: bool) -> Any:
+        parts = list(zip((consts, carry, buffers, x), lengths, strict=True))
+        point = Inputs(*[part[:n] for part, n in parts])
+        dots = [dot for part, n in parts for dot in part[n:]]
+
+        def of_chosen(*new: Any) -> Outputs:
+            consts, carry, buffers, x = point.put(which, new)
+            return Outputs(*loop.step(consts, carry, buffers, index, x, replay))
+
+        out, out_dots = jax.jvp(of_chosen, tuple(chosen(point.flat, which.flat)), tuple(dots))
+        with_dots = zip(out, out_dots, spread.out, strict=True)
+        return tuple([*x, *chosen(dots, marks)] for x, dots, marks in with_dots)
+
+    return loop._replace(cond=None if loop.cond is None else cond, step=step)
+
+
+def _pull(
+    loop: Loop, spread: _Spread, z: Inputs, saved: Saved, cotangents: Sequence[Any]
+) -> list[Any]:
+    """The cotangents of the seeds, from those of the perturbed outputs (None for zero)."""
+    present = [ct is not None for ct in cotangents]
+    seeds, which = spread.seeds.flat, spread.which
+
+    @jax.custom_jvp
+    def pull(z: Inputs, saved: Saved, cts: list[Any]) -> list[Any]:
+        cotangents = replaced([None] * len(present), present, cts)
+        given = Outputs(*[[None] * sum(marks) for marks in spread.out]).like(cotangents)
+        parts = zip(z._replace(buffers=saved.buffers), which, strict=True)
+        zeros = Inputs(*[[jnp.zeros_like(x) for x in chosen(part, marks)] for part, marks in parts])
+        start = zeros._replace(
+            carry=_or_zeros(given.carry, zeros.carry),
+            buffers=_or_zeros(given.buffers, zeros.buffers),
+        )
+        machine = Backward(loop, z, (which, spread.out), saved.buffers, given.ys)
+        end = sweep(machine, loop.plan, saved.filled, start)
+        return chosen(end.flat, chosen(seeds, which.flat))
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        z, _, cts = primals
+        moved = z.like([not isinstance(dot, SymbolicZero) for dot in tangents[0].flat])
+        moved_cts = [not isinstance(dot, SymbolicZero) for dot in tangents[2]]
+
+        def outputs(z: Inputs) -> list[Any]:
+            return chosen(chosen(_run(loop, z).flat, spread.out.flat), present)
+
+        def forward(residuals: Any, dots: Any) -> list[Any]:
+            (z, cts), (dots, ct_dots) = residuals, dots
+            ct_dots = replaced([jnp.zeros_like(ct) for ct in cts], moved_cts, ct_dots)
+            _, back = _pullback(lambda z: _along(outputs, z, moved, dots), z, spread.seeds)
+            return list(back((ct_dots, cts)))
+
+        def transposed(residuals: Any, cotangents: list[Any]) -> Any:
+            z, cts = residuals
+            zeros = [jnp.zeros_like(x) for x in chosen(z.flat, seeds)]
+            dots = [x if is_zero(ct) else ct for ct, x in zip(cotangents, zeros, strict=True)]
+            out, back = _pullback(lambda z: _along(outputs, z, spread.seeds, dots)[1], z, moved)
+            return list(back(cts)), chosen(out, moved_cts)
+
+        dots = chosen(tangents[0].flat, moved.flat), chosen(tangents[2], moved_cts)
+        return pull(*primals), linear_call(forward, transposed, (z, cts), dots)
+
+    pull.defjvp(rule, symbolic_zeros=True)
+    return pull(z, saved, chosen(cotangents, present))
+
+
+def _or_zeros(cotangents: Sequence[Any], zeros: Sequence[Any]) -> list[Any]:
+    return [x if ct is None else ct for ct, x in zip(cotangents, zeros, strict=True)]
+
+
+def _pullback(fn: Any, z: Inputs, which: Inputs) -> tuple[Any, Any]:
+    """`fn(z)`, and its pullback with respect to the members in `which`."""
+    return jax.vjp(lambda *new: fn(z.put(which, new)), *chosen(z.flat, which.flat))
+
+
+def _along(fn: Any, z: Inputs, which: Inputs, dots: Sequence[Any]) -> tuple[Any, Any]:
+    """`fn(z)` and its tangent along `dots`, which belong to the members in `which`."""
+    return jax.jvp(
+        lambda *new: fn(z.put(which, new)), tuple(chosen(z.flat, which.flat)), tuple(dots)
+    )

@@ -1,0 +1,152 @@
+"""`fori_loop`: a loop over integers."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ..show import message, short
+from ..trees import is_array
+from ._options import check_count, check_function, check_kind, check_unused, returned_by
+from ._scan import run_scan
+from ._while import DEFAULT_BASE, KINDS, run_while
+
+T = TypeVar("T")
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, T], T],
+    init_val: T,
+    *,
+    unroll: int | bool | None = None,
+    kind: str = "lax",
+    max_steps: int | None = None,
+    checkpoints: int | None = None,
+    buffers: Callable[[T], Any] | None = None,
+    base: int | None = None,
+) -> T:
+    """Repeats `carry = body_fun(i, carry)` for i from `lower` to `upper - 1`.
+
+    It is `jax.lax.fori_loop` for any Python objects. If `lower` and `upper` are known while
+    tracing, it is a `scan`, else a `while_loop`. So `kind="lax"` has a reverse mode in the first
+    case only; the other kinds have one in both.
+
+    Args:
+        lower: the first integer: a Python int, or an integer array of shape ().
+        upper: the integer after the last, likewise. If it is not greater than `lower` there are no
+            steps. Under `vmap` every element of the batch has its own.
+        body_fun: takes an integer, of shape (), and the carry; returns the next carry, with the
+            same structure, shapes and dtypes.
+        init_val: the first carry: any tree, as in `while_loop`.
+        unroll: for `"lax"` and known bounds: how many steps to compile into one.
+        kind: `"lax"`, `"checkpointed"` or `"bounded"`, as in `while_loop`.
+        max_steps: for bounds that are not known: the greatest number of steps, as in `while_loop`.
+        checkpoints: for `"checkpointed"`, as in `while_loop`.
+        buffers: as in `while_loop`.
+        base: for `"bounded"`, as in `while_loop`.
+
+    Returns:
+        The last carry.
+
+    Raises:
+        TypeError: if a bound is not an integer, or as `while_loop`.
+        ValueError: if an option is given where it has no meaning, or as `while_loop`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.loops import fori_loop
+        >>> def body(i, carry):
+        ...     fn, total = carry
+        ...     return fn, total + fn(i * 1.0)
+        >>> fn, total = fori_loop(0, 4, body, (jnp.square, 0.0))
+        >>> print(total)
+        14.0
+    """
+    check_function("fori_loop", "body_fun", body_fun)
+    check_kind("fori_loop", kind, KINDS)
+    _check_bound("lower", lower)
+    _check_bound("upper", upper)
+    known = _is_known(lower) and _is_known(upper)
+    if unroll is not None:
+        wrong = kind != "lax" or not known
+        check_unused("fori_loop", kind, "unroll", wrong, 'kind="lax" and known bounds')
+    if max_steps is not None:
+        check_unused("fori_loop", kind, "max_steps", known, "bounds that are arrays")
+    if checkpoints is not None:
+        wrong = kind != "checkpointed"
+        check_unused("fori_loop", kind, "checkpoints", wrong, 'kind="checkpointed"')
+        check_count("fori_loop", "checkpoints", checkpoints, 1)
+    if base is not None:
+        check_unused("fori_loop", kind, "base", kind != "bounded", 'kind="bounded"')
+        check_count("fori_loop", "base", base, 2)
+    steps = max(0, int(upper) - int(lower)) if known else 0
+    if known:
+        max_steps = steps
+    elif max_steps is not None or kind == "bounded":
+        check_count("fori_loop", "max_steps", max_steps, 0)
+
+    first, last = _bounds(lower, upper)
+    state = first, init_val
+    select = None if buffers is None else lambda state: buffers(state[1])
+    names: Any = {"name": "(i, carry)", "of": returned_by(body_fun)}
+
+    def step(state: Any) -> Any:
+        return state[0] + 1, body_fun(*state)
+
+    if known and kind != "bounded":
+        out, _ = run_scan(
+            lambda state, _: (step(state), None),
+            state,
+            None,
+            steps,
+            select,
+            reverse=False,
+            unroll=1 if unroll is None else unroll,
+            kind=kind,
+            checkpoints=checkpoints,
+            **names,
+        )
+    else:
+        out = run_while(
+            lambda state: state[0] < last,
+            step,
+            state,
+            select,
+            max_steps=max_steps,
+            kind=kind,
+            checkpoints=checkpoints,
+            base=DEFAULT_BASE if base is None else base,
+            **names,
+        )
+    return out[1]
+
+
+def _bounds(lower: Any, upper: Any) -> tuple[Any, Any]:
+    """Both bounds, in one dtype that has room for them."""
+    if type(lower) is int:
+        # It stays a Python number: the integers of the loop give way to other dtypes, as in JAX.
+        return lower, jnp.asarray(upper, jnp.asarray(lower).dtype)
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(lower, upper)
+    return jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
+
+
+def _is_known(bound: Any) -> bool:
+    return not isinstance(bound, jax.Array)
+
+
+def _check_bound(name: str, bound: Any) -> None:
+    array = is_array(bound) and bound.shape == () and jnp.issubdtype(bound.dtype, jnp.integer)
+    if type(bound) is not int and not array:
+        raise TypeError(
+            message(
+                "fori_loop goes from one integer to another",
+                where=f"argument `{name}` of fori_loop",
+                expected="a Python int, or an integer array of shape ()",
+                got=short(bound),
+                instead="while_loop for anything else",
+            )
+        )

@@ -1,0 +1,73 @@
+"""`map`: a function of one slice after another."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from ..transforms import filter_vmap
+from ..trees import is_array
+from ._carry import numbers_to_arrays
+from ._options import check_count, check_function
+from ._scan import number_of_steps, scan
+
+
+def map(
+    f: Callable[[Any], Any],
+    xs: Any,
+    *,
+    batch_size: int | None = None,
+    kind: str = "lax",
+    checkpoints: int | str | None = None,
+) -> Any:
+    """Calls `f` on every slice of `xs`, one after the other, and stacks the results.
+
+    It is `jax.lax.map` for any Python objects. Where `vmap` computes all slices at once, this
+    needs the memory of one (or of `batch_size`) at a time.
+
+    Args:
+        f: takes a slice, returns any tree. Traced as in `while_loop`.
+        xs: any tree with arrays in it. They are sliced along their first axis; all other leaves
+            are given to every call as they are.
+        batch_size: how many slices to compute at once, by `vmap`; by default one, without `vmap`.
+        kind: `"lax"` or `"checkpointed"`, as in `scan`.
+        checkpoints: for `"checkpointed"`, as in `scan`.
+
+    Returns:
+        The results: their arrays stacked, all else once.
+
+    Raises:
+        TypeError: if `f` cannot be called, or an option has the wrong type.
+        ValueError: if the arrays in `xs` have different numbers of slices, or as `scan`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.loops import map
+        >>> xs = {"fn": jnp.sin, "x": jnp.zeros(5)}
+        >>> map(lambda x: (x["fn"](x["x"]), "any object"), xs, batch_size=2)
+        (Array([0., 0., 0., 0., 0.], dtype=float32), 'any object')
+    """
+    check_function("map", "f", f)
+    if batch_size is not None:
+        check_count("map", "batch_size", batch_size, 1)
+    n = number_of_steps("map", xs, None)
+    if batch_size is None:
+        return _one_by_one(f, xs, kind, checkpoints)
+    batched = filter_vmap(lambda x: numbers_to_arrays(f(x)))
+    whole = n - n % batch_size
+    head = _mapped(lambda x: x[:whole].reshape(-1, batch_size, *x.shape[1:]), xs)
+    out = _one_by_one(batched, head, kind, checkpoints)
+    out = _mapped(lambda y: y.reshape(-1, *y.shape[2:]), out)
+    if whole == n:
+        return out
+    tail = batched(_mapped(lambda x: x[whole:], xs))
+    return _mapped(lambda y, z: jnp.concatenate([y, z]), out, tail)
+
+
+def _one_by_one(f: Callable[[Any], Any], xs: Any, kind: str, checkpoints: Any) -> Any:
+    return scan(lambda _, x: (None, f(x)), None, xs, kind=kind, checkpoints=checkpoints)[1]
+
+
+def _mapped(fn: Callable[..., Any], tree: Any, *trees: Any) -> Any:
+    return jtu.tree_map(lambda x, *rest: fn(x, *rest) if is_array(x) else x, tree, *trees)

@@ -1,0 +1,61 @@
+"""Which results of a function have a derivative: JAX's own symbolic zeros, asked for in public.
+
+A loop must know which parts of its carry are differentiated before it runs: the others need no cotangents, and what is
+done to them need not even have a derivative. Inside `jax.jvp` a value without a derivative has a tangent that is known
+to be zero. The rule of a `jax.custom_jvp` is shown these, so the identity function with such a rule can tell.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+
+def replaced(values: Sequence[Any], which: Sequence[bool], new: Sequence[Any]) -> list[Any]:
+    """The values, those that are marked in `which` replaced in order by `new`."""
+    rest = iter(new)
+    return [next(rest) if mark else x for x, mark in zip(values, which, strict=True)]
+
+
+def chosen(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
+    """Those values that are marked in `which`."""
+    return [x for x, mark in zip(values, which, strict=True) if mark]
+
+
+def differentiable(x: Any) -> bool:
+    """Whether a value has a tangent at all."""
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+def perturbed_outputs(
+    fn: Callable[..., list[Any]], args: Sequence[Any], which: Sequence[bool]
+) -> list[bool]:
+    """Which outputs of `fn(*args)` depend differentiably on the arguments marked in `which`.
+
+    Only traces `fn`, which takes and returns arrays.
+    """
+    found: list[bool] = []
+
+    @jax.custom_jvp
+    def identity(outs: list[Any]) -> list[Any]:
+        return outs
+
+    def look(primals: Any, tangents: Any) -> Any:
+        found[:] = [not isinstance(dot, SymbolicZero) for dot in tangents[0]]
+        return primals[0], tangents[0]
+
+    identity.defjvp(look, symbolic_zeros=True)
+
+    def trace(*args: Any) -> list[Any]:
+        def of_chosen(*new: Any) -> list[Any]:
+            outs = fn(*replaced(args, which, new))
+            found[:] = [False] * len(outs)
+            return identity(outs)
+
+        some = chosen(args, which)
+        return jax.jvp(of_chosen, tuple(some), tuple(some))[0]
+
+    outs = jax.eval_shape(trace, *args)
+    return [yes and differentiable(out) for yes, out in zip(found, outs, strict=True)]

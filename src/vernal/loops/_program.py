@@ -1,0 +1,226 @@
+"""A loop as pure functions of lists of arrays: what every kind of loop runs.
+
+The user's functions may be anything that can be called, on any tree, and may close over any array.
+Each is traced here, once, to a jaxpr whose constants are what it closes over. So JAX never hashes
+or compares a user's function, everything that a step depends on is an argument of it (and gets its
+gradient), and a loop that runs a step in several places runs the same one.
+
+`body` is traced again only if
+
+* a weakly typed part of the initial carry must take the dtype that a step returns, as in
+  `jax.lax.while_loop`;
+* the loop is one that replays steps (`kind="checkpointed"`) and it has buffers, of which a replay
+  makes another use (see `_buffers.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import eval_jaxpr
+
+from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval
+from ..primitives import select_if_vmap
+from ..show import message, short
+from ..trees import is_array
+from ._carry import Carry, same_type, strong
+
+Arrays = list[Any]
+Body = Callable[[Any, Arrays], tuple[Any, Any]]
+
+
+class _Constants:
+    """What the functions of a loop close over; what several close over is there once."""
+
+    def __init__(self) -> None:
+        self.values: Arrays = []
+        self._places: dict[int, int] = {}
+
+    def place(self, value: Any) -> int:
+        """Where a value is among them, from now on."""
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self.values)
+            self.values.append(value)
+        return self._places[id(value)]
+
+    def arrays(self) -> Arrays:
+        """All of them, as JAX arrays."""
+        return [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in self.values]
+
+
+class _Traced:
+    """A function of lists of arrays, as a jaxpr that closes over nothing.
+
+    Args:
+        fn: the function. It returns a tree of arrays.
+        args: its arguments, or their types.
+        constants: those of the loop; what `fn` closes over is added.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], constants: _Constants):
+        closed, self.out = jax.make_jaxpr(fn, return_shape=True)(*args)
+        self.jaxpr = convert_constvars_jaxpr(closed.jaxpr)
+        self.types = closed.out_avals
+        self.places = [constants.place(const) for const in closed.consts]
+
+    def __call__(self, consts: Sequence[Any], *args: Any) -> Any:
+        own = [consts[i] for i in self.places]
+        out = eval_jaxpr(self.jaxpr, (), *own, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(self.out), out)
+
+
+class Functions:
+    """`cond` and `body` of a loop as pure functions that hold no array, so that derivative rules
+    may keep them.
+
+    Args:
+        cond: the condition, or None for a loop of a fixed number of steps.
+        body: a step.
+        again: a step that is computed again, when the buffers have their final contents.
+    """
+
+    def __init__(self, cond: _Traced | None, body: _Traced, again: _Traced):
+        self._cond = cond
+        self._bodies = body, again
+
+    def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays) -> Any:
+        """Whether to go on: bool[]."""
+        assert self._cond is not None
+        return self._cond(consts, carry, buffers)
+
+    def step(
+        self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any, x: Arrays, replay: bool
+    ) -> tuple[Arrays, Arrays, Arrays]:
+        """One step. An element of a batch for which `cond` does not hold stays as it is.
+
+        Args:
+            consts: the constants of the loop.
+            carry: the arrays of the carry.
+            buffers: its buffers.
+            index: the number of the step. Not needed.
+            x: what is given to this step alone.
+            replay: whether the buffers have their final contents.
+
+        Returns:
+            `(carry, buffers, y)`.
+        """
+        del index
+        active = None if self._cond is None else self.cond(consts, carry, buffers)
+        new, new_buffers, out = self._bodies[replay](consts, active, carry, buffers, x)
+        new = [strong(x) for x in new]
+        if active is not None:
+            new = select_if_vmap(active, new, carry)
+        return new, new_buffers, jax.tree.leaves(out)
+
+
+class Program(NamedTuple):
+    """A loop, traced.
+
+    Attributes:
+        functions: its condition and its step.
+        consts: all arrays that these depend on beside the carry.
+        carry: the arrays of the initial carry.
+        buffers: its buffers.
+        layout: the structure of the carry.
+        out: the structure of what a step returns beside the carry.
+    """
+
+    functions: Functions
+    consts: Arrays
+    carry: Arrays
+    buffers: Arrays
+    layout: Carry
+    out: Any
+
+    def finish(self, carry: Arrays, buffers: Arrays) -> Any:
+        """The carry as the user sees it when the loop has ended."""
+        return self.layout.finish(carry, buffers)
+
+
+def trace_loop(
+    init: Any,
+    layout: Carry,
+    body: Body,
+    cond: Callable[[Any], Any] | None = None,
+    xs: Sequence[Any] = (),
+    *,
+    replays: bool,
+    of: str,
+) -> Program:
+    """Traces the functions of a loop.
+
+    Args:
+        init: the carry.
+        layout: its structure.
+        body: takes the carry, as the user's function does, and the list of what is given to this
+            step alone; returns the next carry and a tree of arrays.
+        cond: the user's condition, or None for a loop of a fixed number of steps.
+        xs: what is given to the steps, in stacks.
+        replays: whether steps may be computed again.
+        of: what `body` returns, for messages.
+
+    Returns:
+        The loop.
+    """
+    active = None if cond is None else jax.ShapeDtypeStruct((), jnp.bool_)
+    slices = [mapped_aval(x.shape[0], 0, jax.typeof(x)) for x in xs]
+
+    def trace(arrays: Arrays, buffers: Arrays, replay: bool, constants: _Constants) -> _Traced:
+        def run(active: Any, arrays: Arrays, buffers: Arrays, x: Arrays) -> Any:
+            new, out = body(layout.fill(arrays, buffers, active, replay), x)
+            return *layout.take(new, of), out
+
+        return _Traced(run, (active, arrays, buffers, slices), constants)
+
+    arrays, buffers = layout.start(init)
+    buffers = [strong(b) for b in buffers]
+    constants = _Constants()
+    traced = trace(arrays, buffers, False, constants)
+    promoted = [_promote(x, t) for x, t in zip(arrays, traced.types, strict=False)]
+    if any(new is not old for new, old in zip(promoted, arrays, strict=True)):
+        arrays, constants = promoted, _Constants()
+        traced = trace(arrays, buffers, False, constants)
+    layout.check_types(list(map(jax.typeof, [*arrays, *buffers])), traced.types, of)
+    again = trace(arrays, buffers, True, constants) if replays and buffers else traced
+    # A carry is weakly typed only while it is traced: so that `x * 2` has the type it should have.
+    carry = [strong(x) for x in arrays]
+    of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
+    functions = Functions(of_cond, traced, again)
+    return Program(functions, constants.arrays(), carry, buffers, layout, traced.out[2])
+
+
+def _promote(x: Any, out: Any) -> Any:
+    """An initial value, in the dtype that a step returns if it gives way to that."""
+    own = jax.typeof(x)
+    if not own.weak_type or same_type(own, out):
+        return x
+    with jax.numpy_dtype_promotion("standard"):
+        return x.astype(jnp.result_type(x, out))
+
+
+def _trace_cond(
+    cond: Callable[[Any], Any], layout: Carry, carry: Arrays, buffers: Arrays, constants: _Constants
+) -> _Traced:
+    def run(carry: Arrays, buffers: Arrays) -> Any:
+        return _as_bool(cond(layout.fill(carry, buffers, None, False)), callable_name(cond))
+
+    return _Traced(run, (carry, buffers), constants)
+
+
+def _as_bool(pred: Any, name: str) -> Any:
+    """What a condition returned, as bool[]."""
+    scalar = is_array(pred) and pred.shape == () and pred.dtype == jnp.bool_
+    if type(pred) is bool or scalar:
+        return jnp.asarray(pred)
+    raise TypeError(
+        message(
+            "the condition of a loop must be a scalar bool",
+            where=f"what `{name}` returns",
+            expected="bool[], or a Python bool",
+            got=short(pred),
+            instead="`x > 0` for a number; `jnp.any(mask)` or `jnp.all(mask)` for an array; "
+            "`jax.vmap` of the loop to stop every element by itself",
+        )
+    )

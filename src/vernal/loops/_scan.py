@@ -1,0 +1,234 @@
+"""`scan`: a fixed number of steps over any carry."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax.tree_util as jtu
+
+from ..show import message, path_text, short
+from ..transforms import Rest, split
+from ..trees import is_array
+from ._carry import Carry, numbers_to_arrays
+from ._checkpointed import checkpointed
+from ._lax import lax_scan
+from ._options import check_count, check_function, check_kind, check_unused, returned_by
+from ._program import trace_loop
+
+T = TypeVar("T")
+KINDS = "lax", "checkpointed"
+
+
+def scan(
+    f: Callable[[T, Any], tuple[T, Any]],
+    init: T,
+    xs: Any = None,
+    length: int | None = None,
+    *,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    kind: str = "lax",
+    checkpoints: int | str | None = None,
+    buffers: Callable[[T], Any] | None = None,
+) -> tuple[T, Any]:
+    """Repeats `carry, y = f(carry, x)` for every slice `x` of `xs`, and stacks the results `y`.
+
+    It is `jax.lax.scan` for any Python objects, and one of two kinds:
+
+    | `kind` | derivatives | memory of reverse mode |
+    | --- | --- | --- |
+    | `"lax"` | forward and reverse mode in any order | for every step, what it computes |
+    | `"checkpointed"` | forward and reverse mode in any order | `checkpoints` carries |
+
+    The default of `checkpoints` grows as the square root of the number of steps.
+
+    Args:
+        f: takes the carry and a slice; returns the next carry, with the same structure, shapes and
+            dtypes, and a result. Traced as in `while_loop`: the gradient reaches all arrays that it
+            closes over.
+        init: the first carry: any tree, as in `while_loop`.
+        xs: any tree. Its arrays are sliced along their first axis; all other leaves are given to
+            every step as they are.
+        length: the number of steps; needed if `xs` has no arrays.
+        reverse: whether to go through `xs`, and to stack the results, from the end.
+        unroll: for `"lax"`: how many steps to compile into one, as in `jax.lax.scan`.
+        kind: as above.
+        checkpoints: for `"checkpointed"`: how many carries are kept for reverse mode, or `"all"`.
+            Fewer need less memory and more time.
+        buffers: as in `while_loop`.
+
+    Returns:
+        `(carry, ys)`: the last carry, and the results of all steps: their arrays stacked, all else
+        once.
+
+    Raises:
+        TypeError: if `f` cannot be called or does not return a pair, or an option has the wrong
+            type.
+        ValueError: if the carry changes in structure, shape, dtype or in what is not an array; if
+            the number of steps is not known, or the arrays in `xs` do not agree on it; if `kind`
+            is unknown or does not use an option; if `buffers` selects what is not an array.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.loops import scan
+        >>> def step(total, x):
+        ...     fn, number = x
+        ...     total = total + fn(number)
+        ...     return total, {"total": total, "fn": fn}
+        >>> total, ys = scan(step, 0.0, (jnp.square, jnp.arange(4.0)), kind="checkpointed")
+        >>> print(total, ys["total"], ys["fn"] is jnp.square)
+        14.0 [ 0.  1.  5. 14.] True
+    """
+    check_function("scan", "f", f)
+    check_kind("scan", kind, KINDS)
+    if checkpoints is not None:
+        check_unused("scan", kind, "checkpoints", kind != "checkpointed", 'kind="checkpointed"')
+        if checkpoints != "all":
+            check_count("scan", "checkpoints", checkpoints, 1, also=', or "all"')
+    check_unused("scan", kind, "unroll", kind != "lax" and unroll != 1, 'kind="lax"')
+    if length is not None:
+        check_count("scan", "length", length, 0)
+    steps = number_of_steps("scan", xs, length)
+    return run_scan(
+        f,
+        init,
+        xs,
+        steps,
+        buffers,
+        reverse=reverse,
+        unroll=unroll,
+        kind=kind,
+        checkpoints=steps if checkpoints == "all" else checkpoints,
+        name="carry",
+        of=returned_by(f),
+    )
+
+
+def run_scan(
+    f: Callable[[Any, Any], Any],
+    init: Any,
+    xs: Any,
+    steps: int,
+    buffers: Callable[[Any], Any] | None,
+    *,
+    reverse: bool,
+    unroll: int | bool,
+    kind: str,
+    checkpoints: Any,
+    name: str,
+    of: str,
+) -> tuple[Any, Any]:
+    """`scan` when its options are known to be right.
+
+    Args:
+        f: as there.
+        init: as there.
+        xs: as there.
+        steps: the number of steps.
+        buffers: as there.
+        reverse: as there.
+        unroll: as there.
+        kind: as there.
+        checkpoints: a number, or None.
+        name: what the user calls the carry, for messages.
+        of: what `f` returns, for messages.
+
+    Returns:
+        `(carry, ys)`.
+
+    Raises:
+        TypeError: if `f` does not return a pair.
+    """
+    arrays, rest = split(xs)
+    arrays = numbers_to_arrays(arrays)
+
+    def body(carry: Any, x: list[Any]) -> tuple[Any, Any]:
+        returned = f(carry, rest.fill(x))
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise TypeError(
+                message(
+                    "the function of a scan must return a pair",
+                    where=of,
+                    expected="(carry, y)",
+                    got=short(returned),
+                    instead="`return carry, None` if there is nothing to stack",
+                )
+            )
+        return returned[0], split(numbers_to_arrays(returned[1]))
+
+    program = trace_loop(
+        init,
+        Carry(init, buffers, name),
+        body,
+        None,
+        arrays,
+        replays=kind == "checkpointed",
+        of=of,
+    )
+    if kind == "lax" or steps == 0:
+        carry, filled, ys = lax_scan(program, arrays, steps, reverse, unroll)
+    else:
+        carry, filled, ys = checkpointed(
+            None,
+            program.functions.step,
+            program.consts,
+            program.carry,
+            program.buffers,
+            [x[::-1] for x in arrays] if reverse else arrays,
+            max_steps=None,
+            length=steps,
+            checkpoints=checkpoints,
+        )
+        ys = [y[::-1] for y in ys] if reverse else ys
+    of_ys: Rest = program.out[1]
+    return program.finish(carry, filled), of_ys.fill(ys)
+
+
+def number_of_steps(loop: str, xs: Any, length: int | None) -> int:
+    """The number of steps, on which all arrays of `xs` and `length` must agree.
+
+    Args:
+        loop: the name of the loop, for messages.
+        xs: the tree that is sliced.
+        length: what the user said, if anything.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: if they do not agree, or nothing says it.
+    """
+    found = [] if length is None else [("length", length)]
+    for path, x in jtu.tree_flatten_with_path(xs)[0]:
+        if is_array(x):
+            text = path_text(path, "xs")
+            if not x.shape:
+                raise ValueError(
+                    message(
+                        f"{loop} has nothing to slice in a scalar",
+                        where=text,
+                        expected="arrays with one slice for each step along the first axis",
+                        got=short(x),
+                        instead="close over what is the same in all steps",
+                    )
+                )
+            found.append((text, x.shape[0]))
+    if not found:
+        raise ValueError(
+            message(
+                f"{loop} does not know how many steps to take",
+                where=f"the arguments of {loop}",
+                expected="`xs` with arrays in it, or (for scan) `length`",
+                got="neither",
+                instead="scan(f, init, length=10)",
+            )
+        )
+    if any(n != found[0][1] for _, n in found):
+        raise ValueError(
+            message(
+                f"{loop} was given different numbers of steps",
+                where=f"the arguments of {loop}",
+                expected="arrays in `xs` with equally many slices, and `length` equal to that",
+                got=", ".join(f"{text}: {n}" for text, n in found),
+            )
+        )
+    return found[0][1]

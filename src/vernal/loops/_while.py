@@ -1,0 +1,177 @@
+"""`while_loop`: any carry, any functions, derivatives in both directions."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ._bounded import bounded_while
+from ._carry import Carry
+from ._checkpointed import checkpointed
+from ._lax import lax_while
+from ._options import check_count, check_function, check_kind, check_unused, returned_by
+from ._program import trace_loop
+
+T = TypeVar("T")
+KINDS = "lax", "checkpointed", "bounded"
+DEFAULT_BASE = 16
+
+
+def while_loop(
+    cond_fun: Callable[[T], Any],
+    body_fun: Callable[[T], T],
+    init_val: T,
+    *,
+    max_steps: int | None = None,
+    kind: str = "lax",
+    checkpoints: int | None = None,
+    buffers: Callable[[T], Any] | None = None,
+    base: int | None = None,
+) -> T:
+    """Repeats `carry = body_fun(carry)` while `cond_fun(carry)` holds.
+
+    It is `jax.lax.while_loop` for any Python objects, and one of three kinds:
+
+    | `kind` | derivatives | memory of reverse mode, in carries |
+    | --- | --- | --- |
+    | `"lax"` | forward mode | has none |
+    | `"checkpointed"` | forward and reverse mode in any order | `checkpoints` |
+    | `"bounded"` | forward and reverse mode in any order | about `base * log(max_steps) / log(base)` |
+
+    The default of `checkpoints` grows as `sqrt(max_steps)`; it is a fixed number if `max_steps` is
+    None.
+
+    The functions may be anything that can be called (modules, methods, closures), and the
+    gradient reaches all arrays that `body_fun` closes over. They are traced once (`body_fun`
+    sometimes twice).
+
+    Under `vmap` the loop runs until every element of the batch has finished. One that has keeps
+    its carry, and its writes to buffers are not made.
+
+    Args:
+        cond_fun: takes the carry and returns bool[]: whether to take another step.
+        body_fun: takes the carry and returns the next, with the same structure, shapes and dtypes.
+        init_val: the first carry: any tree. Python numbers become arrays; all other leaves that
+            are not arrays (strings, functions) must be the same after every step.
+        max_steps: the greatest number of steps, or None for no limit. Needed by `"bounded"`.
+        kind: as above.
+        checkpoints: for `"checkpointed"`: how many carries are kept for reverse mode. Fewer need
+            less memory and more time. By default as above.
+        buffers: takes a carry and returns some of its arrays (one, or a tree of them). `cond_fun`
+            and `body_fun` are given a `Buffer` in place of each: to write in every place once, and
+            to read what has been written. They are never copied, nor kept in checkpoints.
+        base: for `"bounded"`: how many carries are kept at each level; 16 by default. Fewer need
+            less memory and more time.
+
+    Returns:
+        The last carry. None of its arrays is weakly typed.
+
+    Raises:
+        TypeError: if `cond_fun` does not return a scalar bool, if a function cannot be called, or
+            if `max_steps`, `checkpoints` or `base` is not a Python int.
+        ValueError: if the carry changes in structure, shape, dtype or in what is not an array; if
+            `kind` is unknown, an option is not used by it, or `"bounded"` has no `max_steps`; if
+            `buffers` selects something that is not an array of the carry.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.loops import while_loop
+        >>> def newton(a):
+        ...     # The square root of a, by Newton's method, and the steps that it took.
+        ...     def cond(carry):
+        ...         x, steps = carry
+        ...         return jnp.abs(x**2 - a) > 1e-5 * a
+        ...     def body(carry):
+        ...         x, steps = carry
+        ...         return (x + a / x) / 2, steps + 1
+        ...     return while_loop(cond, body, (a, 0), max_steps=50, kind="checkpointed")
+        >>> root, steps = newton(jnp.array(9.0))
+        >>> print(f"{root:.4f} after {steps} steps")
+        3.0000 after 5 steps
+        >>> print(f"{jax.grad(lambda a: newton(a)[0])(jnp.array(9.0)):.4f}")
+        0.1667
+    """
+    check_function("while_loop", "cond_fun", cond_fun)
+    check_function("while_loop", "body_fun", body_fun)
+    check_kind("while_loop", kind, KINDS)
+    if checkpoints is not None:
+        check_unused(
+            "while_loop", kind, "checkpoints", kind != "checkpointed", 'kind="checkpointed"'
+        )
+        check_count("while_loop", "checkpoints", checkpoints, 1)
+    if base is not None:
+        check_unused("while_loop", kind, "base", kind != "bounded", 'kind="bounded"')
+        check_count("while_loop", "base", base, 2)
+    if max_steps is not None or kind == "bounded":
+        check_count("while_loop", "max_steps", max_steps, 0)
+
+    return run_while(
+        cond_fun,
+        body_fun,
+        init_val,
+        buffers,
+        max_steps=max_steps,
+        kind=kind,
+        checkpoints=checkpoints,
+        base=DEFAULT_BASE if base is None else base,
+        name="carry",
+        of=returned_by(body_fun),
+    )
+
+
+def run_while(
+    cond: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    init: Any,
+    buffers: Callable[[Any], Any] | None,
+    *,
+    max_steps: int | None,
+    kind: str,
+    checkpoints: int | None,
+    base: int,
+    name: str,
+    of: str,
+) -> Any:
+    """`while_loop` when its options are known to be right.
+
+    Args:
+        cond: as there.
+        body: as there.
+        init: as there.
+        buffers: as there.
+        max_steps: as there.
+        kind: as there.
+        checkpoints: as there.
+        base: as there.
+        name: what the user calls the carry, for messages.
+        of: what `body` returns, for messages.
+
+    Returns:
+        The last carry.
+    """
+    program = trace_loop(
+        init,
+        Carry(init, buffers, name),
+        lambda carry, _: (body(carry), ()),
+        cond,
+        replays=kind == "checkpointed",
+        of=of,
+    )
+    if max_steps == 0:
+        last = program.carry, program.buffers
+    elif kind == "lax":
+        last = lax_while(program, max_steps)
+    elif kind == "bounded":
+        assert max_steps is not None
+        last = bounded_while(program, max_steps, base)
+    else:
+        last = checkpointed(
+            program.functions.cond,
+            program.functions.step,
+            program.consts,
+            program.carry,
+            program.buffers,
+            [],
+            max_steps=max_steps,
+            length=None,
+            checkpoints=checkpoints,
+        )[:2]
+    return program.finish(*last)

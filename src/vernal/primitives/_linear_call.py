@@ -1,0 +1,249 @@
+"""A linear function with a transpose of its own: what a derivative in both directions is made of.
+
+Difficulty. The derivative of a loop is a linear function, computed in one way when it is pushed
+forward (along with the loop) and in quite another when it is pulled back (from checkpoints, in
+reverse). `jax.custom_jvp` knows only the first and `jax.custom_vjp` only the second. A custom_jvp
+rule that *calls a linear function whose transpose is given* has both, because JAX differentiates in
+reverse by transposing what a jvp rule does with its tangents.
+
+Plan. One operation, `linear_call`, on residuals `r` (anything) and tangents `t`:
+
+    compute      F(r, t), from the jaxpr of `forward`, traced once
+    jvp          F(r, dt) as this operation again, plus the derivative along r of `forward`
+    transpose    `transposed(r, ct)`, called there and then: ordinary JAX code, differentiable
+    vmap         derived: see `_vprim.py`
+
+Invariants. F is linear in `t`; `transposed` is its transpose for every `r`; neither holds a
+tracer, so that both may be run at any later time and under other transformations.
+
+What is carried (parameters of the operation): `forward`, a closed jaxpr on the flat residuals and
+tangents; `transposed`, a `_Transposed`, which knows the trees.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.core import Tracer, eval_jaxpr
+
+from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
+from ..show import diff_text, message, path_text, short
+from ..transforms import ZeroTangent, is_zero
+from ..trees import is_inexact_array
+from ._placement import placed_like, varying_alike
+from ._vprim import define
+
+
+class _Transposed:
+    """The transposed function on flat lists.
+
+    Args:
+        fn: as the user gave it.
+        residuals: the structure of the residuals.
+        tangents: the structure of the tangents.
+        out: the structure of the results.
+    """
+
+    def __init__(self, fn: Callable[..., Any], residuals: Any, tangents: Any, out: Any):
+        self._fn = fn
+        self._tangents = tangents
+        self._out = out
+        self._residuals = residuals
+
+    @property
+    def num_residuals(self) -> int:
+        return self._residuals.num_leaves
+
+    def __call__(self, residuals: Sequence[Any], cotangents: Sequence[Any], avals: Any) -> Any:
+        cotangents = self._out.unflatten(
+            [_zero(ct.aval) if isinstance(ct, Zero) else ct for ct in cotangents]
+        )
+        out = self._fn(self._residuals.unflatten(residuals), cotangents)
+        try:
+            flat = self._tangents.flatten_up_to(out)
+        except (TypeError, ValueError):
+            flat = None
+        if flat is None or not all(map(_fits, flat, avals)):
+            raise TypeError(self._mismatch(out, avals))
+        return [
+            None if ct is None or is_zero(ct) else placed_like(jnp.asarray(ct), aval)
+            for ct, aval in zip(flat, avals, strict=True)
+        ]
+
+    def _mismatch(self, out: Any, avals: Any) -> str:
+        expected = self._tangents.unflatten(
+            [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        )
+        return message(
+            "linear_call: the transposed function returned something else than cotangents of the "
+            "tangents",
+            where=f"result of `{callable_name(self._fn)}`",
+            expected="the structure, shapes and dtypes of `tangents`; None or a ZeroTangent for "
+            "zero",
+            got=diff_text(expected, out, weak_type=False, root="result"),
+            instead="return one cotangent for every array in `tangents`",
+        )
+
+    def __repr__(self) -> str:
+        return callable_name(self._fn)
+
+
+def _zero(aval: Any) -> ZeroTangent:
+    return ZeroTangent(aval.shape, aval.dtype)
+
+
+def _fits(ct: Any, aval: Any) -> bool:
+    if ct is None:
+        return True
+    if not (is_zero(ct) or is_inexact_array(ct)):
+        return False
+    return ct.shape == aval.shape and ct.dtype == aval.dtype
+
+
+def _compute(*args: Any, forward: Any, transposed: _Transposed) -> list[Any]:
+    del transposed
+    return eval_jaxpr(forward.jaxpr, forward.consts, *args)
+
+
+def _abstract(*avals: Any, forward: Any, transposed: _Transposed) -> tuple[Any, Any]:
+    del avals, transposed
+    return forward.out_avals, forward.effects
+
+
+def _jvp(
+    primals: Any, tangents: Any, *, forward: Any, transposed: _Transposed
+) -> tuple[list[Any], list[Any]]:
+    n = transposed.num_residuals
+    out = linear_call_p.bind(*primals, forward=forward, transposed=transposed)
+    dots: list[Any] = [Zero(jax.typeof(x).to_tangent_aval()) for x in out]
+    if not all(isinstance(dot, Zero) for dot in tangents[n:]):
+        inner = map(instantiate_zeros, tangents[n:])
+        dots = linear_call_p.bind(*primals[:n], *inner, forward=forward, transposed=transposed)
+    live = [i for i in range(n) if not isinstance(tangents[i], Zero)]
+    if live:
+        # The results themselves are not taken from here: `out` must stay transposable in our way.
+        def of_residuals(*given: Any) -> list[Any]:
+            args = list(primals)
+            for i, x in zip(live, given, strict=True):
+                args[i] = x
+            return _compute(*args, forward=forward, transposed=transposed)
+
+        given = tuple(primals[i] for i in live)
+        given_dots = tuple(tangents[i] for i in live)
+        _, more = jax.jvp(of_residuals, given, given_dots)
+        dots = list(map(add_tangents, dots, more))
+    return out, dots
+
+
+def _transpose(cotangents: Any, *args: Any, forward: Any, transposed: _Transposed) -> list[Any]:
+    del forward
+    n = transposed.num_residuals
+    if any(isinstance(x, UndefinedPrimal) for x in args[:n]):
+        raise ValueError(
+            message(
+                "linear_call cannot be transposed with respect to its residuals",
+                where=f"transposition of the call with `{transposed!r}`",
+                expected="a function that is linear in what goes into `tangents`, and only in that",
+                got="a transposition with respect to `residuals`",
+                instead="`jax.vjp`, which linearises first, or pass the linear input as `tangents`",
+            )
+        )
+    wanted = [isinstance(x, UndefinedPrimal) for x in args]
+    if all(isinstance(ct, Zero) for ct in cotangents):
+        return [None] * len(args)
+    avals = [
+        x.aval.to_ct_aval() if isinstance(x, UndefinedPrimal) else jax.typeof(x) for x in args[n:]
+    ]
+    out = [None] * n + transposed(args[:n], cotangents, avals)
+    return [ct if want else None for ct, want in zip(out, wanted, strict=True)]
+
+
+linear_call_p = define("linear_call", _compute, _abstract, _jvp, _transpose)
+
+
+def linear_call(
+    forward: Callable[[Any, Any], Any],
+    transposed: Callable[[Any, Any], Any],
+    residuals: Any,
+    tangents: Any,
+) -> Any:
+    """Calls a linear function, with another function to transpose it by.
+
+    A rule of `jax.custom_jvp` that computes its tangent by this has a forward-mode derivative by
+    `forward` and a reverse-mode derivative by `transposed`, and both may be implemented in whatever
+    way is best for each. All transformations compose, in any order and number.
+
+    JAX 0.10 forgets the rule of a `jax.custom_jvp` where a `lax.scan` around it is differentiated in
+    reverse twice; the jvp rule of an operation made by `create_vprim` is never forgotten.
+
+    Both functions are traced at other times than when this is called, so they may hold no tracer of
+    a surrounding transformation: what they need goes into `residuals`. Hand over the same function
+    objects again, rather than new closures, and they are not traced again.
+
+    Args:
+        forward: `forward(residuals, tangents) -> out`, linear in `tangents`. For derivatives of
+            higher order it has to be differentiable with respect to `residuals`.
+        transposed: `transposed(residuals, cotangents)`, the transpose of `forward` with respect to
+            `tangents`. A cotangent that is known to be zero is a `ZeroTangent`. It returns the
+            cotangents of `tangents`, None or a `ZeroTangent` for those that are zero.
+        residuals: a tree of arrays of any dtype.
+        tangents: a tree of arrays of real or complex floating-point numbers.
+
+    Returns:
+        `forward(residuals, tangents)`, a tree of floating-point arrays.
+
+    Raises:
+        TypeError: if a tangent or a result is not floating-point; when transposing, if `transposed`
+            returns something else than cotangents of `tangents`.
+        ValueError: if `forward` holds a tracer; when transposing, if it is with respect to
+            `residuals`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import linear_call
+        >>> scale = lambda a, x: a * x
+        >>> doubled_back = lambda a, ct: 2 * a * ct  # not the transpose, to tell them apart
+        >>> f = lambda x: linear_call(scale, doubled_back, jnp.array(3.0), x)
+        >>> jax.jvp(f, (1.0,), (1.0,))[1], jax.grad(f)(1.0)
+        (Array(3., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
+    """
+    residuals, tangents = jax.tree.map(jnp.asarray, (residuals, tangents))
+    _check_inexact(tangents, "argument `tangents`")
+    leaves, residual_tree = jtu.tree_flatten(residuals)
+    dots, tangent_tree = jtu.tree_flatten(tangents)
+    args = varying_alike([*leaves, *dots])
+    residuals = residual_tree.unflatten(args[: len(leaves)])
+    tangents = tangent_tree.unflatten(args[len(leaves) :])
+    jaxpr, out = jax.make_jaxpr(forward, return_shape=True)(residuals, tangents)
+    out_tree = jtu.tree_structure(out)
+    _check_inexact(out, f"result of `{callable_name(forward)}`")
+    if any(isinstance(const, Tracer) for const in jaxpr.consts):
+        raise ValueError(
+            message(
+                "linear_call: the forward function holds a traced value",
+                where=f"what `{callable_name(forward)}` closes over",
+                expected="a function of its two arguments only",
+                got=", ".join(short(x) for x in jaxpr.consts if isinstance(x, Tracer)),
+                instead="pass the value in `residuals`, or in `tangents` if the function is linear "
+                "in it",
+            )
+        )
+    rule = _Transposed(transposed, residual_tree, tangent_tree, out_tree)
+    flat = linear_call_p.bind(*args, forward=jaxpr, transposed=rule)
+    return out_tree.unflatten(flat)
+
+
+def _check_inexact(tree: Any, where: str) -> None:
+    for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                message(
+                    "linear_call is linear in floating-point arrays only",
+                    where=f"{where}, at {path_text(path)}",
+                    expected="real or complex floating-point numbers",
+                    got=short(leaf),
+                    instead="leave out what has no derivative, or pass it in `residuals`",
+                )
+            )

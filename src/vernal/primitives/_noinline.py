@@ -1,0 +1,401 @@
+"""`noinline`: a function that is compiled once, on its own, however often a program calls it.
+
+Difficulty. XLA compiles a program as a whole. A function that is called at ten places, be it under
+`jax.jit`, is compiled ten times: XLA copies it to every place, even where it is told not to inline
+it. The only way out of the program is a callback to the host.
+
+Plan. An operation `noinline`, whose parameter is the traced function, a jaxpr. On one device of the
+CPU it is lowered to a callback that runs the jaxpr, compiled apart, and everywhere else to a call of
+it under `jax.jit`, which XLA copies:
+
+    several devices      the callback would gather the arrays; within `shard_map`, it could not
+                         speak with the other devices
+    accelerators         the program on the device would wait for a program on the same device
+    `jax.export`         a callback is no part of an exported program
+    ordered effects      would lose their order
+
+A transformed `noinline` is the `noinline` of a transformed jaxpr:
+
+    vmap        of the mapped function
+    jvp         of a function that also returns the residuals of its linearisation, and of the
+                linear function; so neither direction computes the function again
+    transpose   of the transposed linear function (the transpose that `linear_call` is given)
+
+Invariants. Equal calls have one jaxpr, the very same object: the programs that are traced are values,
+compared by what they are made of, and `jax.jit` remembers what it traced for each. The compiled form
+is remembered for the jaxpr.
+
+The callback waits for nothing. It runs on a thread of XLA, all of which may be in such callbacks. An
+array that has to be copied to the device would wait for another thread forever, so it is handed over
+at an address that XLA can use as it is. The program itself runs on the thread that calls it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.core import ShapedArray, eval_jaxpr
+
+from .._ground import (
+    Primitive,
+    Zero,
+    callable_name,
+    emit_python_callback,
+    fancy_primitive_batchers,
+    lower_fun,
+    primitive_jvps,
+    register_cache,
+    register_lowering,
+    runs_alone,
+)
+from ..modules import field, module_update_wrapper
+from ..transforms import (
+    Rest,
+    Transformed,
+    check_callable,
+    closure_to_pytree,
+    materialise,
+    split,
+)
+from ._finalise import register_impl_finalisation
+from ._linear_call import linear_call
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# How many functions are remembered, compiled or to be compiled.
+_MOST = 512
+# What XLA wants of an address, to use the memory as it is.
+_ALIGNMENT = 64
+
+
+# --- programs: functions of a list of arrays, compared by what they are made of
+
+
+@dataclasses.dataclass(frozen=True)
+class _Called:
+    """The user's function, from the arrays of the call to those of the result and the rest of it."""
+
+    rest: Rest
+
+    def __call__(self, arrays: list[Any]) -> Any:
+        fn, args, kwargs = self.rest.fill(arrays)
+        return split(fn(*args, **kwargs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mapped:
+    """A jaxpr mapped over an axis."""
+
+    jaxpr: Any
+    dims: tuple[int | None, ...]
+    axis_name: Any
+    axis_size: int
+    spmd_axis_name: Any
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        return jax.vmap(
+            lambda *args: _evaluate(self.jaxpr, args),
+            in_axes=self.dims,
+            axis_name=self.axis_name,
+            axis_size=self.axis_size,
+            spmd_axis_name=self.spmd_axis_name,
+        )(*arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Linearised:
+    """A jaxpr with its derivative: to its results, the arrays of a linear function, and the rest of
+    that. The linear function goes from the tangents of the arguments `moving` to those of the
+    results `floating`."""
+
+    jaxpr: Any
+    moving: tuple[int, ...]
+    floating: tuple[int, ...]
+
+    def __call__(self, arrays: list[Any]) -> tuple[list[Any], list[Any], Rest]:
+        def along(*given: Any) -> tuple[list[Any], list[Any]]:
+            args = list(arrays)
+            for i, x in zip(self.moving, given, strict=True):
+                args[i] = x
+            out = _evaluate(self.jaxpr, args)
+            return [out[i] for i in self.floating], out
+
+        _, linear, out = jax.linearize(along, *(arrays[i] for i in self.moving), has_aux=True)
+        return out, *split(linear)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pushed:
+    """A linear function of `_Linearised`: from its arrays and tangents to tangents."""
+
+    linear: Rest
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        n = sum(self.linear.mask)
+        return list(self.linear.fill(arrays[:n])(*arrays[n:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pulled:
+    """Its transpose: from its arrays and cotangents to cotangents, for tangents like these."""
+
+    linear: Rest
+    tangents: tuple[Any, ...]
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        n = sum(self.linear.mask)
+        linear = self.linear.fill(arrays[:n])
+        pull = jax.linear_transpose(lambda *tangents: list(linear(*tangents)), *self.tangents)
+        return list(pull(list(arrays[n:])))
+
+
+def _evaluate(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    return eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *args)
+
+
+@functools.lru_cache(maxsize=_MOST)
+def _traceable(program: Callable[[list[Any]], Any]) -> Any:
+    return jax.jit(lambda arrays: program(arrays))
+
+
+def _call(program: Callable[[list[Any]], Any], arrays: Sequence[Any], name: str) -> Any:
+    """Calls a program as an operation of its own."""
+    traced = _traceable(program).trace(list(arrays))
+    out = noinline_p.bind(*arrays, jaxpr=traced.jaxpr, name=name)
+    return jtu.tree_structure(traced.out_info).unflatten(out)
+
+
+# --- the operation
+
+
+@functools.lru_cache(maxsize=_MOST)
+def _jitted(jaxpr: Any, name: str) -> Any:
+    def run(*args: Any) -> list[Any]:
+        return _evaluate(jaxpr, args)
+
+    run.__name__ = run.__qualname__ = name
+    return jax.jit(run)
+
+
+def _compute(*args: Any, jaxpr: Any, name: str) -> list[Any]:
+    return _jitted(jaxpr, name)(*args)
+
+
+def _batch(
+    axis: Any, args: Any, dims: Any, *, jaxpr: Any, name: str
+) -> tuple[list[Any], list[int | None]]:
+    # A function of nothing that is mapped may still ask for its position along the axis.
+    asks = any(getattr(effect, "name", None) == axis.name for effect in jaxpr.effects)
+    if not asks and all(dim is None for dim in dims):
+        out = noinline_p.bind(*args, jaxpr=jaxpr, name=name)
+        return out, [None] * len(out)
+    mapped = _Mapped(jaxpr, tuple(dims), axis.name, axis.size, axis.spmd_name)
+    out = _call(mapped, args, name)
+    return out, [0] * len(out)
+
+
+def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, name: str) -> tuple[list[Any], list[Any]]:
+    moving = tuple(
+        i
+        for i, t in enumerate(tangents)
+        if not isinstance(t, Zero) and t.dtype != jax.dtypes.float0
+    )
+    floating = tuple(
+        i for i, aval in enumerate(jaxpr.out_avals) if jnp.issubdtype(aval.dtype, jnp.inexact)
+    )
+    out, residuals, linear = _call(_Linearised(jaxpr, moving, floating), primals, name)
+    dots: list[Any] = [Zero(jax.typeof(x).to_tangent_aval()) for x in out]
+    given = [tangents[i] for i in moving]
+    shapes = tuple(map(jax.typeof, given))
+
+    def push(residuals: list[Any], tangents: list[Any]) -> list[Any]:
+        return _call(_Pushed(linear), [*residuals, *tangents], name)
+
+    def pull(residuals: list[Any], cotangents: list[Any]) -> list[Any]:
+        cotangents = list(map(materialise, cotangents))
+        return _call(_Pulled(linear, shapes), [*residuals, *cotangents], name)
+
+    if floating:
+        for i, dot in zip(floating, linear_call(push, pull, residuals, given), strict=True):
+            dots[i] = dot
+    return out, dots
+
+
+noinline_p = Primitive("noinline")
+noinline_p.multiple_results = True
+noinline_p.def_impl(_compute)
+noinline_p.def_effectful_abstract_eval(lambda *avals, jaxpr, name: (jaxpr.out_avals, jaxpr.effects))
+fancy_primitive_batchers[noinline_p] = _batch
+primitive_jvps[noinline_p] = _jvp
+register_impl_finalisation(noinline_p)
+
+
+# --- compiled apart
+
+
+class _Apart:
+    """A jaxpr as a program of its own, called from a callback of another.
+
+    NumPy has no random keys, so they are handed over as what they are made of.
+
+    Args:
+        jaxpr: the program.
+        name: what it is called.
+        impls: for each argument the kind of random keys it is of, or None.
+    """
+
+    def __init__(self, jaxpr: Any, name: str, impls: tuple[Any, ...]):
+        self.out_impls: list[Any] = []
+
+        def run(*data: Any) -> list[Any]:
+            args = map(_from_data, data, impls)
+            out = _compute(*args, jaxpr=jaxpr, name=name)
+            self.out_impls[:] = map(_impl, out)
+            return list(map(_to_data, out))
+
+        run.__name__ = run.__qualname__ = name
+        given = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+        given = jax.eval_shape(lambda *args: list(map(_to_data, args)), *given)
+        # Where the program is called, whatever the default device may be.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            lowered = jax.jit(run, keep_unused=True).lower(*given)
+            self.compiled = lowered.compile()
+        self.out_avals = [ShapedArray(x.shape, x.dtype) for x in lowered.out_info]
+        # The threads of XLA do not have the settings of the one that traces.
+        self.x64 = bool(jax.config.read("jax_enable_x64"))
+
+    def __call__(self, *data: Any) -> tuple[np.ndarray, ...]:
+        with jax.enable_x64(self.x64):
+            return tuple(map(np.asarray, self.compiled(*map(_aligned, data))))
+
+
+def _impl(x: Any) -> Any:
+    return jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None
+
+
+def _to_data(x: Any) -> Any:
+    return x if _impl(x) is None else jax.random.key_data(x)
+
+
+def _from_data(x: Any, impl: Any) -> Any:
+    return x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+
+
+def _aligned(x: np.ndarray) -> np.ndarray:
+    """A copy of an array at an address that XLA can use as it is."""
+    memory = np.empty(x.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+_apart = functools.lru_cache(maxsize=_MOST)(_Apart)
+
+_apart_p = Primitive("noinline_apart")
+_apart_p.multiple_results = True
+_apart_p.def_abstract_eval(lambda *avals, apart: apart.out_avals)
+
+
+def _lower_call(ctx: Any, *args: Any, apart: _Apart) -> Any:
+    return emit_python_callback(
+        ctx,
+        apart,
+        None,
+        list(args),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=False,
+        returns_token=False,
+        sharding=None,
+    )[0]
+
+
+def _compute_apart(*args: Any, jaxpr: Any, name: str) -> list[Any]:
+    apart = _apart(jaxpr, name, tuple(map(_impl, args)))
+    out = _apart_p.bind(*map(_to_data, args), apart=apart)
+    return list(map(_from_data, out, apart.out_impls))
+
+
+def _lower_on_cpu(ctx: Any, *args: Any, jaxpr: Any, name: str) -> Any:
+    on_mesh = any(not aval.sharding.mesh.empty for aval in (*ctx.avals_in, *ctx.avals_out))
+    can_leave = runs_alone(ctx) and not on_mesh and not jaxpr.effects
+    lower = lower_fun(_compute_apart if can_leave else _compute, multiple_results=True)
+    return lower(ctx, *args, jaxpr=jaxpr, name=name)
+
+
+register_lowering(_apart_p, _lower_call, cacheable=False)
+register_lowering(noinline_p, lower_fun(_compute, multiple_results=True))
+register_lowering(noinline_p, _lower_on_cpu, platform="cpu")
+
+
+def _clear() -> None:
+    for cache in (_traceable, _jitted, _apart):
+        cache.cache_clear()
+
+
+register_cache(_clear)
+
+
+# --- what users call
+
+
+class _NoInline(Transformed[P, T]):
+    """What `noinline` returns."""
+
+    name: str = field(static=True)
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        arrays, rest = split((closure_to_pytree(self.fn), args, kwargs))
+        out, out_rest = _call(_Called(rest), arrays, self.name)
+        return out_rest.fill(out)
+
+
+def noinline(fn: Callable[P, T], name: str | None = None) -> Callable[P, T]:
+    """Makes a function a computation of its own, which is compiled once, however often the programs
+    that call it do so.
+
+    It saves compile time where a large function is called at many places, and costs run time: the
+    program stops at each call, copies the arrays out and in, and XLA cannot optimise across it. That
+    is so on a single CPU device. On accelerators, on several devices and in exported programs the
+    function is traced and lowered once, but XLA compiles every call of it: there it is only
+    `jax.jit`, arrays stay on the devices they are spread over, and nothing waits for the host.
+
+    The result is differentiable in both directions (to any order, and without computing the
+    function again in the backward pass), can be mapped, and be jitted; each of these is
+    again a computation of its own.
+
+    Args:
+        fn: a function without side effects, of any Python objects. Arrays among its arguments, and
+            those that it holds as a module or closes over, are inputs of the computation. All else
+            is static: it is traced again for other values.
+        name: what to call the computation in compiled programs. By default the name of `fn`.
+
+    Returns:
+        A function of the same arguments with the same results.
+
+    Raises:
+        TypeError: if `fn` is not callable.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import noinline
+        >>> @noinline
+        ... def f(x, y):
+        ...     print("tracing")
+        ...     return jnp.sin(x) * y
+        >>> @jax.jit
+        ... def g(x):
+        ...     return f(f(f(x, x), x), x)
+        >>> print(g(1.0))
+        tracing
+        0.67843044
+    """
+    check_callable(fn, "noinline")
+    return module_update_wrapper(_NoInline(fn, callable_name(fn) if name is None else name))

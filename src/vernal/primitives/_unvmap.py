@@ -1,0 +1,125 @@
+"""Reductions over everything, batch axes included.
+
+Inside `jax.vmap` a value stands for one element of a batch. A loop that must run until every
+element is done, or an error that must be raised if any element fails, has to look across the
+batch. These reductions do: their result has no batch axis, however many `vmap`s they are under.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._ground import (
+    Primitive,
+    Zero,
+    fancy_primitive_batchers,
+    lower_fun,
+    primitive_jvps,
+    register_lowering,
+)
+from ._finalise import register_impl_finalisation
+
+
+def _reduction(name: str, reduce: Callable[[Any], Any]) -> Any:
+    """A primitive that is `reduce`, and still is once its argument has got a batch axis."""
+    primitive = Primitive(name)
+    primitive.def_impl(reduce)
+    # The whole abstract value, because a reduction has a sharding too.
+    primitive.def_abstract_eval(lambda x: jax.make_jaxpr(reduce)(x).out_avals[0])
+    register_lowering(primitive, lower_fun(reduce, multiple_results=False))
+    register_impl_finalisation(primitive)
+
+    def batch(axis_data: Any, args: Any, dims: Any) -> tuple[Any, None]:
+        del axis_data, dims
+        return primitive.bind(*args), None
+
+    def jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        del tangents
+        out = primitive.bind(*primals)
+        return out, Zero(jax.typeof(out).to_tangent_aval())
+
+    fancy_primitive_batchers[primitive] = batch
+    primitive_jvps[primitive] = jvp
+    return primitive
+
+
+unvmap_any_p = _reduction("unvmap_any", jnp.any)
+unvmap_all_p = _reduction("unvmap_all", jnp.all)
+unvmap_max_p = _reduction("unvmap_max", jnp.max)
+unvmap_min_p = _reduction("unvmap_min", jnp.min)
+
+
+def unvmap_any(x: Any) -> jax.Array:
+    """Whether any element of `x` is true, in any element of any batch.
+
+    Args:
+        x: an array of any shape and dtype (nonzero is true), or a Python number.
+
+    Returns:
+        bool[], the same for the whole batch: under `vmap` it has no batch axis.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import unvmap_any
+        >>> jax.vmap(unvmap_any, out_axes=None)(jnp.array([False, True]))
+        Array(True, dtype=bool)
+    """
+    return unvmap_any_p.bind(jnp.asarray(x))
+
+
+def unvmap_all(x: Any) -> jax.Array:
+    """Whether every element of `x` is true, in every element of every batch.
+
+    Args:
+        x: an array of any shape and dtype (nonzero is true), or a Python number.
+
+    Returns:
+        bool[], the same for the whole batch: under `vmap` it has no batch axis.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import unvmap_all
+        >>> jax.vmap(unvmap_all, out_axes=None)(jnp.array([False, True]))
+        Array(False, dtype=bool)
+    """
+    return unvmap_all_p.bind(jnp.asarray(x))
+
+
+def unvmap_max(x: Any) -> jax.Array:
+    """The largest element of `x` over every element of every batch. It is not differentiated.
+
+    Args:
+        x: a nonempty array of any shape and ordered dtype, or a Python number.
+
+    Returns:
+        A scalar of the dtype of `x`, the same for the whole batch: under `vmap` it has no batch
+        axis. Its derivative is zero.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import unvmap_max
+        >>> jax.vmap(unvmap_max, out_axes=None)(jnp.array([1, 3, 2]))
+        Array(3, dtype=int32)
+    """
+    return unvmap_max_p.bind(jnp.asarray(x))
+
+
+def unvmap_min(x: Any) -> jax.Array:
+    """The smallest element of `x` over every element of every batch. It is not differentiated.
+
+    Args:
+        x: a nonempty array of any shape and ordered dtype, or a Python number.
+
+    Returns:
+        A scalar of the dtype of `x`, the same for the whole batch: under `vmap` it has no batch
+        axis. Its derivative is zero.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import unvmap_min
+        >>> jax.vmap(unvmap_min, out_axes=None)(jnp.array([2, 1, 3]))
+        Array(1, dtype=int32)
+    """
+    return unvmap_min_p.bind(jnp.asarray(x))

@@ -1,0 +1,68 @@
+"""`assert_dce`: computation that the compiler must throw away."""
+
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from .._ground import fail_if
+from ..show import message, short
+from ..transforms import split
+from ._on_error import choose
+
+T = TypeVar("T")
+
+
+def assert_dce(x: T, msg: str, *, on_error: Literal["default", "raise", "off"] = "default") -> T:
+    """Raises an error while a compiled program runs, unless what it returns is not used in it.
+
+    What a compiled program does not use is eliminated as dead code, and this check with it. Put it
+    on what should be: `assert_dce(expensive(y), "...")`. Outside of compiled code nothing is
+    eliminated, and it returns `x`.
+
+    Args:
+        x: any tree with at least one array in it.
+        msg: the message.
+        on_error: `"raise"` or `"off"`; `"default"` takes the environment variable `VERNAL_ON_ERROR`,
+            whose other values raise.
+
+    Returns:
+        `x`.
+
+    Raises:
+        RuntimeCheckError: when a compiled program runs that uses the result.
+        ValueError: if there is no array in `x`, or for an unknown `on_error`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.runtime import assert_dce
+        >>> @jax.jit
+        ... def f(x):
+        ...     unused = assert_dce(jnp.exp(x), "the exponential is computed")
+        ...     return x + 1
+        >>> print(f(1.0))
+        2.0
+    """
+    if on_error in ("nan", "breakpoint"):
+        raise ValueError(
+            message(
+                "assert_dce only raises",
+                where="argument `on_error`",
+                expected="default, raise or off",
+                got=on_error,
+                instead="error_if(x, True, msg, on_error=...)",
+            )
+        )
+    if choose(on_error) == "off":
+        return x
+    arrays, rest = split(x)
+    if not arrays:
+        raise ValueError(
+            message(
+                "assert_dce has no array to watch",
+                where="argument `x`",
+                expected="a tree with at least one array in it",
+                got=short(x),
+                instead="the arrays that should not be computed",
+            )
+        )
+    return rest.fill(fail_if(arrays, np.True_, explain=msg, kind="end compiled"))

@@ -1,0 +1,227 @@
+"""`error_if` and `branched_error_if`: errors raised from inside compiled code.
+
+The operation itself is `_ground/_check.py`; here is what users may pass.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._ground import batch_text, check, trace_state_clean
+from ..show import message, short
+from ..transforms import split
+from ..trees import is_array
+from ._on_error import OnError, choose, guard
+
+T = TypeVar("T")
+
+
+def error_if(x: T, pred: Any, msg: str, *, on_error: OnError = "default") -> T:
+    """Raises an error while the program runs, if a condition holds.
+
+    It returns `x`, and the check is there as long as what it returns is used: write
+    `x = error_if(x, ...)`, and go on with that `x`. It works in compiled code and outside of it, and
+    under every transformation of JAX. Derivatives are those of `x`. Under `vmap` the message lists
+    the indices of the batch that failed. While the check holds, it costs a comparison of scalars,
+    and a selection that the compiler fuses into what computes `x`; arrays spread over devices stay
+    where they are.
+
+    Inside `filter_jit` the error is a `RuntimeCheckError` with the message, and the place in your
+    code where the check was traced. It is raised by the call; calls of programs with checks
+    therefore wait for the results. Under plain `jax.jit` JAX raises a `JaxRuntimeError` whose text
+    contains the same, wherever the result is first used. Inside `shard_map` over several devices,
+    where one device must not leave the others waiting, only `filter_jit` raises; under plain
+    `jax.jit` the error is logged (logger `vernal.runtime`) and the results are NaN.
+
+    A program that holds a check cannot be exported with `jax.export`. Trace it with
+    `on_error="off"` for that.
+
+    Args:
+        x: any tree with at least one array in it.
+        pred: bool. If it is an array with axes, the error is raised if it holds anywhere.
+        msg: the message.
+        on_error: what to do: `"raise"`; `"breakpoint"`: print the error, open JAX's debugger in the
+            frame of the caller, and go on with NaN; `"nan"`: go on with NaN (the largest integer,
+            True) in every array of `x`, each element of a batch for itself; `"off"`: nothing.
+            `"default"` takes the environment variable `VERNAL_ON_ERROR`, read when `error_if` is
+            called (in compiled code: traced), or else raises.
+
+    Returns:
+        `x`. If `pred` is Python's False, the very object.
+
+    Raises:
+        RuntimeCheckError: if `pred` holds: outside of compiled code at once.
+        TypeError: if `pred` is not bool or `msg` not a string.
+        ValueError: if there is no array in `x`, or for an unknown `on_error`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> from vernal.runtime import error_if
+        >>> @vernal.filter_jit
+        ... def log(x):
+        ...     x = error_if(x, x <= 0, "log of a number that is not positive")
+        ...     return jnp.log(x)
+        >>> print(log(jnp.array(1.0)))
+        0.0
+    """
+    _check_messages([msg], "argument `msg`")
+    action, pred = choose(on_error), _condition(pred)
+    if action == "off" or _is_false(pred):
+        return x
+    if pred.ndim:
+        pred = pred.any()
+    return _thread("error_if", x, pred, (), msg, action)
+
+
+def branched_error_if(
+    x: T, pred: Any, index: Any, msgs: Sequence[str], *, on_error: OnError = "default"
+) -> T:
+    """Raises one of several errors while the program runs, if a condition holds.
+
+    It is `error_if` with a message that is chosen by a number which may be known only then.
+
+    Args:
+        x: any tree with at least one array in it.
+        pred: bool. If it has axes, see `index`.
+        index: which message: an integer. If it is an array with axes, `pred` must have the same
+            ones, and they are treated as those of a batch; else the error is raised if `pred` holds
+            anywhere.
+        msgs: the messages. If `index` is outside of them, the error says so.
+        on_error: as for `error_if`.
+
+    Returns:
+        `x`, as `error_if`. Under `vmap` the message lists every failing index of the batch, with the
+        message for it.
+
+    Raises:
+        RuntimeCheckError: if `pred` holds: outside of compiled code at once.
+        TypeError: if `pred` is not bool, `index` not an integer, or a message not a string.
+        ValueError: if there is no message, if there is no array in `x`, if the shapes of `pred` and
+            `index` differ, or for an unknown `on_error`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal
+        >>> from vernal.runtime import RuntimeCheckError, branched_error_if
+        >>> @vernal.filter_jit
+        ... def step(x, status):
+        ...     return branched_error_if(x, status > 0, status - 1, ["diverged", "step too small"])
+        >>> try:
+        ...     step(jnp.array(1.0), jnp.array(2))
+        ... except RuntimeCheckError as error:
+        ...     print(error.message)
+        step too small
+    """
+    msgs = list(msgs)
+    _check_messages(msgs, "argument `msgs`")
+    action, pred, index = choose(on_error), _condition(pred), _index(index)
+    if action == "off" or _is_false(pred):
+        return x
+    if index.ndim and index.shape != pred.shape:
+        raise ValueError(
+            message(
+                "branched_error_if needs a message for every element of `pred`",
+                where="argument `index`",
+                expected=f"a scalar, or shape {pred.shape} as `pred`",
+                got=short(index),
+                instead="`vernal.filter_vmap` to treat a batch",
+            )
+        )
+    if not index.ndim:
+        pred = pred.any()
+
+    def explain(failing: Any, index: Any) -> str:
+        chosen = [int(i) for i in np.unique(index[failing])]
+        return "\n".join(_choose(msgs, i) + batch_text(failing & (index == i)) for i in chosen)
+
+    return _thread("branched_error_if", x, pred, (index,), explain, action)
+
+
+def _choose(msgs: list[str], index: int) -> str:
+    if 0 <= index < len(msgs):
+        return msgs[index]
+    return f"branched_error_if: there is no message {index}; there are {len(msgs)}"
+
+
+def _thread(
+    name: str, x: Any, pred: Any, operands: tuple[Any, ...], explain: Any, action: str
+) -> Any:
+    arrays, rest = split(x)
+    if arrays:
+        return rest.fill(guard(arrays, pred, operands, explain, action))
+    if action == "raise" and trace_state_clean():
+        check(pred, *operands, explain=explain)
+        return x
+    raise ValueError(
+        message(
+            f"{name} has no array to thread the check on",
+            where="argument `x`",
+            expected="a tree with at least one array in it",
+            got=short(x),
+            instead="thread it on an array that the program uses afterwards",
+        )
+    )
+
+
+def _is_false(pred: Any) -> bool:
+    return isinstance(pred, np.generic) and not pred
+
+
+def _condition(pred: Any) -> Any:
+    """The condition: a NumPy bool if it was static, else an array."""
+    if isinstance(pred, bool):
+        return np.bool_(pred)
+    if not is_array(pred) or pred.dtype != bool:
+        raise TypeError(
+            message(
+                "the condition of an error must be bool",
+                where="argument `pred`",
+                expected="a bool, or an array of bools",
+                got=short(pred),
+                instead="`x < 0`, `jnp.isnan(x)`",
+            )
+        )
+    return pred
+
+
+def _index(index: Any) -> Any:
+    if isinstance(index, int) and not isinstance(index, bool):
+        return np.int32(index)
+    if not is_array(index) or not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(
+            message(
+                "a message is chosen by an integer",
+                where="argument `index`",
+                expected="an int, or an array of integers",
+                got=short(index),
+                instead="`jnp.argmax(flags)` for the first flag that is set",
+            )
+        )
+    return index
+
+
+def _check_messages(msgs: list[Any], where: str) -> None:
+    if not msgs:
+        raise ValueError(
+            message(
+                "branched_error_if needs at least one message",
+                where=where,
+                expected="a sequence of strings",
+                got=short(msgs),
+                instead='["diverged", "step too small"]',
+            )
+        )
+    for msg in msgs:
+        if not isinstance(msg, str):
+            raise TypeError(
+                message(
+                    "a message of an error must be a string, known while tracing",
+                    where=where,
+                    expected="a string",
+                    got=short(msg),
+                    instead="a fixed text; values can be seen with `on_error='breakpoint'`",
+                )
+            )

@@ -1,0 +1,332 @@
+"""What the rules of `filter_custom_jvp` and `filter_custom_vjp` share: how a rule is given, which
+zeros it receives, and the checks of what it returns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import callable_name, flatten_none_is_leaf
+from ..show import diff, diff_text, message, path_text, short
+from ..trees import is_array, is_array_like
+from ._boundary import Rest, argument_text, split
+from ._transformed import check_callable
+from ._zeros import ZeroTangent, is_zero
+
+SymbolicZero = jax.custom_derivatives.SymbolicZero
+
+
+class Rule:
+    """A rule that is given after the function it belongs to, once.
+
+    It compares by identity: two that are empty may be filled with different rules. It is callable
+    so that whoever looks for tracers inside a callable looks into it too.
+
+    Args:
+        option: the name of the method that gives it, for messages.
+    """
+
+    # A module whose structure can be hashed is interned, and the key would keep alive the rule, which
+    # usually calls the function that it belongs to: neither would ever be freed.
+    __hash__ = None  # pyright: ignore[reportAssignmentType] (how Python spells "unhashable")
+
+    def __init__(self, option: str):
+        self.option = option
+        self.given: Callable[..., Any] | None = None
+        self.symbolic_zeros = False
+
+    def give(self, fn: Any, rule: Any, symbolic_zeros: bool) -> Any:
+        """Gives the rule.
+
+        Args:
+            fn: the function it belongs to.
+            rule: the rule, or None to get a decorator.
+            symbolic_zeros: whether it is called with `ZeroTangent`.
+
+        Returns:
+            The rule itself.
+
+        Raises:
+            TypeError: if the rule cannot be called.
+            ValueError: if there is one already.
+        """
+
+        def decorate(rule: Any) -> Any:
+            check_callable(rule, self.option)
+            if self.given is not None:
+                name = callable_name(fn)
+                raise ValueError(
+                    message(
+                        f"`{name}` has its rule already",
+                        where=f"{name}.{self.option}(...)",
+                        expected="one rule for each function: what was compiled with the first one "
+                        "would keep it",
+                        got=f"{short(rule)} after {short(self.given)}",
+                        instead=f"define `{name}` again, then give it the new rule",
+                    )
+                )
+            self.given = rule
+            self.symbolic_zeros = symbolic_zeros
+            return rule
+
+        return decorate if rule is None else decorate(rule)
+
+    def get(self, fn: Any) -> Callable[..., Any]:
+        """The rule.
+
+        Args:
+            fn: the function it belongs to.
+
+        Raises:
+            TypeError: if there is none yet.
+        """
+        if self.given is None:
+            name = callable_name(fn)
+            raise TypeError(
+                message(
+                    f"`{name}` has no rule yet",
+                    where=f"the call of `{name}`",
+                    expected=f"a rule, given by `{name}.{self.option}`",
+                    got="none",
+                    instead=f"write `@{name}.{self.option}` above the function that is the rule",
+                )
+            )
+        return self.given
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.get(self)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return "<no rule>" if self.given is None else short(self.given)
+
+    def __deepcopy__(self, memo: Any) -> "Rule":
+        # As a function is its own copy.
+        return self
+
+
+def as_jax(x: Any) -> Any:
+    """A Python or NumPy number that JAX passes through as it is, as a JAX array. Without this,
+    `jax.grad(f)(1.0)` would show a rule something that is no array, and so not differentiated."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether an array has tangents other than zero."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def alive(tangents: Sequence[Any]) -> list[bool]:
+    """Which tangents are not known to be zero."""
+    return [
+        not isinstance(t, SymbolicZero) and jax.typeof(t).dtype != jax.dtypes.float0
+        for t in tangents
+    ]
+
+
+def zero_for(x: Any, symbolic: bool) -> Any:
+    """The tangent of an array that is not differentiated.
+
+    Args:
+        x: the array.
+        symbolic: whether it shall be a `ZeroTangent`.
+
+    Returns:
+        Zeros of its shape and dtype; weakly typed ones of its shape if it is of integers or bools,
+        so that they can be multiplied with anything; None for a PRNG key.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return None
+    if is_inexact(x):
+        aval = jax.typeof(x)
+        if symbolic:
+            return ZeroTangent(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        return jnp.zeros_like(x)
+    if symbolic:
+        return ZeroTangent(x.shape, jnp.asarray(0.0).dtype, weak_type=True)
+    # Where `x` lies, its zeros lie too; `zeros_like` would not be weakly typed.
+    return jnp.where(jnp.zeros_like(x, dtype=bool), 0.0, 0.0)
+
+
+def put_arrays(rest: Rest, values: Sequence[Any]) -> Any:
+    """A tree with a value in place of every array, and None in place of every other leaf."""
+    left = iter(values)
+    return rest.treedef.unflatten([next(left) if m else None for m in rest.mask])
+
+
+def pair(returned: Any, rule: Any, expected: str) -> tuple[Any, Any]:
+    """What a rule returned, as a pair.
+
+    Args:
+        returned: what it returned.
+        rule: the rule.
+        expected: the two things, for the message.
+
+    Raises:
+        TypeError: if it is no pair.
+    """
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        return returned[0], returned[1]
+    raise TypeError(
+        message(
+            f"the rule `{callable_name(rule)}` must return a pair",
+            where=f"what `{callable_name(rule)}` returns",
+            expected=expected,
+            got=short(returned),
+            instead=f"return {expected}",
+        )
+    )
+
+
+def check_same_out(fn: Any, rule: Any, expected: Any, got: Any) -> None:
+    """Refuses a rule that returns something else than the function.
+
+    Args:
+        fn: the function.
+        rule: the rule.
+        expected: what the function returned, with shapes in place of arrays.
+        got: what the rule says that it returns.
+
+    Raises:
+        TypeError: if they differ in structure, shape, dtype or in what is not an array.
+    """
+    if diff(expected, got, weak_type=False):
+        text = diff_text(expected, got, weak_type=False, root="out")
+        raise TypeError(
+            message(
+                f"the rule `{callable_name(rule)}` returns something else than "
+                f"`{callable_name(fn)}`",
+                where=f"the first of the two results of `{callable_name(rule)}`",
+                expected=f"what `{callable_name(fn)}` returns",
+                got=f"(expected: the function, got: the rule)\n{text}",
+                instead=f"compute it by calling `{callable_name(fn)}`, or cast with `.astype`",
+            )
+        )
+
+
+def spec_of(tree: Any) -> Any:
+    """A tree with `jax.ShapeDtypeStruct` in place of every array, which holds no tracer."""
+    arrays, rest = split(tree)
+    avals = map(jax.typeof, arrays)
+    return rest.fill([jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals])
+
+
+def refuse_differentiated(fn: Any, rest: Rest, is_alive: Sequence[bool], instead: str) -> None:
+    """Refuses arguments that have a tangent but no place in the rule.
+
+    Args:
+        fn: the function.
+        rest: the structure of `(None, args, kwargs)`.
+        is_alive: for every array in it, whether it has a tangent that it may not have.
+        instead: what to write instead.
+
+    Raises:
+        ValueError: if there are any.
+    """
+    if any(is_alive):
+        paths = [path for path, bad in zip(rest.paths(), is_alive, strict=True) if bad]
+        names = list(dict.fromkeys(argument_text(fn, path) for path in paths))
+        raise ValueError(
+            message(
+                f"`{callable_name(fn)}` is differentiated with respect to an argument that its "
+                "rule knows nothing about",
+                where=", ".join(f"argument `{name}`" for name in names),
+                expected="an argument that is not differentiated",
+                got="one that is",
+                instead=instead,
+            )
+        )
+
+
+def matched(kind: str, rule: Any, of: Any, given: Any) -> list[Any]:
+    """Checks tangents (or a gradient) against the tree that they belong to.
+
+    None stands for zero, at a leaf or for a whole subtree. An array of integers has no tangent;
+    zeros in its place, such as rules are given, are dropped.
+
+    Args:
+        kind: `"tangent_out"` or `"gradient"`.
+        rule: the rule that returned them.
+        of: the tree that they belong to.
+        given: the tangents.
+
+    Returns:
+        For every array of `of` its tangent, or None for zero.
+
+    Raises:
+        TypeError: if they do not fit in structure, shape or dtype.
+    """
+    found: list[Any] = []
+
+    def take(tangent: Any, node: Any) -> bool:
+        leaves, treedef = jtu.tree_flatten(node)
+        found.extend([tangent] * len(leaves))
+        return tangent is None or jtu.treedef_is_leaf(treedef)
+
+    try:
+        fits = all(jtu.tree_leaves(jtu.tree_map(take, given, of, is_leaf=lambda t: t is None)))
+    except ValueError:
+        fits = False
+    if not fits:
+        raise TypeError(_structure_text(kind, rule, of, given))
+    paths_and_leaves = jtu.tree_flatten_with_path(of)[0]
+    checked = [
+        (leaf, _fitting(kind, rule, path, leaf, tangent))
+        for (path, leaf), tangent in zip(paths_and_leaves, found, strict=True)
+    ]
+    return [tangent for leaf, tangent in checked if is_array(leaf)]
+
+
+def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
+    whole = "the result" if kind == "tangent_out" else "the first argument"
+    skeletons = [
+        treedef.unflatten([0] * treedef.num_leaves)
+        for treedef in (flatten_none_is_leaf(tree)[1] for tree in (of, given))
+    ]
+    return message(
+        f"the `{kind}` of the rule `{callable_name(rule)}` does not have the structure of {whole}",
+        where=f"`{kind}`",
+        expected=f"the structure of {whole}, with None for what is zero or not an array",
+        got=diff_text(*skeletons, leaves="ignore", root=kind),
+        instead=f"make it with jax.tree.map over {whole}",
+    )
+
+
+def _fitting(kind: str, rule: Any, path: Any, leaf: Any, tangent: Any) -> Any:
+    """One tangent, cast if its type is weak; None for zero."""
+    if tangent is None:
+        return None
+    if is_array(leaf) and (is_zero(tangent) or is_array_like(tangent)):
+        want, have = jax.typeof(leaf), _type_of(tangent)
+        if have.shape == want.shape:
+            if not is_inexact(want):
+                if kind == "tangent_out" or is_zero(tangent) or have.dtype == jax.dtypes.float0:
+                    return None
+            elif have.dtype == want.dtype:
+                return None if is_zero(tangent) else as_jax(tangent)
+            elif have.weak_type and _gives_way(have, want):
+                return None if is_zero(tangent) else jnp.asarray(tangent, want.dtype)
+    raise TypeError(
+        message(
+            f"the `{kind}` of the rule `{callable_name(rule)}` does not fit what it belongs to",
+            where=path_text(path, kind),
+            expected=f"{short(leaf)}, or None for zero" if _can_have(leaf) else "None",
+            got=short(tangent),
+            instead="cast it with `.astype`, or sum over the axes that broadcasting has added",
+        )
+    )
+
+
+def _type_of(tangent: Any) -> Any:
+    return tangent if is_zero(tangent) else jax.typeof(tangent)
+
+
+def _can_have(leaf: Any) -> bool:
+    return is_array(leaf) and is_inexact(leaf)
+
+
+def _gives_way(weak: Any, strong: Any) -> bool:
+    return jnp.issubdtype(strong.dtype, jnp.complexfloating) or not jnp.issubdtype(
+        weak.dtype, jnp.complexfloating
+    )

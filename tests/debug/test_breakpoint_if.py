@@ -1,0 +1,49 @@
+"""`breakpoint_if` stops where its condition holds."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vernal.debug import breakpoint_if
+
+
+def stops(run) -> int:
+    """How often the debugger was entered."""
+    out = io.StringIO()
+    run(dict(backend="cli", stdin=io.StringIO("c\n" * 9), stdout=out))
+    jax.effects_barrier()
+    return out.getvalue().count("Entering jdb")
+
+
+@pytest.mark.parametrize("pred", [True, False])
+def test_it_stops_if_the_condition_holds(pred):
+    def f(pred, how):
+        breakpoint_if(pred, **how)
+        return pred
+
+    assert stops(lambda how: f(pred, how)) == pred
+    assert stops(lambda how: f(jnp.array([False, pred]), how)) == pred
+    assert stops(lambda how: jax.jit(lambda p: f(p, how))(pred)) == pred
+
+
+def test_a_batch_stops_if_any_element_does():
+    def f(x, how):
+        breakpoint_if(x > 1, **how)
+        return x
+
+    # Once for every element, because the frames that it shows hold batches.
+    assert stops(lambda how: jax.jit(jax.vmap(lambda x: f(x, how)))(jnp.arange(5))) == 5
+    assert stops(lambda how: jax.vmap(lambda x: f(x, how))(jnp.zeros(5))) == 0
+
+
+def test_it_stops_inside_of_loops_and_derivatives():
+    def f(x, how):
+        def body(c, i):
+            breakpoint_if(i == 1, **how)
+            return c * x, None
+
+        return jax.lax.scan(body, x, jnp.arange(3))[0]
+
+    assert stops(lambda how: jax.jit(jax.grad(lambda x: f(x, how)))(2.0)) == 1
