@@ -101,8 +101,8 @@ test-slow: $(VENV)/.dev-installed
 	@$(PYTEST) $(PARALLEL) -m slow --ignore tests/typing --ignore tests/test_readme.py tests
 
 bench: $(VENV)/.dev-installed
-	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do \
-		echo "== $$script"; $(BIN)/python $$script; done
+	@status=0; for script in $(wildcard benchmarks/[a-z]*.py); do \
+		echo "== $$script"; $(BIN)/python $$script || status=1; done; exit $$status
 
 format: $(VENV)/.dev-installed
 	@$(BIN)/ruff check --fix

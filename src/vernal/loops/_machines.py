@@ -131,6 +131,13 @@ class _Machine:
     table_of = staticmethod(lambda entry, length: entry(jnp.arange(length, dtype=jnp.int32)))
 
     @staticmethod
+    def last_below(rows: Any, row: Any, bound: Any) -> tuple[Any, Any]:
+        entries = at([jnp.zeros((len(rows), len(rows[0])), jnp.int32) + np.array(rows)], row)[0]
+        before = jnp.concatenate([jnp.zeros(1, jnp.int32), entries[:-1]])
+        below = entries < bound
+        return tuple(jnp.max(jnp.where(below, x, 0)) for x in (before, entries))
+
+    @staticmethod
     def load(table: Any, index: Any) -> Any:
         return at([table], index)[0]
 

@@ -48,6 +48,7 @@ integers over every number of steps; `_machines.py` has those that JAX compiles.
 
 - `while_loop`, `where(pred, yes, no)`, and for integers that are not negative `div`, `rem`;
 - tables of integers: `table(values)`, `table_of(entry, length)`, `load(table, index)`, `store(table, index, value)`;
+- `last_below(rows, row, bound)`, the last two entries below a bound in an ascending row, with a 0 before the first;
 - `put(slots, place, state)` and `take(slots, place)`;
 - forward: `going(index, state)`, whether the loop makes step `index`, and `step(index, state)`, which makes it;
 - backward: `step` as well, and `back(index, state, cotangents)`, the cotangents before step `index`.
@@ -77,12 +78,14 @@ class Plan(NamedTuple):
     `online`: how many slots it may fill, if it is not (else 0).
     `flat`: whether every segment between two positions fits into the slots that are free when its
     turn comes, so that none has to be divided.
+    `capacities`: `capacity(slots, sweeps)` for all that may be asked for; none if that is too much.
     """
 
     checkpoints: int
     positions: tuple[int, ...]
     online: int
     flat: bool
+    capacities: tuple[tuple[int, ...], ...]
 
     @property
     def slots(self) -> int:
@@ -131,12 +134,33 @@ def make_plan(max_steps: int | None, checkpoints: int | None) -> Plan:
         positions = _positions(max_steps, checkpoints)
         ends = enumerate((*positions[1:], max_steps))
         flat = all(end - positions[k] - 1 <= checkpoints - k for k, end in ends)
-        return Plan(checkpoints, positions, 0, flat)
+        return Plan(
+            checkpoints, positions, 0, flat, _capacities(checkpoints, checkpoints, max_steps)
+        )
     # Three quarters for the forward pass: the last segment is reversed in what is left.
     online = 3 * checkpoints // 4
     online -= 1 - online % 2
     # One slot cannot double its gap: only the initial state is kept.
-    return Plan(checkpoints, (0,), online if online >= 3 else 0, False)
+    online = online if online >= 3 else 0
+    free = checkpoints - online + 1 if online else checkpoints
+    return Plan(checkpoints, (0,), online, False, _capacities(checkpoints, free, MOST_STEPS))
+
+
+# How many numbers of sweeps are kept in a table; beyond that they are counted up one by one.
+_MOST_SWEEPS = 32
+
+
+def _capacities(checkpoints: int, free: int, longest: int) -> tuple[tuple[int, ...], ...]:
+    """The table for segments of `longest` steps that are divided among `free` slots or more."""
+    sweeps = 1
+    while capacity(free, sweeps) < longest:
+        sweeps += 1
+        if sweeps == _MOST_SWEEPS:
+            return ()
+    return tuple(
+        tuple(min(capacity(slots, k), MOST_STEPS) for k in range(sweeps))
+        for slots in range(checkpoints + 1)
+    )
 
 
 def _positions(max_steps: int, checkpoints: int) -> tuple[int, ...]:
@@ -149,7 +173,7 @@ def _positions(max_steps: int, checkpoints: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _split(m: Any, length: Any, slots: Any) -> Any:
+def _split(m: Any, length: Any, slots: Any, capacities: Any = ()) -> Any:
     """After how many of `length` steps to keep a state, when `slots` are free or at the start.
 
     The least number of sweeps that suffices is counted up. Then as much as can be reversed in one
@@ -162,13 +186,16 @@ def _split(m: Any, length: Any, slots: Any) -> Any:
         grown = m.div(m.where(fits, now, 0) * (slots + sweeps + 1), sweeps + 1)
         return sweeps + 1, before, now, m.where(fits, grown, MOST_STEPS)
 
-    # Integers of the machine's own kind.
-    one, zero = slots - slots + 1, slots - slots
     # One slot holds nothing but the start, and `rest` is right at once; the count would take as long as the steps.
     several = slots > 1
-    _, two_less, one_less, _ = m.while_loop(
-        lambda state: (state[3] < length) & several, more, (one, zero, one, slots + 1)
-    )
+    if capacities:
+        two_less, one_less = m.last_below(capacities, slots, length)
+    else:
+        # Integers of the machine's own kind.
+        one, zero = slots - slots + 1, slots - slots
+        _, two_less, one_less, _ = m.while_loop(
+            lambda state: (state[3] < length) & several, more, (one, zero, one, slots + 1)
+        )
     rest = length - (one_less - two_less)
     return m.where(several & (one_less < rest), one_less, rest)
 
@@ -248,40 +275,49 @@ def sweep(m: Any, plan: Plan, filled: Filled, cotangents: Any) -> Any:
     def place(depth: Any) -> Any:
         return depth if places is None else m.load(places, depth)
 
+    def record(top: Any, start: Any, state: Any, end: Any, steps: Any, slots: Any) -> Any:
+        """Keeps every state up to the last one: there is a slot for each."""
+
+        def keep(run: Any) -> Any:
+            index, state, slots = run
+            state = m.step(index, state)
+            return index + 1, state, m.put(slots, place(top + index + 1 - start), state)
+
+        *_, slots = m.while_loop(lambda run: run[0] < end - 1, keep, (start, state, slots))
+        return top, start, steps, slots
+
     def descend(top: Any, start: Any, state: Any, end: Any, steps: Any, slots: Any) -> Any:
-        """Until what is left fits into the free slots, keeps one state somewhere in the middle."""
+        """Keeps states up to the last one: some on the way, then, when each has a slot, all. Which
+        these are, from which on there is no gap, is what is returned."""
 
         def keep(descent: Any) -> Any:
-            top, start, state, steps, slots = descent
-            until = start + _split(m, end - start, plan.checkpoints - top)
+            top, start, state, steps, slots, from_top, from_start = descent
+            until = start + _split(m, end - start, plan.checkpoints - top, plan.capacities)
+            no_gap = until == start + 1
             start, state = _run(m, start, state, until)
             top, slots = top + 1, m.put(slots, place(top + 1), state)
-            return top, start, state, m.store(steps, top, start), slots
+            from_top, from_start = (
+                m.where(no_gap, from_top, top),
+                m.where(no_gap, from_start, start),
+            )
+            return top, start, state, m.store(steps, top, start), slots, from_top, from_start
 
-        return m.while_loop(
-            lambda descent: end - descent[1] - 1 > plan.checkpoints - descent[0],
-            keep,
-            (top, start, state, steps, slots),
+        descent = top, start, state, steps, slots, top, start
+        *_, steps, slots, top, start = m.while_loop(
+            lambda descent: descent[1] < end - 1, keep, descent
         )
+        return top, start, steps, slots
 
     def segment(carried: Any) -> Any:
         depth, end, steps, slots, cotangents = carried
         top = depth - 1
         start, state = m.load(steps, top), m.take(slots, place(top))
-        if not plan.flat:
-            top, start, state, steps, slots = descend(top, start, state, end, steps, slots)
-        above = top - start
-
-        def record(run: Any) -> Any:
-            index, state, slots = run
-            state = m.step(index, state)
-            return index + 1, state, m.put(slots, place(above + index + 1), state)
-
-        _, _, slots = m.while_loop(lambda run: run[0] < end - 1, record, (start, state, slots))
+        fetch = record if plan.flat else descend
+        top, start, steps, slots = fetch(top, start, state, end, steps, slots)
 
         def back(run: Any) -> Any:
             index, cotangents = run[0] - 1, run[1]
-            state = m.take(slots, place(above + index))
+            state = m.take(slots, place(top + index - start))
             return index, m.back(index, state, cotangents)
 
         _, cotangents = m.while_loop(lambda run: run[0] > start, back, (end, cotangents))
@@ -351,6 +387,11 @@ class _Python:
     @staticmethod
     def load(table: list[int], index: int) -> int:
         return table[index]
+
+    @staticmethod
+    def last_below(rows: Any, row: int, bound: int) -> tuple[int, int]:
+        below = [0, *[entry for entry in rows[row] if entry < bound]]
+        return below[-2], below[-1]
 
     @staticmethod
     def store(table: list[int], index: int, value: int) -> list[int]:
