@@ -135,7 +135,7 @@ class _Machine:
         entries = at([jnp.zeros((len(rows), len(rows[0])), jnp.int32) + np.array(rows)], row)[0]
         before = jnp.concatenate([jnp.zeros(1, jnp.int32), entries[:-1]])
         below = entries < bound
-        return tuple(jnp.max(jnp.where(below, x, 0)) for x in (before, entries))
+        return jnp.max(jnp.where(below, before, 0)), jnp.max(jnp.where(below, entries, 0))
 
     @staticmethod
     def load(table: Any, index: Any) -> Any:
