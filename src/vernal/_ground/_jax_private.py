@@ -31,7 +31,9 @@ from jax.core import Tracer
 
 # The operations that finalisation takes apart, and finding the programs inside of an operation.
 # Present in JAX 0.10.2 to 0.12. Retired by: no version; this is how jaxprs are read.
-from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import (
+    ClosedJaxpr as ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage] (JAX 0.12 forgot to export the type)
+)
 
 # The class of new operations. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version in which a
 # `jax.experimental.hijax` primitive has rules for batching, jvp and transposition on all of 0.10.2
