@@ -82,3 +82,38 @@ assert_type(vernal.filter_vmap(double)(x), jax.Array)
 vernal.filter_vmap(double)(x, x)  # error: reportCallIssue | call-arg
 assert_type(vernal.filter_checkpoint(double)(x), jax.Array)
 vernal.filter_checkpoint(double)("x")  # error: reportArgumentType | arg-type
+
+
+# So do custom rules, and a rule stays what it is.
+@vernal.filter_custom_jvp
+def sine(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+@sine.def_jvp
+def sine_rule(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return sine(primals[0]), jnp.cos(primals[0]) * tangents[0]
+
+
+assert_type(sine(x), jax.Array)
+assert_type(sine_rule((x,), (x,)), tuple[jax.Array, jax.Array])
+sine("x")  # error: reportArgumentType | arg-type
+
+
+@vernal.filter_custom_vjp
+def identity(x: jax.Array, name: str) -> jax.Array:
+    return x
+
+
+assert_type(identity(x, "name"), jax.Array)
+identity(x)  # error: reportCallIssue | call-arg
+
+
+# Checks and loops return what they are given.
+assert_type(vernal.error_if(x, x < 0, "negative"), jax.Array)
+vernal.error_if(x, x < 0, "negative", on_error="explode")  # error: reportArgumentType | arg-type
+carry = (x, 0)
+assert_type(
+    vernal.loops.while_loop(lambda c: c[1] < 3, lambda c: (c[0] + 1, c[1] + 1), carry),
+    tuple[jax.Array, int],
+)
