@@ -1,13 +1,41 @@
-"""The one door to private JAX. Every name below says why it is needed and what retires it."""
+"""The one door to private JAX. Every name below says why it is needed and what retires it.
+
+Where a name is in `jax.extend` too, it is taken from where that has it: importing `jax.extend` takes a
+fifth of the time of importing Vernal.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+# The operations that finalisation takes apart, and finding the programs inside of an operation.
+# Present in JAX 0.10.2 to 0.12. Retired by: no version; this is how jaxprs are read.
+from jax._src import core  # JAX 0.10.2 to 0.12
+from jax._src.ad_checkpoint import name_p as name_p  # JAX 0.10.2 to 0.12
+from jax._src.ad_checkpoint import remat_p as remat_p  # JAX 0.10.2 to 0.12
+from jax._src.ad_util import stop_gradient_p as stop_gradient_p  # JAX 0.10.2 to 0.12
+
+# The class of new operations. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version in which a
+# `jax.experimental.hijax` primitive has rules for batching, jvp and transposition on all of 0.10.2
+# to the newest (hijax changed in each).
+from jax._src.core import Primitive as Primitive
+from jax._src.core import jaxprs_in_params as jaxprs_in_params  # JAX 0.10.2 to 0.12
+
+# Removing and adding a batch axis of an abstract value, its sharding included: the abstract
+# evaluation of an operation under vmap. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+from jax._src.core import mapped_aval as mapped_aval
+
+# The programs inside a program, to look for checks. Present in JAX 0.10.2 to 0.12. Retired by: a
+# public walk over a jaxpr.
+from jax._src.core import subjaxprs as subjaxprs
+
 # Whether no trace is active, so that no tracer is alive that a cache could keep. Present in JAX 0.10.2
 # to 0.12. Retired by: any JAX version that says so in public (jax.core had it until 0.10).
 from jax._src.core import trace_state_clean as trace_state_clean
+from jax._src.core import unmapped_aval as unmapped_aval  # JAX 0.10.2 to 0.12
+from jax._src.custom_derivatives import custom_jvp_call_p as custom_jvp_call_p  # JAX 0.10.2 to 0.12
+from jax._src.custom_derivatives import custom_vjp_call_p as custom_vjp_call_p  # JAX 0.10.2 to 0.12
 
 # What JAX waits for when Python exits and in `jax.effects_barrier`. A program that has failed stays
 # in there, and its error would be raised again. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
@@ -28,32 +56,6 @@ from jax._src.traceback_util import register_exclusion
 # whose public tree_flatten can treat None as a leaf.
 from jax._src.tree_util import none_leaf_registry
 from jax.core import Tracer
-
-# The operations that finalisation takes apart, and finding the programs inside of an operation.
-# Present in JAX 0.10.2 to 0.12. Retired by: no version; this is how jaxprs are read.
-from jax.extend.core import (
-    ClosedJaxpr as ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage] (JAX 0.12 forgot to export the type)
-)
-
-# The class of new operations. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version in which a
-# `jax.experimental.hijax` primitive has rules for batching, jvp and transposition on all of 0.10.2
-# to the newest (hijax changed in each).
-from jax.extend.core import Primitive as Primitive
-from jax.extend.core import jaxprs_in_params as jaxprs_in_params  # JAX 0.10.2 to 0.12
-
-# Removing and adding a batch axis of an abstract value, its sharding included: the abstract
-# evaluation of an operation under vmap. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
-from jax.extend.core import mapped_aval as mapped_aval
-
-# The programs inside a program, to look for checks. Present in JAX 0.10.2 to 0.12. Retired by: a
-# public walk over a jaxpr.
-from jax.extend.core import subjaxprs as subjaxprs
-from jax.extend.core import unmapped_aval as unmapped_aval  # JAX 0.10.2 to 0.12
-from jax.extend.core.primitives import custom_jvp_call_p as custom_jvp_call_p  # JAX 0.10.2 to 0.12
-from jax.extend.core.primitives import custom_vjp_call_p as custom_vjp_call_p  # JAX 0.10.2 to 0.12
-from jax.extend.core.primitives import name_p as name_p  # JAX 0.10.2 to 0.12
-from jax.extend.core.primitives import remat_p as remat_p  # JAX 0.10.2 to 0.12
-from jax.extend.core.primitives import stop_gradient_p as stop_gradient_p  # JAX 0.10.2 to 0.12
 
 # The derivative rules of an operation, and what they speak of: a tangent known to be zero, and the
 # argument that a transposition is with respect to. Present in JAX 0.10.2 to 0.12. Retired by: as
@@ -116,6 +118,9 @@ def runs_alone(ctx: Any) -> bool:
     exported = ctx.module_context.lowering_parameters.for_export
     return getattr(context, "num_devices", None) == 1 and not exported
 
+
+# From JAX 0.12 a closed jaxpr is a jaxpr.
+ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
 flatten_none_is_leaf: Callable[[Any], tuple[list[Any], Any]] = none_leaf_registry.flatten
 

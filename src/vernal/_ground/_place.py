@@ -1,17 +1,20 @@
 """Where in the user's code something was traced."""
 
+import importlib.util
 import os
 import sys
 import traceback
 from types import FrameType
 
 import jax
-import jaxtyping
 
 # The files that are not the user's: JAX, jaxtyping's checks of annotations, and Vernal itself.
+# (Found without importing jaxtyping, which takes time and may never be needed.)
+_JAXTYPING = importlib.util.find_spec("jaxtyping")
 _INSIDE = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
-    for file in (jax.__file__, jaxtyping.__file__, os.path.dirname(__file__))
+    for file in (jax.__file__, _JAXTYPING and _JAXTYPING.origin, os.path.dirname(__file__))
+    if file
 )
 # Functions that beartype makes have no file.
 _GENERATED = "<@beartype"

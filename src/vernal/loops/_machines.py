@@ -132,7 +132,9 @@ class _Machine:
 
     @staticmethod
     def last_below(rows: Any, row: Any, bound: Any) -> tuple[Any, Any]:
-        entries = at([jnp.zeros((len(rows), len(rows[0])), jnp.int32) + np.array(rows, np.int32)], row)[0]
+        entries = at(
+            [jnp.zeros((len(rows), len(rows[0])), jnp.int32) + np.array(rows, np.int32)], row
+        )[0]
         before = jnp.concatenate([jnp.zeros(1, jnp.int32), entries[:-1]])
         below = entries < bound
         return jnp.max(jnp.where(below, before, 0)), jnp.max(jnp.where(below, entries, 0))
