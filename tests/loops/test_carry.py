@@ -106,7 +106,7 @@ def test_a_number_takes_the_dtype_of_a_step(kind):
 
 def test_an_unhashable_or_unequal_leaf_is_compared_as_it_is():
     class Odd:
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None  # type: ignore[assignment] (how Python spells "unhashable")
 
         def __eq__(self, other):
             raise RuntimeError("not to be asked")

@@ -161,7 +161,7 @@ def test_a_function_is_traced_once(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_need_no_hash(kind):
     class Callable:
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None  # type: ignore[assignment] (how Python spells "unhashable")
 
         def __init__(self, fn):
             self.fn = fn

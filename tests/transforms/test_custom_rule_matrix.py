@@ -157,6 +157,15 @@ CELLS = {
     for derivative in transforms
     if (name, place, derivative) != NOT_THERE
 }
+# A bounded loop runs the rules in its forward pass.
+in_bounded_while_loop = while_loop_of(
+    functools.partial(while_loop, max_steps=4, kind="bounded", base=2)
+)
+CELLS["custom_vjp-bounded_while_loop-jvp_of_vjp"] = (
+    with_vjp,
+    in_bounded_while_loop,
+    forward_over_reverse,
+)
 CELLS["custom_jvp-lax_while_loop-jvp"] = (with_jvp, in_lax_while_loop, directional)
 
 
