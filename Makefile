@@ -32,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # A whole file goes to one worker: the programs compiled for it are shared and then dropped together.
 PARALLEL := -n 2 --dist loadfile
 
-.PHONY: help demo test lint types test-types test-fast doctest test-docs test-slow bench format constraints clean
+.PHONY: help demo test lint types test-types test-fast doctest test-docs test-slow browser bench format constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -96,9 +96,19 @@ test-docs: $(VENV)/.dev-installed
 	@echo "== examples in README.md and docs/"
 	@$(PYTEST) tests/test_readme.py
 
-test-slow: $(VENV)/.dev-installed
+test-slow: $(VENV)/.dev-installed browser
 	@echo "== slow tests"
 	@$(PYTEST) $(PARALLEL) -m slow --ignore tests/typing --ignore tests/test_readme.py tests
+
+# The report of compilations is tested in a browser: Debian's Chromium, without a window.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+		echo "== installing Chromium"; \
+		if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+			echo "the slow tests need Chromium: install it first (apt-get install chromium)" >&2; exit 1; \
+		fi; \
+		apt-get -qq update && \
+		DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium >/dev/null; }
 
 bench: $(VENV)/.dev-installed
 	@status=0; for script in $(wildcard benchmarks/[a-z]*.py); do \

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+Clock = Callable[[], float]
+
 REPEATS = 31
 RUNS = 3
 
@@ -29,41 +31,83 @@ class Row(NamedTuple):
         return self.ratio <= self.bar
 
 
-def _seconds(fn: Callable[[], Any], number: int) -> float:
-    start = time.perf_counter()
+class Column(NamedTuple):
+    """One column of a grid: the time of each way to do a thing over that of the first way."""
+
+    name: str
+    ratios: dict[str, float]
+    bar: float
+
+
+def _seconds(fn: Callable[[], Any], number: int, clock: Clock = time.perf_counter) -> float:
+    out = None
+    start = clock()
     for _ in range(number):
-        fn()
-    return (time.perf_counter() - start) / number
+        out = fn()
+    taken = clock() - start
+    # Not timed, for a call may return before it is done; but the next variant must not pay for it.
+    jax.block_until_ready(out)
+    return taken / number
 
 
 def _number(fn: Callable[[], Any]) -> int:
-    """How many calls make one repeat of about two milliseconds."""
+    """How many calls make one repeat of about two milliseconds of the processor.
+
+    (Of the clock, one interruption would make a single call of them, which meets cold caches every time.)
+    """
     number = 1
-    while _seconds(fn, number) * number < 2e-3:
+    while _seconds(fn, number, time.process_time) * number < 2e-3:
         number *= 2
     return number
 
 
-def compare(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], bar: float) -> Row:
-    """Times two callables in turns. The ratio is the median of three runs of 31 repeats each."""
-    ours(), theirs()
-    number, runs = max(_number(ours), 1), []
-    their_number = max(_number(theirs), 1)
+def _in_turns(fns: Sequence[Callable[[], Any]], clock: Clock) -> list[list[list[float]]]:
+    """Three runs of 31 rounds: the seconds of one call of each, taken in turns.
+
+    Every round begins with another one: the neighbour of a slow call often finds its time slice used up.
+    """
+    for fn in fns:
+        fn()
+    numbers, runs = [_number(fn) for fn in fns], []
     collecting = gc.isenabled()
     gc.disable()
     try:
         for _ in range(RUNS):
-            pairs = [
-                (_seconds(ours, number), _seconds(theirs, their_number)) for _ in range(REPEATS)
-            ]
-            mine, peer = (statistics.median(column) for column in zip(*pairs, strict=True))
-            runs.append((mine / peer, mine, peer))
+            rounds = [[0.0] * len(fns) for _ in range(REPEATS)]
+            for i, times in enumerate(rounds):
+                for k in range(i, i + len(fns)):
+                    k %= len(fns)
+                    times[k] = _seconds(fns[k], numbers[k], clock)
+            runs.append(rounds)
             gc.collect()
     finally:
         if collecting:
             gc.enable()
+    return runs
+
+
+def compare(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], bar: float) -> Row:
+    """Times two callables in turns. The ratio is the median of three runs of 31 repeats each."""
+    runs = []
+    for rounds in _in_turns([ours, theirs], time.perf_counter):
+        mine, peer = (statistics.median(column) for column in zip(*rounds, strict=True))
+        runs.append((mine / peer, mine, peer))
     ratio, mine, peer = sorted(runs)[RUNS // 2]
     return Row(name, mine * 1e6, peer * 1e6, ratio, bar)
+
+
+def relative(name: str, ways: dict[str, Callable[[], Any]], bar: float) -> Column:
+    """Times all ways in turns, over the first one. Each ratio is the median of three runs.
+
+    It is the time of the processor, all threads together, that counts here. These calls are so short that the
+    other tenants of a machine take the processor away in the middle of some of them.
+    """
+    runs = []
+    for rounds in _in_turns(list(ways.values()), time.process_time):
+        medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
+        runs.append([median / medians[0] for median in medians])
+    ratios = map(statistics.median, zip(*runs, strict=True))
+    return Column(name, dict(zip(ways, ratios, strict=True)), bar)
 
 
 def show(title: str, rows: Sequence[Row]) -> bool:
@@ -74,3 +118,18 @@ def show(title: str, rows: Sequence[Row]) -> bool:
     for row in rows:
         print(f"| {row.name} | {row.ratio:.3f} | {row.bar} | {'yes' if row.met else 'NO'} |")
     return all(row.met for row in rows)
+
+
+def show_grid(title: str, columns: Sequence[Column], ours: str) -> bool:
+    """Prints the columns as a Markdown table and returns whether the row `ours` meets every bar."""
+    print(f"\n{title} (JAX {jax.__version__}, CPU; medians)\n")
+    print(f"| | {' | '.join(column.name for column in columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
+    for way in columns[0].ratios:
+        print(f"| {way} | {' | '.join(f'{column.ratios[way]:.2f}' for column in columns)} |")
+    print(f"| our bar | {' | '.join(str(column.bar) for column in columns)} |", flush=True)
+    missed = [column for column in columns if column.ratios[ours] > column.bar]
+    print()
+    for column in missed:
+        print(f"MISSED: {ours}, {column.name}: {column.ratios[ours]:.3f} > {column.bar}")
+    return not missed

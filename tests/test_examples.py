@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits.py"
 CUSTOM_RULE = ROOT / "examples" / "custom_rule.py"
 ADAPTIVE_LOOP = ROOT / "examples" / "adaptive_loop.py"
+SWEEP = ROOT / "examples" / "sweep.py"
+RECOMPILE = ROOT / "examples" / "recompile.py"
 
 # Runs a script, and interrupts it as Ctrl-C does when it has saved its second checkpoint.
 INTERRUPTED = """
@@ -135,3 +137,24 @@ def test_the_adaptive_loop_shows_its_progress_and_learns_the_stiffness():
         _, reverse, forward = line.split(": ")[1].replace("gradient ", "").split(", ")
         assert abs(float(reverse.split()[0]) - float(forward.split()[0])) < 1e-3
     assert lines[-2:] == ["learnt: stiffness 2.0000", "truth:  stiffness 2.0000"]
+
+
+def test_the_sweep_compiles_once_and_the_best_network_learns_with_its_head_alone():
+    text = run(SWEEP, "--epochs", 10)
+    assert "15 networks: compiled once" in text
+    by_rate = {line.split()[0]: line.split()[1:] for line in text.splitlines() if "%" in line}
+    best, worst = (float(by_rate[rate][0].rstrip("%")) for rate in ("0.01", "1"))
+    assert best > 90 and worst < 40
+    assert float(by_rate["odd"][-1].rstrip("%")) > 80
+    assert "66 parameters trained, 3,136 frozen" in text
+    assert "frozen layers: unchanged" in text
+
+
+def test_the_careless_script_is_told_what_it_did_and_the_mended_one_compiles_once():
+    careless, mended = run(RECOMPILE, "--epochs", 2).split("mended:\n")
+    lines = [line for line in careless.splitlines() if "traced again" in line]
+    assert len(lines) == 3
+    assert "images: f32[64,64] -> f32[5,64]; labels: i32[64] -> i32[5]" in lines[0]
+    assert "step_size (captured): -0.01 -> -0.005; smoothing: 0.1 -> 0.05" in lines[1]
+    assert "images: f32[64,64] -> f32[5,64]; labels: i32[64] -> i32[5]" in lines[2]
+    assert "compiled 4 times" in careless and "compiled once" in mended

@@ -19,7 +19,10 @@ from .modules import Module as Module
 from .modules import Partial as Partial
 from .modules import Static as Static
 from .modules import field as field
+from .modules import freeze as freeze
 from .modules import module_update_wrapper as module_update_wrapper
+from .modules import trainable as trainable
+from .modules import unfreeze as unfreeze
 from .optim import Optimizer as Optimizer
 from .optim import apply_updates as apply_updates
 from .runtime import Enumeration as Enumeration

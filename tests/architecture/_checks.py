@@ -28,7 +28,8 @@ FLOORS: dict[str, int] = {
             ["debug", "testing"],
             ["compat"],
             [FRONT_DESK],
-            ["__main__"],
+            # The command line, and what it runs in the processes that it starts.
+            ["__main__", "_startup"],
         ]
     )
     for room in rooms

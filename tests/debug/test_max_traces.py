@@ -33,18 +33,18 @@ def test_one_trace_serves_many_calls():
 @pytest.mark.parametrize(
     "first, second, expected",
     [
-        (((ONE,), {}), ((jnp.ones(3),), {}), "a: weak_f32[] before, f32[3] now"),
-        (((ONE, 1), {}), ((ONE, 2), {}), "b: 1 before, 2 now"),
-        (((ONE,), {"c": 1}), ((ONE,), {"c": 1.0}), "c: 1 before, 1.0 now"),
-        (((ONE,), {}), ((ONE,), {"c": 1}), "c: given this time"),
-        (((ONE,), {"c": 1}), ((ONE,), {}), "c: not given this time"),
-        (((ONE,), {}), ((jnp.float32(1),), {}), "a: weak_f32[] before, f32[] now"),
+        (((ONE,), {}), ((jnp.ones(3),), {}), "a: weak_f32[] -> f32[3]"),
+        (((ONE, 1), {}), ((ONE, 2), {}), "b: 1 -> 2"),
+        (((ONE,), {"c": 1}), ((ONE,), {"c": 1.0}), "c: 1 -> 1.0"),
+        (((ONE,), {}), ((ONE,), {"c": 1}), "c: not given -> 1"),
+        (((ONE,), {"c": 1}), ((ONE,), {}), "c: 1 -> not given"),
+        (((ONE,), {}), ((jnp.float32(1),), {}), "a: weak_f32[] -> f32[]"),
         (
             (({"w": ONE, "v": [ONE]},), {}),
             (({"w": ONE, "v": [ONE.astype(jnp.int32)]},), {}),
-            "a['v'][0]: weak_f32[] before, ",
+            "a['v'][0]: weak_f32[] -> i32[]",
         ),
-        (((ONE, lambda: 1), {}), ((ONE, lambda: 2), {}), "b: <function <lambda>> before, "),
+        (((ONE, lambda: 1), {}), ((ONE, lambda: 2), {}), "b: <lambda at test_max_traces.py:"),
     ],
     ids=["shape", "number", "type", "given", "not_given", "weak", "nested", "function"],
 )
@@ -60,7 +60,7 @@ def test_one_too_many_says_what_has_changed(first, second, expected):
 def test_two_functions_of_one_name_are_told_apart():
     f = limited()
     f(ONE, lambda: 1)
-    with pytest.raises(RuntimeError, match="another one that prints the same"):
+    with pytest.raises(RuntimeError, match=r"b: <lambda at .*:\d+> -> <lambda at .*:\d+>"):
         f(ONE, lambda: 2)
 
 
@@ -69,7 +69,7 @@ def test_the_call_that_is_most_alike_is_compared_with():
     f(ONE, 1, c="a")
     f(ONE, 2, c="b")
     f(ONE, 3, c="c")
-    with pytest.raises(RuntimeError, match=r"got: c: 'b' before, 'd' now\n"):
+    with pytest.raises(RuntimeError, match=r"got: c: 'b' -> 'd'\n"):
         f(ONE, 2, c="d")
 
 
@@ -99,7 +99,7 @@ def test_a_change_of_sharding_is_a_change():
         x = jax.device_put(jnp.arange(8.0), jax.P("data"))
         f(x)
         f(x + 1)
-        with pytest.raises(RuntimeError, match=r"x: .*'data'.* before, .* now"):
+        with pytest.raises(RuntimeError, match=r"x: .*'data'.* -> "):
             f(jax.device_put(x, jax.P(None)))
 
 
@@ -121,7 +121,7 @@ def test_it_is_a_decorator_for_methods_and_keeps_names():
     assert model(ONE) == 1 and model.twice(ONE) == 2
     assert Model.__call__.__doc__ == "Multiplies."
     assert list(inspect.signature(Model.twice).parameters) == ["self", "x"]
-    with pytest.raises(RuntimeError, match=re.escape("self.w: weak_f32[] before, f32[2] now")):
+    with pytest.raises(RuntimeError, match=re.escape("self.w: weak_f32[] -> f32[2]")):
         Model(jnp.ones(2))(ONE)
     assert get_num_traces(model.twice) == 1
 
@@ -180,5 +180,5 @@ def test_wrong_arguments_are_refused():
         inspect.unwrap(assert_max_traces)(3, max_traces=1)
     with pytest.raises(ValueError, match="traced less than never"):
         assert_max_traces(lambda x: x, max_traces=-1)
-    with pytest.raises(TypeError, match="missing a required argument"):
+    with pytest.raises(TypeError, match="missing 1 required"):
         limited()()

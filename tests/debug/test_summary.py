@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vernal import Module, Partial, filter_jit, filter_vmap
+from vernal import Module, Partial, filter_jit, filter_vmap, freeze
 from vernal.debug import summary
 from vernal.nn import MLP, Dropout, LayerNorm, Linear, Sequential
 from vernal.show import human_bytes, human_count
@@ -46,6 +46,15 @@ def test_totals_and_flops_of_an_mlp_are_the_true_ones(getkey):
         "8.2k",
     ]
     assert text == summary(model, vector(64))
+
+
+def test_frozen_parameters_have_a_column_where_there_are_any(getkey):
+    model = MLP(2, 3, 4, 1, key=getkey())
+    assert "frozen" not in summary(model)
+    frozen = freeze(model, "layers.0")
+    for text in (summary(frozen), summary(frozen, vector(2))):
+        sizes = {".layers[0]": "12 12 48 B", ".layers[1]": "15 0 60 B", "total": "27 12 108 B"}
+        assert all(numbers in " ".join(row(text, name)) for name, numbers in sizes.items())
 
 
 def test_nothing_is_allocated_or_run(getkey):

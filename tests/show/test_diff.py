@@ -167,10 +167,10 @@ def test_static_arrays_are_compared_by_value():
 
 
 def test_different_objects_that_print_the_same_are_told_apart():
-    def make():
-        return lambda x: x
+    def make(n):
+        return lambda x: n * x
 
-    [difference] = diff(Layer(act=make()), Layer(act=make()))
+    [difference] = diff(Layer(act=make(1)), Layer(act=make(2)))
     name = "<function <lambda>>"
     assert difference == Difference(".act", name, f"{name} (another one that prints the same)")
 

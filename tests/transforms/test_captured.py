@@ -447,3 +447,65 @@ def test_a_recipe_holds_none_of_the_values():
         gc.collect()
         assert gone() is None, name
         del recipe
+
+
+def test_the_way_to_each_value_is_told():
+    settings = {"rate": 1.0, 3: [2.0, 3.0]}
+    scale = Scale(4.0, closure(5.0))
+    partial = functools.partial(lambda x, y, n: x, 6.0, n=7.0)
+
+    def fn(x, y=8.0, *, z=9.0):
+        return settings, scale, partial, Plain(1.0).method
+
+    fn.extra = 10.0  # type: ignore[attr-defined] (functions take attributes)
+    values, recipe = captured(fn, is_float)
+    told = {values[i]: path for i, path in recipe.paths().items()}
+    assert told == {
+        1.0: ("settings", "rate"),
+        2.0: ("settings", 3, 0),
+        3.0: ("settings", 3, 1),
+        4.0: ("scale", "by"),
+        5.0: ("scale", "fn", "a"),
+        6.0: ("partial", 0),
+        7.0: ("partial", "n"),
+        8.0: ("y",),
+        9.0: ("z",),
+        10.0: ("extra",),
+    }
+    plain, recipe = captured((Plain(1.0).method, recursive(2.0)), is_float)
+    assert plain == [1.0, 2.0] and recipe.paths() == {0: (0, "by"), 1: (1, "a")}
+
+
+def test_every_node_is_made_with_the_values():
+    values, recipe = captured(nested(2.0), is_float)
+    outer, *_, inner = [x for x in recipe.every_node([5.0]) if callable(x)]
+    assert values == [2.0] and outer(1.0) == 12.0 and inner(1.0) == 6.0
+
+
+def test_what_stands_for_its_value_is_made_anew_and_shares_nothing():
+    held, names, flags = [1], {"a"}, np.zeros(1, int)
+    fn = lambda x: (held[0], names, int(flags[0]))  # noqa: E731 (a name for it)
+    _, recipe = captured(fn, is_float, as_value=True)
+    held[0], flags[0] = 2, 3
+    names.add("b")
+    assert recipe([])(0) == (1, {"a"}, 0) and fn(0) == (2, {"a", "b"}, 3)
+    assert recipe != captured(fn, is_float, as_value=True)[1]
+
+    a = 1.0
+    values, recipe = captured(lambda x, y=a: (a, [y]), is_float, as_value=True)
+    assert values == [1.0, 1.0] and recipe([2.0, 3.0])(0) == (3.0, [2.0])
+
+
+def test_equal_recipes_of_values_are_one_for_as_long_as_one_lives():
+    first = captured(closure(1.0), is_float, as_value=True)[1]
+    assert captured(closure(2.0), is_float, as_value=True)[1] is first
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_is_closed_is_not_looked_into():
+    inner, a = closure(2.0), 1.0
+    values, rebuild = captured(lambda x: a + inner(x), is_float, closed=lambda x: x is inner)
+    assert values == [1.0] and rebuild([5.0])(3.0) == 11.0

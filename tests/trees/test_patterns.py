@@ -208,6 +208,16 @@ def test_quotes_and_brackets_that_are_not_closed_are_an_error(text, problem):
         Pattern("**").matches(text)
 
 
+def test_a_pattern_covers_what_it_matches_and_what_is_below():
+    name = "blocks.0.attn.q.weight"
+    covering = ["blocks", "blocks.*", "blocks.0.attn", "**.q", "**", "", name, "blocks.**.weight"]
+    assert all(Pattern(text).covers(name) for text in covering)
+    assert not any(
+        Pattern(text).covers(name) for text in ["block", "attn", "blocks.1", f"{name}.x"]
+    )
+    assert Pattern("a").covers((jtu.GetAttrKey("a"), jtu.SequenceKey(0)))
+
+
 def test_patterns_are_values():
     assert Pattern("a.*") == Pattern("a.*") and len({Pattern("a"), Pattern("a"), Pattern("b")}) == 2
 

@@ -14,6 +14,8 @@ from ._check import poison as poison
 from ._check import reports_in as reports_in
 from ._failure import RuntimeCheckError as RuntimeCheckError
 from ._failure import failure_of as failure_of
+from ._functions import function_token as function_token
+from ._jax_private import ArrayImpl as ArrayImpl
 from ._jax_private import ClosedJaxpr as ClosedJaxpr
 from ._jax_private import Primitive as Primitive
 from ._jax_private import UndefinedPrimal as UndefinedPrimal
@@ -43,7 +45,10 @@ from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval
 from ._one_level import one_level as one_level
 from ._one_level import one_level_with_keys as one_level_with_keys
+from ._place import Place as Place
+from ._place import here as here
 from ._publish import publish as publish
+from ._snapshots import is_named as is_named
 from ._static import intern_key as intern_key
 from ._static import same as same
 

@@ -16,6 +16,11 @@ from jax._src.ad_checkpoint import name_p as name_p  # JAX 0.10.2 to 0.12
 from jax._src.ad_checkpoint import remat_p as remat_p  # JAX 0.10.2 to 0.12
 from jax._src.ad_util import stop_gradient_p as stop_gradient_p  # JAX 0.10.2 to 0.12
 
+# The class of arrays that hold values: `type(x) is ArrayImpl` is a tenth of `isinstance(x, jax.Array)`,
+# and is asked for every argument of every call. Present in JAX 0.10.2 to 0.12. Retired by: a public
+# name of it.
+from jax._src.array import ArrayImpl as ArrayImpl
+
 # The class of new operations. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version in which a
 # `jax.experimental.hijax` primitive has rules for batching, jvp and transposition on all of 0.10.2
 # to the newest (hijax changed in each).
@@ -101,6 +106,13 @@ def concrete_value(x: Any) -> Any:
     while isinstance(x, Tracer):
         x = getattr(x, "primal", getattr(x, "val", None))
     return x if isinstance(x, jax.Array) else None
+
+
+def jitted_options(fn: Any) -> Any:
+    """What `jax.jit` was told besides the function, to be compared; None where that is not known."""
+    # Present in JAX 0.10.2 to 0.12. The signature and the place in the source are the function's.
+    info = getattr(fn, "_jit_info", None)
+    return None if info is None else info._replace(fun_signature=None, fun_sourceinfo=None)
 
 
 def manual_devices(ctx: Any) -> int:

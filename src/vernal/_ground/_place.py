@@ -42,17 +42,18 @@ class Place:
         return skipped + "".join(traceback.format_list(frames)).rstrip("\n")
 
 
-def here(outermost: FrameType | None = None) -> Place:
+def here(outermost: FrameType | None = None, innermost: FrameType | None = None) -> Place:
     """The place of the user's code that is running now.
 
     Args:
         outermost: where to stop. None: at the bottom of the stack.
+        innermost: where to begin. None: at the caller.
 
     Returns:
         Its frames, without those of JAX and of Vernal.
     """
     entries, more = [], 0
-    frame = sys._getframe(1)
+    frame = sys._getframe(1) if innermost is None else innermost
     while frame is not None and frame is not outermost:
         name = frame.f_code.co_filename
         if not (name.startswith(_GENERATED) or os.path.abspath(name).startswith(_INSIDE)):

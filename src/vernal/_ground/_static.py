@@ -2,16 +2,19 @@
 
 Python's `==` is too generous for that (`1 == 1.0 == True`, `0.0 == -0.0`) and sometimes too
 strange (arrays, NaN). `same` is the one rule that every structure in the library compares by;
-`intern_key` is a hashable form of the same rule. A wrong "yes" gives wrong numbers, a wrong "no"
-only compiles again: in doubt the answer is no.
+`intern_key` is a hashable form of the same rule. Functions are equal if they do the same:
+`_functions.py`. A wrong "yes" gives wrong numbers, a wrong "no" only compiles again: in doubt the
+answer is no.
 """
 
-import dataclasses
 import math
 import types
 from typing import Any
 
 import numpy as np
+
+from ._functions import function_token
+from ._snapshots import FUNCTIONS, compared_fields, compares_by_fields
 
 # Types whose `==` is exact between values of one type.
 _EXACT: frozenset[type] = frozenset(
@@ -23,7 +26,6 @@ _EXACT: frozenset[type] = frozenset(
         type(None),
         type(Ellipsis),
         type,
-        types.FunctionType,
         types.BuiltinFunctionType,
         types.ModuleType,
         np.dtype,
@@ -44,10 +46,12 @@ def _parts(value: Any) -> tuple[Any, ...] | None:
     """What an object's own `==` compares, where that is known and would be compared too generously."""
     if type(value) in (range, slice):
         return value.start, value.stop, value.step
-    # Only classes have `__dataclass_params__`, and only dataclasses that compare by their fields say so.
-    if getattr(type(value), "__dataclass_params__", None) and type(value).__dataclass_params__.eq:
-        return tuple(getattr(value, f.name, None) for f in dataclasses.fields(value) if f.compare)
-    return None
+    return compared_fields(value)
+
+
+def _parts_are_all(kind: type) -> bool:
+    """Whether values with the same parts are equal, so that their own `==` need not be asked."""
+    return kind in (range, slice) or compares_by_fields(kind)
 
 
 class _ByRule:
@@ -74,8 +78,8 @@ def same(a: Any, b: Any) -> bool:
 
     Returns:
         True if both are one object, or have the same type and equal contents, where numbers of
-        different type, zeros of different sign and containers of different type are different, and
-        NaN is the same as NaN.
+        different type, zeros of different sign and containers of different type are different, NaN
+        is the same as NaN, and functions are the same if they do the same.
     """
     if a is b:
         return True
@@ -84,6 +88,8 @@ def same(a: Any, b: Any) -> bool:
         return False
     if kind in _EXACT:
         return a == b
+    if kind in FUNCTIONS:
+        return function_token(a) is function_token(b)
     if issubclass(kind, (np.ndarray, np.generic)):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if issubclass(kind, float):
@@ -99,8 +105,11 @@ def same(a: Any, b: Any) -> bool:
     if issubclass(kind, (set, frozenset)):
         return set(map(intern_key, a)) == set(map(intern_key, b))
     parts = _parts(a)
-    if parts is not None and not same(parts, _parts(b)):
-        return False
+    if parts is not None:
+        if not same(parts, _parts(b)):
+            return False
+        if _parts_are_all(kind):
+            return True
     try:
         equal = a == b
         return equal is True or (type(equal) is np.bool_ and bool(equal))
@@ -124,6 +133,8 @@ def intern_key(value: Any) -> Any:
     kind = type(value)
     if kind in _EXACT:
         return (kind, value)
+    if kind in FUNCTIONS:
+        return (kind, function_token(value))
     if kind is float:
         return (kind, "nan") if value != value else (kind, value, math.copysign(1.0, value))
     if kind is complex:
@@ -135,7 +146,12 @@ def intern_key(value: Any) -> Any:
     if issubclass(kind, np.generic):
         return (kind, str(value.dtype), value.tobytes())
     hash(value)
-    return (
-        kind,
-        value if _parts(value) is None and not issubclass(kind, _NUMBERS) else _ByRule(value),
-    )
+    parts = _parts(value)
+    if parts is not None and _parts_are_all(kind):
+        try:
+            return (kind, *map(intern_key, parts))
+        except TypeError:
+            # A hash of its own makes up for a field that has none.
+            return (kind, _ByRule(value))
+    by_rule = parts is not None or issubclass(kind, _NUMBERS)
+    return (kind, _ByRule(value) if by_rule else value)

@@ -1,8 +1,8 @@
 """`assert_max_traces`: a function that may be compiled a few times and no more.
 
 The body of a compiled function runs once for each time that it is traced: counting those is
-counting compilations. Of each, the arguments are kept with shapes for arrays, so that one too many
-can say what has changed.
+counting compilations. Of each, the signature is kept, so that one too many can say what has
+changed.
 """
 
 import functools
@@ -10,13 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.tree_util as jtu
-
-from .._ground import callable_name, signature_of
+from .._ground import callable_name
 from ..modules import BoundMethod, Module, field, module_update_wrapper
-from ..show import diff, message, short
-from ..trees import is_array
+from ..show import message, short
+from ..transforms import Signature, signature_of_call
 
 
 class _Counter:
@@ -24,56 +21,7 @@ class _Counter:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.seen: list[dict[str, Any]] = []
-
-
-class _Array:
-    """What the compiler knows of an array."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, x: Any):
-        # Part of the type only where the axes of the mesh are explicit.
-        spec: Any = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
-        self.text = short(x) + (f" on {spec}" if any(spec) else "")
-
-    def __eq__(self, other: Any) -> bool:
-        return type(other) is _Array and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def _without_values(x: Any) -> Any:
-    return _Array(x) if is_array(x) else x
-
-
-def _by_name(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, by the names of the parameters."""
-    signature = signature_of(fn)
-    if signature is None:
-        named = {f"args[{i}]": x for i, x in enumerate(args)} | kwargs
-    else:
-        named = signature.bind(*args, **kwargs).arguments
-    if isinstance(fn, Module):
-        # Its own arrays are arguments as well.
-        named = {callable_name(fn): fn, **named}
-    return jtu.tree_map(_without_values, dict(named))
-
-
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two calls, one line for each place."""
-    lines = []
-    for name in dict.fromkeys((*before, *now)):
-        if name not in before or name not in now:
-            lines.append(f"{name}: {'given' if name in now else 'not given'} this time")
-            continue
-        for found in diff(before[name], now[name], root=name):
-            lines.append(f"{found.path_text}: {found.expected} before, {found.got} now")
-    return lines
+        self.seen: list[Signature] = []
 
 
 class _AtMost(Module):
@@ -89,19 +37,19 @@ class _AtMost(Module):
         return self.fn
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        now = _by_name(self.fn, args, kwargs)
+        now = signature_of_call(self.fn, args, kwargs)
         with self.counter.lock:
             earlier = list(self.counter.seen)
             self.counter.seen.append(now)
         if self.max_traces is not None and len(earlier) >= self.max_traces:
             # Compared with the call that it resembles most.
-            changes = min((_changes(before, now) for before in earlier), key=len, default=[])
+            changes = min((before.differences(now) for before in earlier), key=len, default=[])
             raise RuntimeError(
                 message(
                     f"`{callable_name(self.fn)}` was traced {len(earlier) + 1} times",
                     where=f"assert_max_traces(max_traces={self.max_traces})",
                     expected=f"at most {self.max_traces}",
-                    got="\n".join(changes)
+                    got="\n".join(map(str, changes))
                     or "arguments that are all as before: it was compiled anew, or called outside of `jit`",
                     instead="arguments of the same shapes and dtypes, arrays where numbers change "
                     "(`jnp.asarray(x)`), and one function object rather than a new one for each call",
@@ -151,7 +99,7 @@ def assert_max_traces(
         `power` was traced 2 times
           where: assert_max_traces(max_traces=1)
           expected: at most 1
-          got: n: 3 before, 4 now
+          got: n: 3 -> 4
         <BLANKLINE>
     """
     if fn is None:

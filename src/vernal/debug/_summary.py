@@ -1,11 +1,13 @@
 """`summary`: a model as a table of its layers."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 
+from ..modules import frozen_leaves
 from ..show import human_bytes, human_count, message, path_text, short, table, tree_pformat
 from ..transforms import split
 from ..trees import is_inexact_array
@@ -20,9 +22,17 @@ def _is_parameter(x: Any) -> bool:
     return is_inexact_array(x)
 
 
+def _unique(leaves: Iterable[Any]) -> list[Any]:
+    """The arrays among some leaves, each object once."""
+    return list({id(x): x for x in leaves if is_spec(x)}.values())
+
+
 def _arrays(tree: Any) -> list[Any]:
-    """The arrays in a tree, each object once."""
-    return list({id(x): x for x in jtu.tree_leaves(tree) if is_spec(x)}.values())
+    return _unique(jtu.tree_leaves(tree))
+
+
+def _frozen_arrays(tree: Any) -> list[Any]:
+    return _unique(itertools.compress(jtu.tree_leaves(tree), frozen_leaves(tree)))
 
 
 def _count(arrays: Iterable[Any]) -> int:
@@ -114,6 +124,7 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     * output: shape and dtype as the layer itself returns them, without the axes of a `vmap` around it. A layer called
       several times says so; one that the model did not call is "not called".
     * parameters: the numbers in floating-point (and complex) arrays.
+    * frozen: those of them that are frozen (see `vernal.freeze`). There is no such column if none are.
     * bytes: of all arrays.
     * FLOPs: floating-point operations of all calls of this layer by XLA's cost analysis, in which the body of a loop
       counts once. `-` where XLA has no count. The total is that of the whole model.
@@ -154,20 +165,24 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
         )
     calls = _calls(model, example, kwargs) if called else {}
     flops = _flops_counter()
+    some_frozen = any(frozen_leaves(model))
+
+    def sizes(tree: Any) -> list[str]:
+        frozen = [f"{_count(_frozen_arrays(tree)):,}"] if some_frozen else []
+        return [f"{_count(_arrays(tree)):,}", *frozen, human_bytes(_bytes(_arrays(tree)))]
+
     rows = []
     for path, layer in layers_of(model):
-        arrays, found = _arrays(layer), calls.get(path, [])
-        name = path_text(path) if path else "model"
-        row = [name, type(layer).__name__, f"{_count(arrays):,}", human_bytes(_bytes(arrays))]
+        found = calls.get(path, [])
+        row = [path_text(path) if path else "model", type(layer).__name__, *sizes(layer)]
         if called:
             row[2:2] = [_output(found) if callable(layer) else ""]
             row.append(_flops_text(flops(found)))
         rows.append(row)
-    arrays = _arrays(model)
-    columns = ["layer", "type", "parameters", "bytes"]
-    footer = ["total", "", f"{_count(arrays):,}", human_bytes(_bytes(arrays))]
+    columns = ["layer", "type", "parameters", *(["frozen"] if some_frozen else []), "bytes"]
+    footer = ["total", "", *sizes(model)]
     if called:
-        columns = ["layer", "type", "output", "parameters", "bytes", "FLOPs"]
+        columns = [*columns[:2], "output", *columns[2:], "FLOPs"]
         whole = Call(*split((model, example, kwargs), is_spec), None)
         footer = [*footer[:2], "", *footer[2:], _flops_text(flops([whole]))]
     return table(None, columns, rows, footer)

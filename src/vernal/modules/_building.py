@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from .._ground import one_level_with_keys
 from ..trees import is_array, node_parts
 from . import _refusals as refuse
+from ._attributes import attributes_of
 from ._fields import array_dtype_for, resolve_annotation
 from ._sorting import (
     CONTAINERS,
@@ -101,7 +102,7 @@ def finish(self: Any, info: ClassInfo) -> None:
     """Converts, sorts and freezes a module whose `__init__` has returned, then runs its checks."""
     if not info.ready:
         info.fill()
-    values = self.__dict__
+    values = attributes_of(self)
     every_field_is_child = info.every_field_is_child
     for name, converter in info.converters:
         if name in values or _class_default(self, info, name):
@@ -148,7 +149,7 @@ def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
                 hasattr(type(value), "__get__") and not is_default
             ):
                 return False
-            self.__dict__[name] = value
+            attributes_of(self)[name] = value
             return True
     raise refuse.not_initialised(info.cls, name)
 
@@ -160,7 +161,7 @@ def _look_closer(self: Any, info: ClassInfo, name: str, value: Any, static: bool
         _refuse_static_arrays(info, name, value)
         return False
     # The type is asked, because `functools.wraps` copies a whole `__dict__`.
-    if hasattr(type(value), "_vernal_class") and KEY in value.__dict__:
+    if hasattr(type(value), "_vernal_class") and KEY in attributes_of(value):
         return True
     _refuse_inside(self, info, name, value, (), (self,))
     return sort_value(value)
@@ -179,7 +180,7 @@ _held_early: set[int] = set()
 
 
 def _is_unfinished(value: Any) -> bool:
-    return hasattr(type(value), "_vernal_class") and KEY not in value.__dict__
+    return hasattr(type(value), "_vernal_class") and KEY not in attributes_of(value)
 
 
 def _refuse_return(

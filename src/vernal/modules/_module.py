@@ -25,12 +25,17 @@ from ..show import tree_pformat
 from ..trees import tree_equal
 from . import _refusals as refuse
 from ._abstract import owed, take_abstract
+from ._attributes import Attributes, attributes_of, set_attributes
 from ._building import NUMBERS, ClassInfo, check_declared, finish
 from ._fields import array_dtype_for, field, resolve_annotation
 from ._methods import Method
 from ._sorting import Kind, is_data, sort_again
 from ._strict import check_strict
 from ._structure import FLAT, KEY, layout_of, structure_of
+from ._waiting import FORM, filled
+
+# Every class of modules. (JAX's registry of pytrees keeps them alive as well.)
+module_classes: set[type] = set()
 
 _CLASS_VAR = re.compile(r"\s*(?:\w+\.)*ClassVar\b")
 
@@ -40,7 +45,11 @@ class _FirstFlatten:
     before this descriptor."""
 
     def __get__(self, module: Any, cls: Any) -> Any:
-        values = module.__dict__
+        if module is None:
+            return self
+        values = attributes_of(module)
+        if FORM in values:
+            filled(module)
         structure = values.get(KEY)
         if structure is not None:
             flat = values[FLAT] = (structure[0].get(values), structure)
@@ -175,6 +184,7 @@ class ModuleMeta(abc.ABCMeta):
         cls._vernal_is_abstract = is_abstract
         cls._vernal_owes = bool(is_abstract or cls.__abstractvars__ or cls.__abstractclassvars__)
         check_strict(cls, strict)
+        module_classes.add(cls)
         jtu.register_pytree_with_keys(cls, _flatten_with_keys, _unflatten, _flatten)
         return cls
 
@@ -183,7 +193,7 @@ class ModuleMeta(abc.ABCMeta):
         if cls._vernal_owes:
             cls._refuse_abstract()
         module = super().__call__(*args, **kwargs)
-        if type(module) is cls and KEY not in module.__dict__:
+        if type(module) is cls and KEY not in attributes_of(module):
             finish(module, cls._vernal_class)
         return module
 
@@ -203,7 +213,7 @@ class ModuleMeta(abc.ABCMeta):
         raise refuse.virtual_subclass(cls, subclass)
 
 
-class Module(metaclass=ModuleMeta):
+class Module(Attributes, metaclass=ModuleMeta):
     """Base class of models: a frozen dataclass that is a tree of arrays.
 
     Declare fields as in a dataclass and write methods as in any class. Instances are immutable,
@@ -242,12 +252,17 @@ class Module(metaclass=ModuleMeta):
     """
 
     _vernal_flat: ClassVar[Any] = _FirstFlatten()
+    _vernal_form: ClassVar[Any] = None
 
     if not TYPE_CHECKING:
         # Hidden from type checkers, which would otherwise allow assignment to any attribute.
 
+        @property
+        def __dict__(self) -> dict[str, Any]:
+            return filled(self)
+
         def __setattr__(self, name: str, value: Any) -> None:
-            values = self.__dict__
+            values = attributes_of(self)
             if KEY in values:
                 raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "assign"))
             info = type(self)._vernal_class
@@ -283,8 +298,9 @@ class Module(metaclass=ModuleMeta):
         return tree_pformat(self)
 
     def __reduce__(self) -> Any:
-        kinds = self.__dict__[KEY][0].layout.kinds
-        values = {name: by_name(self.__dict__[name]) for name in kinds}
+        current = filled(self)
+        kinds = current[KEY][0].layout.kinds
+        values = {name: by_name(current[name]) for name in kinds}
         return _assemble, (type(self), kinds, values)
 
     def __copy__(self) -> Any:
@@ -294,17 +310,15 @@ class Module(metaclass=ModuleMeta):
     def __tree_fields__(self) -> dict[str, Any]:
         """What surgery may reach: every field that is not declared static, with its value."""
         info = type(self)._vernal_class
-        return {
-            name: self.__dict__[name]
-            for name, static in info.named
-            if not static and name in self.__dict__
-        }
+        values = filled(self)
+        return {name: values[name] for name, static in info.named if not static and name in values}
 
     def __tree_replace__(self, changes: dict[str, Any], sort: bool = True) -> Any:
         """A copy with some fields replaced and, if `sort`, sorted afresh. No `__init__`, no checks."""
         info = type(self)._vernal_class
-        kinds = dict(self.__dict__[KEY][0].layout.kinds)
-        values = {name: self.__dict__[name] for name in kinds}
+        current = filled(self)
+        kinds = dict(current[KEY][0].layout.kinds)
+        values = {name: current[name] for name in kinds}
         for name, value in changes.items():
             if sort and type(value) in NUMBERS and (kinds[name] is False or is_data(values[name])):
                 value = info.as_array(name, value)
@@ -317,9 +331,7 @@ class Module(metaclass=ModuleMeta):
 def _assemble(cls: Any, kinds: dict[str, Kind], values: dict[str, Any]) -> Any:
     """A finished module from its parts. No `__init__`, no checks. Pickles call it by this name."""
     module: Any = object.__new__(cls)
-    fields: dict[str, Any] = module.__dict__
-    fields.update(values)
-    fields[KEY] = structure_of(layout_of(cls, kinds), values).aux
+    set_attributes(module, {**values, KEY: structure_of(layout_of(cls, kinds), values).aux})
     return module
 
 
@@ -364,8 +376,9 @@ def module_update_wrapper(wrapper: Any, wrapped: Any = None) -> Any:
     ):
         raise refuse.no_wrapped(cls)
     source = wrapper.__wrapped__ if wrapped is None else wrapped
-    kinds = dict(wrapper.__dict__[KEY][0].layout.kinds)
-    values = {name: wrapper.__dict__[name] for name in kinds}
+    current = filled(wrapper)
+    kinds = dict(current[KEY][0].layout.kinds)
+    values = {name: current[name] for name in kinds}
     for name in _WRAPPER_NAMES:
         if hasattr(source, name):
             values[name] = getattr(source, name)

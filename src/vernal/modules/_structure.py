@@ -18,6 +18,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._ground import by_name, intern_key, same
+from ._attributes import set_attributes
 from ._sorting import Kind, Mixed
 
 # The entries of an instance's `__dict__` besides its fields: `(Structure,)`, without which it is
@@ -96,20 +97,26 @@ def _maker(layout: "Layout") -> types.FunctionType:
     # Debuggers and tracebacks find the source here.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     # Assigning a whole `__dict__` is the fastest way to fill an object whose attributes are frozen.
-    set_dict = next(k.__dict__["__dict__"] for k in cls.__mro__ if "__dict__" in k.__dict__).__set__
-    namespace: dict[str, Any] = {"new": object.__new__, "cls": cls, "set_dict": set_dict}
+    namespace: dict[str, Any] = {"new": object.__new__, "cls": cls, "set_dict": set_attributes}
     exec(compile(source, file, "exec"), namespace)
     return namespace["make"]
 
 
 class Structure:
-    """A layout together with the values of what is not a child."""
+    """A layout together with the values of what is not a child.
 
-    __slots__ = ("__weakref__", "aux", "cls", "get", "layout", "make", "rest")
+    Args:
+        layout: the layout.
+        rest: the values.
+        key: what they were when it was made, for comparison; None if they cannot be hashed.
+    """
 
-    def __init__(self, layout: Layout, rest: dict[str, Any]):
+    __slots__ = ("__weakref__", "aux", "cls", "get", "key", "layout", "make", "rest")
+
+    def __init__(self, layout: Layout, rest: dict[str, Any], key: Any = None):
         self.layout = layout
         self.rest = rest
+        self.key = key
         self.cls = layout.cls
         self.get = layout.get
         self.aux = (self,)
@@ -122,6 +129,8 @@ class Structure:
             return True
         if type(other) is not Structure or self.layout is not other.layout:
             return False
+        if self.key is not None and other.key is not None:
+            return self.key == other.key
         return all(same(value, other.rest[name]) for name, value in self.rest.items())
 
     def __hash__(self) -> int:
@@ -138,6 +147,15 @@ class Structure:
 _interned: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
 
 
+def _key(layout: Layout, rest: dict[str, Any]) -> Any:
+    return (layout, *[intern_key(value) for value in rest.values()])
+
+
+def _is_other(known: dict[str, Any], found: dict[str, Any]) -> bool:
+    """Whether a function among some static values is another object than the one in its place."""
+    return any(callable(value) and value is not known[name] for name, value in found.items())
+
+
 def structure_of(layout: Layout, values: dict[str, Any]) -> Structure:
     """The structure with this layout and, from `values`, the static values that the layout calls
     for."""
@@ -152,10 +170,13 @@ def structure_of(layout: Layout, values: dict[str, Any]) -> Structure:
             return latest
     found = {name: values[name] for name in rest}
     try:
-        key = (layout, *[intern_key(value) for value in found.values()])
+        key = _key(layout, found)
         structure = _interned.get(key)
-        if structure is None:
-            structure = _interned[key] = Structure(layout, found)
+        # A function that the structure holds may have captured a list that has changed since.
+        if structure is None or (
+            _is_other(structure.rest, found) and _key(layout, structure.rest) != key
+        ):
+            structure = _interned[key] = Structure(layout, found, key)
     except TypeError:
         # Something unhashable: not shared, but compared by value all the same.
         structure = Structure(layout, found)

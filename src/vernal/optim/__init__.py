@@ -1,7 +1,9 @@
 """Optimisers as values, and taking a step."""
 
 from .._ground import publish
+from ._from_optax import from_optax as from_optax
 from ._optimizer import Optimizer as Optimizer
+from ._schedule import Schedule as Schedule
 from ._updates import apply_updates as apply_updates
 
 publish(__name__, globals())

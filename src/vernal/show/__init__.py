@@ -2,6 +2,7 @@
 messages."""
 
 from .._ground import publish
+from ._diff import FROZEN as FROZEN
 from ._diff import Difference as Difference
 from ._diff import diff as diff
 from ._diff import diff_text as diff_text
@@ -14,5 +15,6 @@ from ._table import human_bytes as human_bytes
 from ._table import human_count as human_count
 from ._table import table as table
 from ._values import is_traced as is_traced
+from ._values import spec_text as spec_text
 
 publish(__name__, globals())

@@ -27,6 +27,8 @@ from ._values import ARRAYS, array_text, differing_values, is_weak
 
 _MODES = ("shape", "value", "ignore")
 _NOTHING = "nothing"
+# What a node may remember besides its fields: which of its leaves are not trained.
+FROZEN = "__frozen__"
 _ABSENT: Any = object()
 
 
@@ -195,7 +197,7 @@ class _Walk:
                 self.trees(path + (key,), child[0], child[1], shown)
             else:
                 explained |= self.stood_for(path + (key,), child, value)
-        static = [name for name in fields if jtu.GetAttrKey(name) not in {**a, **b}]
+        static = [name for name in (*fields, FROZEN) if jtu.GetAttrKey(name) not in {**a, **b}]
         data = _static_data(levels[0].treedef), _static_data(levels[1].treedef)
         if _same_data(data[0], data[1]):
             return

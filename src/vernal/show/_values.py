@@ -41,7 +41,20 @@ def is_weak(value: Any) -> bool:
 
 
 def spec_text(value: Any) -> str:
-    """Shape and dtype of anything that has both: `weak_f32[2,3]`."""
+    """Shape and dtype of anything that has both.
+
+    Args:
+        value: an array, a `jax.ShapeDtypeStruct`, an abstract value.
+
+    Returns:
+        For example `weak_f32[2,3]`.
+
+    Example:
+        >>> import jax
+        >>> from vernal.show import spec_text
+        >>> spec_text(jax.ShapeDtypeStruct((2, 3), "float32"))
+        'f32[2,3]'
+    """
     dims = ",".join(map(str, value.shape))
     return f"{'weak_' if is_weak(value) else ''}{dtype_text(value.dtype)}[{dims}]"
 

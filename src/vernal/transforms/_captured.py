@@ -21,225 +21,27 @@ part comes from: `("node", i)`, `("value", i)` for a leaf that was wanted, `("fi
 """
 
 import collections
-import functools
-import types
+import copy
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.tree_util as jtu
+import numpy as np
 
-from .._ground import one_level, same
-from ..modules import BoundMethod, Module
-from ..trees import is_array
-from ._jit import filter_jit
+from .._ground import same
+from ._openings import Function, Made, Node, open_up
 
 Reference = tuple[str, Any]
 
-# What only remembers the results or the programs of the function inside.
-_REMEMBERING = tuple(
-    type(wrapper(lambda: None)) for wrapper in (jax.jit, functools.cache, filter_jit)
-)
-
-
-class _Node:
-    """What a marked node is made of, besides its parts. `key` is what equality compares."""
-
-    # Whether it is made empty first, and filled afterwards.
-    has_shell = False
-
-    def __init__(self, key: tuple[Any, ...] = ()):
-        self.key = key
-
-    def shell(self, cells: list[Any]) -> Any:
-        """The node before its parts are known."""
-
-    def fill(self, shell: Any, parts: list[Any]) -> None:
-        """Puts the parts into a shell."""
-
-    def make(self, parts: list[Any]) -> Any:
-        """The node, of those kinds that have no shell."""
-
-
-class _Cell(_Node):
-    has_shell = True
-
-    def shell(self, cells: list[Any]) -> Any:
-        return types.CellType()
-
-    def fill(self, shell: Any, parts: list[Any]) -> None:
-        for part in parts:
-            shell.cell_contents = part
-
-
-class _Function(_Node):
-    has_shell = True
-
-    def __init__(self, fn: types.FunctionType):
-        self.code, self.globals = fn.__code__, fn.__globals__
-        self.defaults = len(fn.__defaults__ or ())
-        self.keywords = tuple(fn.__kwdefaults__ or ())
-        self.attributes = tuple(fn.__dict__)
-        self.names = {
-            name: getattr(fn, name)
-            for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
-        }
-        # The recipe keeps the globals alive, so their id stays theirs.
-        super().__init__(
-            (self.code, id(self.globals), self.defaults, self.keywords, self.attributes)
-        )
-
-    @staticmethod
-    def parts(fn: types.FunctionType) -> list[Any]:
-        return [
-            *(fn.__closure__ or ()),
-            *(fn.__defaults__ or ()),
-            *(fn.__kwdefaults__ or {}).values(),
-            *fn.__dict__.values(),
-        ]
-
-    def shell(self, cells: list[Any]) -> Any:
-        fn = types.FunctionType(self.code, self.globals, closure=tuple(cells) or None)
-        for name, value in self.names.items():
-            setattr(fn, name, value)
-        return fn
-
-    def fill(self, shell: Any, parts: list[Any]) -> None:
-        values = iter(parts[len(self.code.co_freevars) :])
-        if self.defaults:
-            shell.__defaults__ = tuple(next(values) for _ in range(self.defaults))
-        if self.keywords:
-            shell.__kwdefaults__ = {name: next(values) for name in self.keywords}
-        shell.__dict__.update(zip(self.attributes, values, strict=True))
-
-
-class _Wrapped(_Node):
-    """A compiled (or cached) function becomes the plain function inside it. What it computes is the
-    same, and a plain function takes whatever was a static argument. While something is traced,
-    which is when tracers are captured, a `jit` inside is only a boundary in the program; and one
-    that JAX hides arrays behind: concrete arrays that it closes over stay constants inside."""
-
-    def make(self, parts: list[Any]) -> Any:
-        return parts[0]
-
-
-class _Made(_Node):
-    """Made by calling `key[0]` with the parts: methods."""
-
-    def make(self, parts: list[Any]) -> Any:
-        return self.key[0](*parts)
-
-
-class _Partial(_Node):
-    def make(self, parts: list[Any]) -> Any:
-        cls, count, names = self.key
-        return cls(*parts[:count], **dict(zip(names, parts[count:], strict=True)))
-
-
-class _List(_Node):
-    has_shell = True
-
-    def shell(self, cells: list[Any]) -> Any:
-        return []
-
-    def fill(self, shell: Any, parts: list[Any]) -> None:
-        shell.extend(parts)
-
-
-class _Dict(_Node):
-    has_shell = True
-
-    def shell(self, cells: list[Any]) -> Any:
-        return {}
-
-    def fill(self, shell: Any, parts: list[Any]) -> None:
-        shell.update(zip(self.key[0], parts, strict=True))
-
-
-class _Module(_Node):
-    """A module, with all fields that are not static: a function that is structure is walked too."""
-
-    def __init__(self, module: Any):
-        self.names = tuple(module.__tree_fields__())
-        self.blank = module.__tree_replace__(dict.fromkeys(self.names), False)
-        super().__init__((jtu.tree_structure(self.blank),))
-
-    def make(self, parts: list[Any]) -> Any:
-        return self.blank.__tree_replace__(dict(zip(self.names, parts, strict=True)), False)
-
-
-class _Tree(_Node):
-    def make(self, parts: list[Any]) -> Any:
-        return self.key[0].unflatten(parts)
-
-
-class _Object(_Node):
-    """An object with nothing but a `__dict__`: `jax.custom_jvp`, an object with `__call__`, or one
-    whose method is held. No `__init__` runs."""
-
-    has_shell = True
-
-    def shell(self, cells: list[Any]) -> Any:
-        return object.__new__(self.key[0])
-
-    def fill(self, shell: Any, parts: list[Any]) -> None:
-        shell.__dict__.update(zip(self.key[1], parts, strict=True))
-
-
-def _attributes(x: Any) -> dict[str, Any] | None:
-    """The `__dict__` of an object that is nothing else, or None."""
-    if isinstance(x, type) or is_array(x):
-        return None
-    made_in_c = [
-        isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType)
-        for base in type(x).__mro__[:-1]
-    ]
-    if any(made_in_c):
-        return None
-    state = object.__getstate__(x)
-    return state if type(state) is dict else None
-
-
-# Long: one case for each kind of thing that Python hides values in.
-def _open(x: Any, as_owner: bool) -> tuple[_Node, list[Any]] | None:
-    """A node and its parts; None for a leaf."""
-    cls = type(x)
-    if cls is types.CellType:
-        try:
-            return _Cell(), [x.cell_contents]
-        except ValueError:
-            return _Cell(), []
-    if cls is types.FunctionType:
-        return _Function(x), _Function.parts(x)
-    if cls in _REMEMBERING:
-        return _Wrapped((cls,)), [x.__wrapped__]
-    if cls in (types.MethodType, BoundMethod):
-        return _Made((cls,)), [x.__func__, x.__self__]
-    if isinstance(x, functools.partial):
-        key = cls, 1 + len(x.args), tuple(x.keywords)
-        return _Partial(key), [x.func, *x.args, *x.keywords.values()]
-    if cls is list:
-        return _List((len(x),)), list(x)
-    if cls is dict:
-        return _Dict((tuple(x),)), list(x.values())
-    if isinstance(x, Module):
-        try:
-            return _Module(x), list(x.__tree_fields__().values())
-        except KeyError:
-            # Not sorted yet: it is inside its own `__init__`, and all that is set is a child.
-            pass
-    if x is not None and jtu.is_tree_node(cls):
-        parts, treedef = one_level(x)
-        return _Tree((treedef,)), parts
-    if as_owner or callable(x):
-        attributes = _attributes(x)
-        if attributes:
-            return _Object((cls, tuple(attributes))), list(attributes.values())
-    return None
+# Leaves that compare by what is in them, and can be changed.
+_CHANGEABLE = (set, bytearray, np.ndarray)
 
 
 class Recipe:
     """How to make a callable from the values that were taken out of it.
+
+    A recipe is called with the values, and compares by value: two are equal if the callables differ
+    in nothing but the values.
 
     Args:
         nodes: for every node what it is made of.
@@ -249,11 +51,11 @@ class Recipe:
         root: the callable.
     """
 
-    __slots__ = ("nodes", "originals", "references", "root")
+    __slots__ = ("__weakref__", "nodes", "originals", "references", "root")
 
     def __init__(
         self,
-        nodes: Sequence[_Node],
+        nodes: Sequence[Node],
         references: Sequence[Sequence[Reference]],
         originals: Sequence[tuple[Any] | None],
         root: Reference,
@@ -265,6 +67,14 @@ class Recipe:
 
     def __call__(self, values: Sequence[Any]) -> Any:
         """The callable with these values in it; itself if nothing was taken out."""
+        return self._builder(values)(self.root)
+
+    def every_node(self, values: Sequence[Any]) -> list[Any]:
+        """Everything that was opened on the way, with these values in it."""
+        build = self._builder(values)
+        return [build(("node", i)) for i in range(len(self.nodes))]
+
+    def _builder(self, values: Sequence[Any]) -> Callable[[Reference], Any]:
         made: dict[int, Any] = {}
 
         def part(reference: Reference) -> Any:
@@ -281,18 +91,36 @@ class Recipe:
         for i, original in enumerate(self.originals):
             if original is not None:
                 made[i] = original[0]
-            elif self.nodes[i].has_shell and not isinstance(self.nodes[i], _Function):
+            elif self.nodes[i].has_shell and not isinstance(self.nodes[i], Function):
                 shells.append(i)
                 made[i] = self.nodes[i].shell([])
         # Functions last: they are made of their cells.
         for i, node in enumerate(self.nodes):
-            if i not in made and isinstance(node, _Function):
+            if i not in made and isinstance(node, Function):
                 shells.append(i)
                 cells = self.references[i][: len(node.code.co_freevars)]
                 made[i] = node.shell([made[which] for _, which in cells])
         for i in shells:
             self.nodes[i].fill(made[i], [part(r) for r in self.references[i]])
-        return part(self.root)
+        return part
+
+    def paths(self) -> dict[int, tuple[Any, ...]]:
+        """The way from the callable to each value: names of variables and attributes, keys,
+        positions. In the order in which a reader comes across them."""
+        found: dict[int, tuple[Any, ...]] = {}
+        seen: set[int] = set()
+        todo: list[tuple[Reference, tuple[Any, ...]]] = [(self.root, ())]
+        while todo:
+            (kind, which), path = todo.pop()
+            if kind == "value":
+                found.setdefault(which, path)
+            elif kind == "node" and which not in seen:
+                seen.add(which)
+                parts = self.references[which]
+                labels = self.nodes[which].labels(len(parts))
+                steps = [path if label is None else (*path, label) for label in labels]
+                todo.extend(reversed([*zip(parts, steps, strict=True)]))
+        return found
 
     def leaves(self) -> list[Any]:
         """Everything that was found and neither opened nor taken out."""
@@ -312,11 +140,30 @@ class Recipe:
         )
 
     def __hash__(self) -> int:
-        codes = tuple(node.code for node in self.nodes if isinstance(node, _Function))
+        codes = tuple(node.code for node in self.nodes if isinstance(node, Function))
         return hash((len(self.nodes), codes))
 
 
-def captured(fn: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Recipe]:
+# So that the recipes of objects made in a loop are one, and are compared once. Weak both ways.
+_known: weakref.WeakKeyDictionary[Recipe, weakref.ref[Recipe]] = weakref.WeakKeyDictionary()
+
+
+def _interned(recipe: Recipe) -> Recipe:
+    known = _known.setdefault(recipe, weakref.ref(recipe))()
+    return recipe if known is None else known
+
+
+def _never(x: Any) -> bool:
+    return False
+
+
+def captured(
+    fn: Any,
+    wanted: Callable[[Any], bool],
+    *,
+    closed: Callable[[Any], bool] = _never,
+    as_value: bool = False,
+) -> tuple[list[Any], Recipe]:
     """Takes values out of a callable, wherever it holds them.
 
     Looked into are closure cells, defaults, keyword defaults and attributes of functions,
@@ -328,43 +175,61 @@ def captured(fn: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Recipe]
     Args:
         fn: a callable, or any tree of them.
         wanted: which leaves to take out.
+        closed: what is not looked into, besides.
+        as_value: whether the callable stands for its value at this moment. The recipe then makes
+            everything anew, also what holds nothing wanted, so that lists, sets and variables that
+            are changed later do not change what it makes; and there is one value for each place,
+            for it means nothing that two numbers are one object.
 
     Returns:
-        `(values, rebuild)`. A value that is held in several places is there once.
+        `(values, rebuild)`. A value that is held in several places is there once, unless
+        `as_value`.
         `rebuild(new_values)` is the callable with these in place of the old ones; whatever holds
         nothing wanted is the same object in it. If nothing is wanted it returns `fn`. `rebuild`
         itself holds none of the values, and compares by value: two of them are equal if the
         callables differ in nothing but the values.
+
+    Example:
+        >>> from vernal.transforms import captured
+        >>> def scale_by(factor):
+        ...     return lambda x: factor * x
+        >>> values, rebuild = captured(scale_by(2.0), lambda x: isinstance(x, float))
+        >>> values, rebuild([10.0])(3.0), rebuild.paths()
+        ([2.0], 30.0, {0: ('factor',)})
     """
     values: list[Any] = []
     objects: list[Any] = []
-    nodes: list[_Node] = []
+    nodes: list[Node] = []
     todo: collections.deque[tuple[int, list[Any]]] = collections.deque()
     known: dict[int, Reference] = {}
 
     def reference(x: Any, as_owner: bool = False) -> Reference:
         if id(x) in known:
             return known[id(x)]
-        opened = _open(x, as_owner)
+        opened = None if closed(x) else open_up(x, as_owner)
         if opened is not None:
             known[id(x)] = ("node", len(nodes))
             todo.append((len(nodes), opened[1]))
             nodes.append(opened[0])
             # Kept while walking, so that no other object is given its id.
             objects.append(x)
-        elif wanted(x):
-            known[id(x)] = ("value", len(values))
+            return known[id(x)]
+        if wanted(x):
             values.append(x)
-        else:
-            return ("fixed", x)
-        return known[id(x)]
+            place = ("value", len(values) - 1)
+            if not as_value:
+                known[id(x)] = place
+            return place
+        return ("fixed", copy.copy(x) if as_value and type(x) in _CHANGEABLE else x)
 
-    root = reference(fn)
+    root = reference(fn, as_owner=True)
     references: list[tuple[Reference, ...]] = []
     while todo:
         i, parts = todo.popleft()
-        owner = 1 if isinstance(nodes[i], _Made) else None
+        owner = 1 if isinstance(nodes[i], Made) else None
         references.append(tuple(reference(x, k == owner) for k, x in enumerate(parts)))
+    if as_value:
+        return values, _interned(Recipe(nodes, references, [None] * len(nodes), root))
     marked = _holders(references)
     originals = [None if i in marked else (x,) for i, x in enumerate(objects)]
     return values, Recipe(nodes, references, originals, root)

@@ -8,22 +8,21 @@ call. Its result has its own structure, with None wherever nothing was different
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
 
 from .._ground import callable_name, signature_of
-from ..modules import field
+from ..modules import field, frozen_leaves
 from ..show import message, path_text, short
 from ..trees import is_array, is_inexact_array, picked_nodes, values_with_paths
 from ._boundary import Path, Rest, parameter_name, split, to_positional
 from ._transformed import Transformed, call_inside, check_callable, wrap
+from ._wrt import check_wrt, is_mask, spread_mask
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-Wrt = int | str | tuple[int | str, ...] | Callable[[Any], Any]
 
 _INSTEAD_OF = {
     "argnums": "say what to differentiate with `wrt`: wrt=1, wrt=(0, 2), wrt='x', or wrt=lambda model: model.weight",
@@ -76,18 +75,7 @@ def decorator(
                 instead=_INSTEAD_OF.get(name, f"leave `{name}` out"),
             )
         )
-    several = wrt if isinstance(wrt, tuple) and wrt else (wrt,)
-    if not (wrt is None or callable(wrt) or all(type(one) in (int, str) for one in several)):
-        raise TypeError(
-            message(
-                "`wrt` does not say what to differentiate",
-                where=f"{transform}(fn, wrt=...)",
-                expected="the number or the name of an argument, a tuple of those, or one function that picks nodes "
-                "of the first argument",
-                got=short(wrt),
-                instead="wrt=0, wrt=(0, 'scale'), or wrt=lambda model: (model.weight, model.bias)",
-            )
-        )
+    check_wrt(wrt, transform)
 
     def decorate(fn: Any) -> Any:
         check_callable(fn, transform)
@@ -126,7 +114,7 @@ def value_and_aux(fn: Any, out: Any, has_aux: bool, transform: str) -> tuple[Any
 class Target:
     """One argument that is differentiated: where it is, and what of it."""
 
-    __slots__ = ("name", "parts", "slots", "start", "tree", "treedef")
+    __slots__ = ("mask", "name", "parts", "slots", "start", "tree", "treedef")
 
     def __init__(self, name: str, tree: Any, treedef: Any, start: int):
         self.name = name
@@ -136,11 +124,15 @@ class Target:
         self.start = start
         # What is asked for: nodes of the tree with their paths. First of all, the whole.
         self.parts: list[tuple[Path, Any]] = [((), tree)]
+        # Or, for every leaf, whether it is asked for.
+        self.mask: list[bool] | None = None
         # For every leaf the number of the array that is differentiated there, or None.
         self.slots: tuple[int | None, ...] = ()
 
     def asked(self) -> list[list[bool]]:
         """For every part, which leaves belong to it."""
+        if self.mask is not None:
+            return [self.mask]
         if not self.parts[0][0]:
             return [[True] * self.treedef.num_leaves]
         paths = [path for path, _ in jtu.tree_flatten_with_path(self.tree)[0]]
@@ -202,27 +194,32 @@ def take_apart(
         fn: the function.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        wrt: what is to be differentiated; None is the first argument.
+        wrt: what is to be differentiated, as far as it is not frozen; None is the first argument.
         transform: the name of the transformation, for messages.
 
     Returns:
         The call.
 
     Raises:
-        ValueError: if `wrt` names what is not there, or the same argument twice.
-        TypeError: if something that is to be differentiated has no floating-point array in it.
+        ValueError: if `wrt` names what is not there, or the same argument twice, or is a mask that
+            does not fit.
+        TypeError: if something that is to be differentiated has no floating-point array in it that
+            is not frozen.
     """
     if kwargs:
         args, kwargs = to_positional(fn, args, kwargs)
     arrays, rest = split((fn, args, kwargs))
-    if wrt is None or callable(wrt):
+    masked = is_mask(wrt)
+    if wrt is None or masked or callable(wrt):
         places = [_place(fn, args, kwargs, 0, transform)]
     else:
         several = wrt if isinstance(wrt, tuple) else (wrt,)
         places = [_place(fn, args, kwargs, one, transform) for one in several]
         _refuse_twice(places, wrt, fn, transform)
     targets = [_target(fn, args, kwargs, rest, place) for place in places]
-    if callable(wrt):
+    if masked:
+        targets[0].mask = spread_mask(wrt, targets[0].tree, targets[0].name, transform)
+    elif callable(wrt):
         targets[0].parts = picked_nodes(wrt, targets[0].tree, "wrt")
     fill_slots(targets, arrays, rest)
     for target in targets:
@@ -232,14 +229,14 @@ def take_apart(
 
 def fill_slots(targets: list[Target], arrays: list[Any], rest: Rest) -> None:
     """Finds the arrays that are differentiated in every target: the floating-point ones that it
-    asks for."""
+    asks for and that are not frozen."""
     numbers = _array_numbers(rest.mask)
     for target in targets:
         asked = [any(parts) for parts in zip(*target.asked(), strict=True)]
         found = numbers[target.start : target.start + len(asked)]
         target.slots = tuple(
-            i if wanted and i is not None and is_inexact_array(arrays[i]) else None
-            for i, wanted in zip(found, asked, strict=True)
+            i if wanted and not frozen and i is not None and is_inexact_array(arrays[i]) else None
+            for i, wanted, frozen in zip(found, asked, frozen_leaves(target.tree), strict=True)
         )
 
 
@@ -332,6 +329,9 @@ def _refuse_nothing(target: Target, fn: Any, transform: str) -> None:
         if any(s is not None for s, wanted in zip(target.slots, leaves, strict=True) if wanted):
             continue
         root = path_text(path, target.name)
+        frozen = frozen_leaves(target.tree)
+        if any(f for f, wanted in zip(frozen, leaves, strict=True) if wanted):
+            raise _all_frozen(root, fn, transform)
         numbers = list(_numbers(node, root))
         got = short(node) if not numbers else ", ".join(numbers[:10])
         if len(numbers) > 10:
@@ -346,6 +346,18 @@ def _refuse_nothing(target: Target, fn: Any, transform: str) -> None:
                 "number that is given for it, or write jnp.asarray(2.0); for integers, x.astype(float)",
             )
         )
+
+
+def _all_frozen(root: str, fn: Any, transform: str) -> TypeError:
+    return TypeError(
+        message(
+            f"{transform} of `{callable_name(fn)}`: nothing to differentiate, what there is is frozen",
+            where=f"argument `{root}`",
+            expected="at least one floating-point array that is not frozen",
+            got="frozen arrays only",
+            instead="vernal.unfreeze(model, where), or differentiate another part",
+        )
+    )
 
 
 def _numbers(node: Any, root: str) -> Iterator[str]:

@@ -55,11 +55,35 @@ def donated_leaves(treedef: Any, dynamic: list[int], donate: str) -> list[int]:
     return [i for i in dynamic if i not in first]
 
 
+def donated_arguments(donate: str, count: int, first: int) -> tuple[int, ...]:
+    """Which arguments of a call are donated.
+
+    Args:
+        donate: the choice.
+        count: how many arguments there are.
+        first: the position of the user's first one; before it is the function, if it is an argument.
+
+    Returns:
+        Positions, in order.
+    """
+    if donate == "none":
+        return ()
+    spared = () if donate in ("all", "warn") else (first,)
+    return tuple(i for i in range(count) if i not in spared)
+
+
 @contextlib.contextmanager
-def quietly(donate: str) -> Iterator[None]:
-    """Silences JAX's warning about donated buffers that it could not use, for the choices that ask
-    for it."""
+def without_donation_warnings() -> Iterator[None]:
+    """Silences JAX's warning about donated buffers that it could not use."""
     with warnings.catch_warnings():
-        if donate in ("all", "all-except-first"):
-            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         yield
+
+
+def quietly(donate: str) -> contextlib.AbstractContextManager[None]:
+    """The same for the choices that ask for it, and nothing for the others."""
+    return (
+        without_donation_warnings()
+        if donate in ("all", "all-except-first")
+        else contextlib.nullcontext()
+    )

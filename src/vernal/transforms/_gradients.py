@@ -11,7 +11,8 @@ from .._ground import callable_name
 from ..show import message, short
 from ..trees import is_array_like
 from ._boundary import Rest, split
-from ._derivatives import Derivative, Wrt, assemble, decorator, take_apart, value_and_aux
+from ._derivatives import Derivative, assemble, decorator, take_apart, value_and_aux
+from ._wrt import Wrt, is_several
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class _ValueAndGrad(Derivative[P, T]):
         differentiate = jax.value_and_grad(loss, has_aux=True)
         (value, (aux, aux_rest)), found = differentiate(call.chosen())
         trees = assemble(call.outline(), found)
-        gradient = trees if isinstance(self.wrt, tuple) else trees[0]
+        gradient = trees if is_several(self.wrt) else trees[0]
         return ((value, aux_rest.fill(aux)) if has_aux else value), gradient
 
 
@@ -102,6 +103,8 @@ def filter_grad(
 def filter_grad(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **refused: Any) -> Any:
     """The gradient of a scalar function with respect to the floating-point arrays of an argument.
 
+    What is frozen (see `vernal.freeze`) is not differentiated, whatever `wrt` says.
+
     Use it as `filter_grad(f)`, as a decorator (also of methods), or with options as
     `@filter_grad(wrt=...)`. The arguments may be any Python objects, given by position or by
     keyword.
@@ -112,21 +115,23 @@ def filter_grad(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **ref
         wrt: what to differentiate. By default the first argument; else the number of a positional
             argument, the name of an argument, a tuple of numbers and names, or a function that
             picks nodes of the first argument (`lambda model: model.layers[-1]`, or a tuple of
-            nodes; like `where` of `tree_at` it cannot look at values).
+            nodes; like `where` of `tree_at` it cannot look at values), or a tree of bools for the
+            first argument, such as `vernal.trainable` makes.
 
     Returns:
         A function of the same arguments that returns the gradient, or `(gradient, aux)`. The
         gradient is a tree of the structure of the argument, with None at every leaf that is not
-        differentiated; for a tuple, a tuple of those; for a function that picks nodes, of the
+        differentiated; for a tuple of names, a tuple of those; for a function that picks nodes, of the
         structure of the first argument, with None outside of what is picked. The gradient of a
         complex array follows JAX's convention: for gradient descent, take its conjugate.
 
     Raises:
         TypeError: if `fn` is not callable, for the options of `jax.grad` that have no meaning
             here, or for a `wrt` that is none of the above; at a call, if there is no
-            floating-point array in what is to be differentiated, or if `fn` does not return what
-            it should.
-        ValueError: at a call, if `wrt` names what is not there, or the same argument twice.
+            floating-point array in what is to be differentiated, or all are frozen, or if `fn`
+            does not return what it should.
+        ValueError: at a call, if `wrt` names what is not there, or the same argument twice, or if
+            a tree of bools does not fit.
 
     Example:
         >>> import jax.numpy as jnp

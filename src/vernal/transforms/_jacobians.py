@@ -11,7 +11,8 @@ from .._ground import callable_name
 from ..show import message, path_text, short
 from ..trees import is_inexact_array_like
 from ._boundary import Rest, split
-from ._derivatives import Call, Derivative, Wrt, assemble, decorator, take_apart, value_and_aux
+from ._derivatives import Call, Derivative, assemble, decorator, take_apart, value_and_aux
+from ._wrt import Wrt, is_several
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class _Jacobian(Derivative[P, T]):
 
         def gather(values: list[Any]) -> Any:
             trees = assemble(outline, values)
-            return trees if isinstance(self.wrt, tuple) else trees[0]
+            return trees if is_several(self.wrt) else trees[0]
 
         if transform == "filter_hessian":
             rows = [[gather(second) for second in first] for first in rows]

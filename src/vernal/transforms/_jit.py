@@ -1,199 +1,43 @@
 """`filter_jit`: `jax.jit` for functions of arbitrary Python objects.
 
 Arrays are traced, everything else is static. What a call costs beyond `jax.jit` on a flat list of
-the same arrays is kept small: the call is flattened in C; a *plan*, cached by the treedef and the
-types of the leaves, says which leaves are arrays; a *program*, cached by the values of the other
-leaves, is one `jax.jit` of a function of the arrays. Nothing waits for results, unless the program
-holds a run-time check: see `_failures.py`.
+the same arrays is kept small: each argument is taken apart into arrays and a key, which modules
+remember (`_forms.py`); the keys choose a *program*, one `jax.jit` of a function of the arrays
+(`_programs.py`); modules in the result wait until they are looked at (`_results.py`). Nothing waits
+for the device, unless the program holds a run-time check: see `_failures.py`.
 """
 
-import functools
-import operator
-import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
-import numpy as np
 from typing_extensions import ParamSpec
 
-from .._ground import callable_name, intern_key, register_cache
-from ..modules import field
+from .._ground import ArrayImpl, callable_name, intern_key
+from ..modules import Form, field, module_classes
 from ..show import message, short
 from ..trees import is_array
-from ._boundary import Rest, argument_text, hold, release, split, to_positional
-from ._donation import Donate, check_donate, donated_leaves, quietly
-from ._failures import Program, reraise, traced, wait
+from ._boundary import argument_text, to_positional
+from ._donation import Donate, check_donate
+from ._explain import traces_of
+from ._failures import Program, reraise, wait
+from ._forms import ARRAY, Taker
 from ._lowered import Lowered
-from ._prefixes import broadcast_prefix
-from ._transformed import Transformed, call_inside, check_callable, wrap
+from ._programs import Programs, Settings, as_call, make_program, programs_of
+from ._transformed import Transformed, check_callable, wrap
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Settings:
-    """The options of one `filter_jit`. Compared by value, as part of the structure of the
-    wrapper."""
-
-    __slots__ = ("donate", "in_shardings", "options", "out_shardings")
-
-    def __init__(self, donate: str, in_shardings: Any, out_shardings: Any, options: dict[str, Any]):
-        self.donate = donate
-        self.in_shardings = in_shardings
-        self.out_shardings = out_shardings
-        self.options = options
-
-    def key(self) -> Any:
-        shardings = [jtu.tree_flatten(s) for s in (self.in_shardings, self.out_shardings)]
-        return (
-            self.donate,
-            *((tuple(leaves), treedef) for leaves, treedef in shardings),
-            repr(sorted(self.options.items())),
-        )
-
-    def __eq__(self, other: Any) -> bool:
-        return type(other) is _Settings and self.key() == other.key()
-
-    def __hash__(self) -> int:
-        return hash(self.key())
-
-
-def _picker(positions: list[int]) -> Callable[[list[Any]], Any]:
-    if len(positions) > 1:
-        return operator.itemgetter(*positions)
-    if positions:
-        only = positions[0]
-        return lambda leaves: (leaves[only],)
-    return lambda leaves: ()
-
-
-class _Plan:
-    """How to take calls of one structure apart. Holds the programs compiled for their static
-    values."""
-
-    def __init__(self, treedef: Any, mask: tuple[bool, ...], donate: str):
-        self.treedef = treedef
-        self.mask = mask
-        dynamic = [i for i, m in enumerate(mask) if m]
-        donated = donated_leaves(treedef, dynamic, donate)
-        kept = sorted(set(dynamic) - set(donated))
-        self.donated = _picker(donated)
-        self.kept = _picker(kept)
-        self.fixed = _picker([i for i, m in enumerate(mask) if not m])
-        # Where each array of a call goes among the arrays of `Rest.fill`.
-        self.rank = sorted(range(len(dynamic)), key=[*donated, *kept].__getitem__)
-        self.in_call_order = [dynamic.index(i) for i in [*donated, *kept]]
-        self.programs: dict[Any, Program] = {}
-
-    def rest(self, leaves: list[Any]) -> Rest:
-        return Rest(self.treedef, self.mask, tuple(self.fixed(leaves)))
-
-
-class _Cache:
-    """Everything compiled for one function with one set of options."""
-
-    def __init__(self, fn: Any):
-        self.fn = fn  # a weak reference, or None where the function travels with its arguments
-        self.plans: dict[Any, _Plan] = {}
-        self.traces: list[None] = []
-
-
-# Compiled programs live as long as the function they belong to. Callables that are not plain
-# functions travel as arguments.
-_by_function: weakref.WeakKeyDictionary[Any, dict[_Settings, _Cache]] = weakref.WeakKeyDictionary()
-_by_structure: dict[Any, _Cache] = {}
-
-
-def _clear() -> None:
-    for caches in list(_by_function.values()):
-        for cache in caches.values():
-            cache.plans.clear()
-    for cache in _by_structure.values():
-        cache.plans.clear()
-
-
-register_cache(_clear)
-
-
-def _has_identity(fn: Any) -> bool:
-    """Whether a callable is compared by identity, holds nothing that JAX can see, and can be
-    watched."""
-    kind = type(fn)
-    return (
-        kind.__eq__ is object.__eq__ and kind.__weakrefoffset__ != 0 and not jtu.is_tree_node(kind)
-    )
-
-
-def _cache_of(fn: Any, settings: _Settings) -> _Cache:
-    if _has_identity(fn):
-        caches = _by_function.setdefault(fn, {})
-        if settings not in caches:
-            caches[settings] = _Cache(weakref.ref(fn))
-        return caches[settings]
-    return _by_structure.setdefault((type(fn), settings), _Cache(None))
-
-
-def _program(cache: _Cache, plan: _Plan, leaves: list[Any], settings: _Settings) -> Program:
-    """Makes the function of arrays that stands for calls with these static values, and hands it to
-    `jax.jit`."""
-    rest = plan.rest(leaves)
-    reference = cache.fn
-    fn = rest.fill([None] * sum(rest.mask))[0] if reference is None else reference()
-    options = dict(settings.options)
-    if settings.donate != "none":
-        options["donate_argnums"] = 0
-    if settings.in_shardings is not None:
-        chosen = _in_shardings(fn, rest, settings.in_shardings)
-        ordered = [chosen[i] for i in plan.in_call_order]
-        count = len(plan.donated(leaves))
-        options["in_shardings"] = (tuple(ordered[:count]), tuple(ordered[count:]))
-    keep_shape = settings.out_shardings is not None
-    if keep_shape:
-        options["out_shardings"] = settings.out_shardings
-
-    compiled = Program()
-    # Not the objects that hold the program: such a cycle would outlive the function, and with it
-    # the tracers that it closes over, until Python looks for cycles.
-    traces, rank, attention = cache.traces, plan.rank, compiled.attention
-
-    def program(donated: Any, kept: Any) -> Any:
-        traces.append(None)
-        given = [*donated, *kept]
-        arrays = [given[i] for i in rank]
-        target = None if reference is None else reference()
-        out = traced(attention, call_inside, target, rest, arrays)
-        return hold(out) if keep_shape else split(out)
-
-    program.__name__ = program.__qualname__ = callable_name(fn)
-    compiled.run = jax.jit(program, **options)
-    return compiled
-
-
-def _in_shardings(fn: Any, rest: Rest, prefix: Any) -> list[Any]:
-    """One sharding (or None) for every traced array."""
-    index_tree = rest.treedef.unflatten(range(rest.treedef.num_leaves))
-    if not isinstance(prefix, (tuple, list)):
-        prefix = tuple(prefix for _ in index_tree[1])
-    spread = broadcast_prefix(
-        tuple(prefix),
-        index_tree[1],
-        what=f"`in_shardings` of `{callable_name(fn)}`",
-        root="in_shardings",
-        is_leaf=lambda x: x is None or isinstance(x, jax.sharding.Sharding),
-    )
-    by_index = dict(zip(jtu.tree_leaves(index_tree[1]), spread, strict=True))
-    return [by_index.get(i) for i, m in enumerate(rest.mask) if m]
-
-
-def _unhashable(fn: Any, treedef: Any, leaves: list[Any], mask: tuple[bool, ...]) -> ValueError:
-    indices = treedef.unflatten(range(treedef.num_leaves))
-    for path, i in jtu.tree_flatten_with_path(indices)[0]:
-        if mask[i]:
+def _unhashable(fn: Any, args: Any, kwargs: Any) -> ValueError | None:
+    """The error for the first static value that cannot be hashed, if there is one."""
+    for path, leaf in jtu.tree_flatten_with_path((fn, args, kwargs))[0]:
+        if is_array(leaf):
             continue
         try:
-            intern_key(leaves[i])
+            intern_key(leaf)
         except TypeError:
             return ValueError(
                 message(
@@ -201,11 +45,11 @@ def _unhashable(fn: Any, treedef: Any, leaves: list[Any], mask: tuple[bool, ...]
                     "what is not an array",
                     where=f"`{callable_name(fn)}`, argument {argument_text(fn, path)}",
                     expected="arrays, or hashable Python values",
-                    got=short(leaves[i]),
+                    got=short(leaf),
                     instead="pass an array, a tuple or a frozenset; give your own class `__hash__` and `__eq__`",
                 )
             )
-    raise AssertionError("every static leaf is hashable")
+    return None
 
 
 def _traceable(x: Any) -> bool:
@@ -215,68 +59,101 @@ def _traceable(x: Any) -> bool:
 class _Jit(Transformed[P, T]):
     """What `filter_jit` returns."""
 
-    settings: _Settings = field(static=True)
+    settings: Settings = field(static=True)
+    _found_programs: ClassVar[Programs | None] = None
 
+    # Long: everything that happens at every call is in one frame, because a second one would be a
+    # tenth of the time of the smallest call. What `Taker.take` does is repeated for the two most
+    # frequent kinds of argument.
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        plan, program, leaves = self._prepare(args, kwargs, is_array)
-        donated, kept = plan.donated(leaves), plan.kept(leaves)
-        try:
-            if self.settings.donate == "none":
-                out = program.run(donated, kept)
-            else:
-                with quietly(self.settings.donate):
-                    out = program.run(donated, kept)
-            if program.attention:
-                program.settle(donated, kept, out)
-        except Exception as error:
-            program.failed(error, donated, kept)
-            raise
-        if self.settings.out_shardings is not None:
-            return release(out)
-        arrays, rest = out
-        return rest.fill(arrays)
-
-    def _prepare(self, args: Any, kwargs: Any, is_dynamic: Any) -> tuple[_Plan, Program, list[Any]]:
-        fn = self.fn
-        cache = self._cache()
+        programs = self._found_programs or self._programs()
         if kwargs:
-            args, kwargs = to_positional(fn, args, kwargs)
-        named = cache.fn is not None
-        leaves, treedef = jtu.tree_flatten((None if named else fn, args, kwargs))
-        types_ = tuple(map(type, leaves))
-        key: Any = (treedef, types_)
-        if np.ndarray in types_ or is_dynamic is not is_array:
-            # Arrays of objects or strings are static values, which their type does not tell.
-            key = (treedef, types_, tuple(map(is_dynamic, leaves)))
-        plan = cache.plans.get(key)
-        if plan is None:
-            # NumPy and JAX arrays in the same places are one plan, and so one program.
-            mask = tuple(map(is_dynamic, leaves))
-            shared = _Plan(treedef, mask, self.settings.donate)
-            plan = cache.plans[key] = cache.plans.setdefault((treedef, mask), shared)
-        fixed = plan.fixed(leaves)
+            args, kwargs = to_positional(self.fn, args, kwargs)  # pyright: ignore[reportAssignmentType] (not P's)
+        given: Any = args if programs.fn is not None else (self.fn, *args)
+        keys: list[Any] = []
+        groups: list[Any] = []
         try:
-            static = tuple(map(intern_key, fixed)) if fixed else ()
-            program = plan.programs.get(static)
+            for x in given:
+                cls = type(x)
+                if cls is ArrayImpl:
+                    keys.append(ARRAY)
+                    groups.append(x)
+                elif (
+                    cls in module_classes
+                    and type(form := x._vernal_form) is Form
+                    and ((watched := form.watched) is None or watched.unchanged())
+                ):
+                    keys.append(form.key)
+                    groups.append(form.arrays)
+                else:
+                    key, group = programs.taker.take(x)
+                    keys.append(key)
+                    groups.append(group)
+            if kwargs:
+                key, group = programs.taker.take_keywords(kwargs)
+                keys.append(key)
+                groups.append(group)
+            program = programs.by_key.get(tuple(keys))
         except TypeError:
-            raise _unhashable(fn, treedef, leaves, plan.mask) from None
+            error = _unhashable(self.fn, args, kwargs)
+            if error is None:
+                raise
+            raise error from None
         if program is None:
-            program = _program(cache, plan, leaves, self.settings)
-            plan.programs[static] = program
-        return plan, program, leaves
+            program = self._add_program(programs, given, kwargs, keys, groups)
+        try:
+            group, maker = program.run(*groups)
+            if program.attention:
+                program.settle(groups, group)
+        except Exception as error:
+            program.failed(error, groups)
+            raise
+        make = maker.make
+        return group if make is None else make(group)
 
-    def _cache(self) -> _Cache:
+    def _add_program(
+        self, programs: Programs, given: Any, kwargs: Any, keys: list[Any], groups: list[Any]
+    ) -> Program:
+        call = as_call(programs.fn is None, given, kwargs)
+        program = make_program(programs, self.settings, call, groups)
+        return programs.add(tuple(keys), program)
+
+    def _take(self, args: Any, kwargs: Any, taker: Taker) -> tuple[Any, Any, list[Any], list[Any]]:
+        """`(given, kwargs, keys, groups)` of a call that need not be fast."""
+        if kwargs:
+            args, kwargs = to_positional(self.fn, args, kwargs)
+        given = (self.fn, *args) if self._programs().fn is None else args
+        try:
+            taken = [*map(taker.take, given)]
+            taken += [taker.take_keywords(kwargs)] if kwargs else []
+        except TypeError:
+            error = _unhashable(self.fn, args, kwargs)
+            if error is None:
+                raise
+            raise error from None
+        return given, kwargs, [key for key, _ in taken], [group for _, group in taken]
+
+    def _programs(self) -> Programs:
         # Remembered outside the fields: it is found again after every flatten and unflatten.
-        values: dict[str, Any] = self.__dict__  # pyright: ignore[reportAssignmentType] (an instance's)
-        cache = values.get("_found_cache")
-        if cache is None:
-            cache = values["_found_cache"] = _cache_of(self.fn, self.settings)
-        return cache
+        programs = self._found_programs
+        if programs is None:
+            programs = programs_of(self.fn, self.settings)
+            values: dict[str, Any] = self.__dict__  # pyright: ignore[reportAssignmentType] (an instance's)
+            values["_found_programs"] = programs
+        return programs
 
     @property
     def trace_count(self) -> int:
         """How often the function has been traced (and, but for JAX's own caches, compiled)."""
-        return len(self._cache().traces)
+        return len(self._programs().traces)
+
+    def explain(self) -> str:
+        """Why the function was traced each time: one line per trace, with the place of the call,
+        how long it took, and what had changed since the earlier trace that is most alike.
+
+        Traces are counted over all `filter_jit` of one function, whatever their options.
+        """
+        return traces_of(self.fn).explain(callable_name(self.fn))
 
     def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> Lowered:
         """Traces and lowers without compiling or running.
@@ -288,28 +165,33 @@ class _Jit(Transformed[P, T]):
         Returns:
             The lowered program: `.as_text()`, `.compile()`.
         """
-        plan, program, leaves = self._prepare(args, kwargs, _traceable)
-        donated, kept = plan.donated(leaves), plan.kept(leaves)
-        with quietly(self.settings.donate):
-            lowered = program.run.lower(donated, kept)
-        run = functools.partial(self._compiled_call, program.look(donated, kept))
-        return Lowered(lowered, self.fn, plan.treedef.unflatten(leaves), run)
-
-    def _compiled_call(self, checks: Any, compiled: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a compiled program on a call's arguments, already known to have the structure it
-        was lowered for."""
-        if kwargs:
-            args, kwargs = to_positional(self.fn, args, kwargs)
-        named = self._cache().fn is not None
-        leaves, treedef = jtu.tree_flatten((None if named else self.fn, args, kwargs))
-        plan = _Plan(treedef, tuple(map(is_array, leaves)), self.settings.donate)
+        programs = self._programs()
+        is_dynamic = _traceable
+        taken = self._take(args, kwargs, Taker(is_dynamic))
+        given, kwargs, keys, groups = taken  # pyright: ignore[reportAssignmentType] (not P's)
+        call = as_call(programs.fn is None, given, kwargs)
+        program = programs.by_key.get(tuple(keys))
+        if program is None:
+            made = make_program(programs, self.settings, call, groups, is_dynamic)
+            program = programs.add(tuple(keys), made)
         try:
-            out = compiled(plan.donated(leaves), plan.kept(leaves))
-            wait(out, checks)
-        except Exception as error:
-            reraise(error)
-            raise
-        return release(out) if self.settings.out_shardings is not None else out[1].fill(out[0])
+            lowered = program.jit.lower(*groups)
+        finally:
+            program.opened.close()
+        checks = program.look(groups)
+
+        def run(compiled: Any, args: Any, kwargs: Any) -> Any:
+            # The arguments are known to have the structure that it was lowered for.
+            groups = self._take(args, kwargs, programs.taker)[3]
+            try:
+                group, maker = compiled(*groups)
+                wait(group, checks)
+            except Exception as error:
+                reraise(error)
+                raise
+            return group if maker.make is None else maker.make(group)
+
+        return Lowered(lowered, self.fn, (self.fn, *call[1:]), run)
 
 
 @overload
@@ -365,7 +247,7 @@ def filter_jit(
         compiler_options: passed to XLA.
 
     Returns:
-        The compiled function, with `.lower(*args)` and `.trace_count`.
+        The compiled function, with `.lower(*args)`, `.trace_count` and `.explain()`.
 
     Raises:
         TypeError: if `fn` is not callable, or for the options of `jax.jit` that have no meaning
@@ -403,7 +285,7 @@ def filter_jit(
         options["keep_unused"] = True
     if compiler_options is not None:
         options["compiler_options"] = compiler_options
-    settings = _Settings(donate, in_shardings, out_shardings, options)
+    settings = Settings(donate, in_shardings, out_shardings, options)
 
     def decorate(fn: Any) -> Any:
         check_callable(fn, "filter_jit")

@@ -257,14 +257,14 @@ def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     Args:
         fn: the function.
         *primals: its arguments. They may be any Python objects; every floating-point array in them
-            is differentiated.
+            that is not frozen (see `vernal.freeze`) is differentiated.
         has_aux: whether it returns a pair `(out, aux)`. `aux` may be any Python object.
 
     Returns:
         `(out, vjp_fn)` or `(out, vjp_fn, aux)`. `vjp_fn` takes one cotangent, a tree like `out`
         with an array, or None for zero, in place of every floating-point array and None in place
         of everything else; it returns a tuple with one tree for every argument, with None for
-        everything that is not a floating-point array. It is a pytree, so it can be passed to and
+        everything that is not differentiated. It is a pytree, so it can be passed to and
         returned from compiled functions.
 
     Raises:

@@ -163,6 +163,23 @@ class Pattern:
         """
         return _fits(self.text, name_keys(path if isinstance(path, str) else path_name(path)))
 
+    def covers(self, path: str | Sequence[Any]) -> bool:
+        """Whether the pattern matches a leaf or a part of the tree that it is in.
+
+        Args:
+            path: the name of the leaf, as `path_name` spells it, or its key path.
+
+        Returns:
+            True if the pattern matches the name or its beginning up to some dot.
+
+        Example:
+            >>> from vernal.trees import Pattern
+            >>> Pattern("layers.0").covers("layers.0.weight")
+            True
+        """
+        keys = name_keys(path if isinstance(path, str) else path_name(path))
+        return any(_fits(self.text, keys[:i]) for i in range(len(keys) + 1))
+
 
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _SHOWN

@@ -1,0 +1,218 @@
+"""What a call costs before anything is computed: `python benchmarks/dispatch.py [--quick]`.
+
+The floor is `jax.jit` on a flat list of the same arrays; every other way to call the same program is a multiple of it.
+A model has N array leaves: N/10 blocks, each of five pairs of weight and bias and an activation function. The arrays
+are tiny, and the program is the same for all. All ways run in one process and in turns. Prints tables and leaves with
+an error if a bar is missed; `--quick` leaves out the 1,000 leaves and the static variants.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from _measure import Column, relative, show_grid
+from flax import nnx
+
+import vernal
+
+SIZES = (10, 100, 1000)
+OURS = "Vernal `filter_jit`"
+BARS = {
+    "number": (1.3, 1.15, 1.15),
+    "model": (1.3, 1.2, 1.1),
+    "loop": (1.3, 1.2, 1.1),
+}
+VARIANTS, VARIANTS_BAR, MANY = 1_000, 1.5, "1,000 variants"
+
+
+def blocks(pair: Any, block: Any, count: int) -> list[Any]:
+    """The layers of a model, each array of it with other values."""
+    arrays = iter(jnp.arange(30.0 * count).reshape(-1, 3))
+    return [
+        block(*[pair(next(arrays), next(arrays)) for _ in range(5)], jnp.tanh) for _ in range(count)
+    ]
+
+
+def module_model(base: Any, count: int) -> Any:
+    """The model as modules of Vernal or of Equinox."""
+
+    class Pair(base):
+        weight: jax.Array
+        bias: jax.Array
+
+    class Block(base):
+        a: Pair
+        b: Pair
+        c: Pair
+        d: Pair
+        e: Pair
+        activation: Callable[[jax.Array], jax.Array]
+
+    class Net(base):
+        blocks: list[Block]
+
+    return Net(blocks(Pair, Block, count))
+
+
+def nnx_model(count: int) -> Any:
+    """The model as modules of Flax NNX."""
+
+    class Pair(nnx.Module):
+        def __init__(self, weight, bias):
+            self.weight = nnx.Param(weight)
+            self.bias = nnx.Param(bias)
+
+    class Block(nnx.Module):
+        def __init__(self, a, b, c, d, e, activation):
+            self.a, self.b, self.c, self.d, self.e = a, b, c, d, e
+            self.activation = activation
+
+    class Net(nnx.Module):
+        def __init__(self, blocks):
+            self.blocks = nnx.List(blocks)
+
+    return Net(blocks(Pair, Block, count))
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array)
+
+
+def number(model: Any) -> jax.Array:
+    """The sum of the first element of every array."""
+    return sum(x[0] for x in jax.tree.leaves(model) if _is_array(x))
+
+
+def updated(model: Any) -> Any:
+    """The model one step nearer to ones, where it stays however often this is called."""
+    return jax.tree.map(lambda x: (x + 1) * 0.5 if _is_array(x) else x, model)
+
+
+class Way(NamedTuple):
+    """A model, and how to call what is compiled for it."""
+
+    model: Any
+    number: Callable[[Any], jax.Array]
+    updated: Callable[[Any], Any]
+
+
+def nnx_ways(count: int) -> dict[str, Way]:
+    """NNX updates a model in place; what a step returns here is the same object."""
+    numbered = nnx.jit(lambda m: number(nnx.state(m, nnx.Param)))
+    moved = nnx.jit(lambda m: nnx.update(m, updated(nnx.state(m, nnx.Param))))
+    model, bound = nnx_model(count), nnx_model(count)
+    bound_numbered, bound_moved = (nnx.cached_partial(fn, bound) for fn in (numbered, moved))
+
+    def step(model: Any) -> Any:
+        moved(model)
+        return model
+
+    def bound_step(model: Any) -> Any:
+        bound_moved()
+        return model
+
+    return {
+        "Flax `nnx.jit`": Way(model, numbered, step),
+        "Flax `nnx.cached_partial`": Way(bound, lambda model: bound_numbered(), bound_step),
+    }
+
+
+def ways(size: int) -> dict[str, Way]:
+    """All ways to call the same two programs; the first is the floor."""
+    ours = module_model(vernal.Module, size // 10)
+    theirs = module_model(eqx.Module, size // 10)
+    return {
+        "`jax.jit`, flat list": Way(jax.tree.leaves(ours), jax.jit(number), jax.jit(updated)),
+        "`jax.jit`, Vernal modules": Way(ours, jax.jit(number), jax.jit(updated)),
+        OURS: Way(ours, vernal.filter_jit(number), vernal.filter_jit(updated)),
+        "Equinox `filter_jit`": Way(theirs, eqx.filter_jit(number), eqx.filter_jit(updated)),
+        **nnx_ways(size // 10),
+    }
+
+
+def check(found: dict[str, Way]) -> None:
+    """All ways compute the same numbers. (And are compiled.)"""
+    before = [float(way.number(way.model)) for way in found.values()]
+    after = [float(way.number(way.updated(way.model))) for way in found.values()]
+    for numbers in (before, after):
+        assert all(abs(x / numbers[0] - 1) < 1e-5 for x in numbers), numbers
+
+
+def training(way: Way) -> Callable[[], Any]:
+    """One step of a loop, whose argument is the result of the one before."""
+    model = way.model
+
+    def step() -> Any:
+        nonlocal model
+        model = way.updated(model)
+        return model
+
+    return step
+
+
+def calls(case: str, way: Way) -> Callable[[], Any]:
+    if case == "number":
+        return lambda: way.number(way.model)
+    if case == "model":
+        return lambda: way.updated(way.model)
+    return training(way)
+
+
+def dispatch(sizes: Sequence[int]) -> bool:
+    """The table of all cases and sizes. Returns whether every bar is met."""
+    columns: dict[str, list[Column]] = {case: [] for case in BARS}
+    for i, size in enumerate(sizes):
+        found = ways(size)
+        check(found)
+        for case, bars in BARS.items():
+            fns = {name: calls(case, way) for name, way in found.items()}
+            columns[case].append(relative(f"{case}, {size}", fns, bars[i]))
+    return show_grid(
+        "Dispatch: time over that of `jax.jit` on a flat list, by what a call returns and the number of arrays",
+        [column for case in BARS for column in columns[case]],
+        OURS,
+    )
+
+
+class Sized(vernal.Module):
+    """A model with structure besides its arrays."""
+
+    weight: jax.Array
+    size: int = vernal.field(static=True)
+
+
+def among_variants(name: str, arguments: Callable[[int], tuple[Any, ...]]) -> Column:
+    """A hit where there are many variants, over one where there is a single one. Both go round sixteen
+    calls, and the many are hit far from each other in the order of their compilation."""
+    alone, among = (vernal.filter_jit(lambda model, *size: model) for _ in range(2))
+    variants = [arguments(i) for i in range(VARIANTS)]
+    for given in variants:
+        among(*given)
+    one = itertools.cycle([arguments(0) for _ in range(16)])
+    some = itertools.cycle(variants[:: VARIANTS // 16][:16])
+    fns = {"1 variant": lambda: alone(*next(one)), MANY: lambda: among(*next(some))}
+    return relative(name, fns, VARIANTS_BAR)
+
+
+def variants() -> bool:
+    """The table of static variants. Returns whether every bar is met."""
+    columns = [
+        among_variants("in an argument", lambda i: (jnp.ones(3), i)),
+        among_variants("in a field of a module", lambda i: (Sized(jnp.ones(3), i),)),
+        among_variants("captured by a function", lambda i: (jnp.ones(3), lambda: i)),
+    ]
+    return show_grid("`filter_jit`: a hit among static variants", columns, MANY)
+
+
+def main() -> int:
+    quick = "--quick" in sys.argv
+    met = dispatch(SIZES[:2] if quick else SIZES)
+    return 0 if (quick or variants()) and met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

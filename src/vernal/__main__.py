@@ -1,0 +1,84 @@
+"""The command line: `python -m vernal COMMAND`."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+_STARTUP = Path(__file__).resolve().parent / "_startup"
+
+_COMPILES = """\
+Runs a script, and reports every compilation of JAX in it: of which function, where, how often, how
+long tracing, lowering and compiling took, and why, where that is known. The table is printed to
+the standard error when the script has ended; its own output and exit code are left alone.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m vernal", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    compiles = commands.add_parser(
+        "compiles",
+        help="run a script and report every compilation",
+        description=_COMPILES,
+        usage="python -m vernal compiles [-h] [--html FILE] (SCRIPT | -m MODULE) [ARGS...]",
+    )
+    compiles.add_argument(
+        "--html", metavar="FILE", help="write a page with a timeline as well: one file, no network"
+    )
+    run = compiles.add_argument_group("what is run, as after `python`")
+    run.add_argument("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER)
+    run.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER)
+    compiles.set_defaults(run=_compiles, parser=compiles)
+    return parser
+
+
+def _compiles(options: argparse.Namespace) -> NoReturn:
+    parser: argparse.ArgumentParser = options.parser
+    command = options.script if options.module is None else ["-m", *options.module]
+    if command in ([], ["-m"]):
+        parser.error("which script? For example: python -m vernal compiles train.py")
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        parser.error("leave out -E, -I and -S: they keep Python from importing what watches")
+    page = None if options.html is None else Path(options.html).resolve()
+    if page is not None and not page.parent.is_dir():
+        parser.error(f"--html {options.html}: there is no folder {page.parent}")
+    before = os.environ.get("PYTHONPATH")
+    settings = {
+        # The script may change its directory.
+        "page": None if page is None else str(page),
+        "script": " ".join(command),
+        "pythonpath": before,
+    }
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(_STARTUP), *([before] if before else [])]),
+        "VERNAL_COMPILES": json.dumps(settings),
+    }
+    # In place of this process, which has imported JAX already: see _startup/sitecustomize.py.
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *_python_options(), *command], environment)
+
+
+def _python_options() -> list[str]:
+    """What stands between `python` and `-m vernal`."""
+    before = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
+    # Or between `python` and `-mvernal`.
+    return before[: -2 if before[-1] == "vernal" else -1]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command.
+
+    Args:
+        arguments: the words of the command line. None: those of this process.
+    """
+    options = _parser().parse_args(arguments)
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Where the user is: the line of theirs that is running, past JAX, Vernal and other libraries."""
+
+import os
+import sys
+import sysconfig
+from types import FrameType
+
+import jax
+
+VERNAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_BELOW = (
+    VERNAL,
+    os.path.dirname(os.path.abspath(jax.__file__)) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")),
+)
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+# What Python itself and beartype make has no file.
+_NO_FILE = ("<frozen ", "<@beartype")
+
+
+def is_users(file: str) -> bool:
+    """Whether code is the user's own.
+
+    Args:
+        file: the file that it is in.
+
+    Returns:
+        False for JAX, Vernal, the standard library, installed packages, and generated code.
+    """
+    installed = any(part in file for part in _INSTALLED)
+    return bool(file) and not installed and not file.startswith(("<", *_BELOW))
+
+
+def place_of_call() -> tuple[str, int] | None:
+    """File and line of the innermost call of the user's that is going on.
+
+    Returns:
+        If there is none, that of an installed package or of generated code; if there is none of
+        those either, None.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    second_best = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return file, frame.f_lineno
+        if second_best is None and not file.startswith((*_NO_FILE, *_BELOW)):
+            second_best = file, frame.f_lineno
+        frame = frame.f_back
+    return second_best

@@ -1,0 +1,126 @@
+"""Between a model and Optax: what is optimised, gradients without holes, states that keep their
+types.
+
+Optax knows trees of parameters, and updates of the same structure. A model has parts that are not
+optimised, its gradients have holes, and a compiled step must return what it was given, type for
+type.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import signature_of
+from ..modules import trainable
+from ..show import diff_text, message
+from ..trees import combine, filter, is_array
+
+
+@contextlib.contextmanager
+def optax_promotes() -> Iterator[None]:
+    """Optax mixes dtypes (Adam computes `b1**count`) and ranks, also where its user has forbidden
+    that to their own code."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def parameters(model: Any) -> Any:
+    """What is optimised of a model: the rest is None."""
+    return filter(model, trainable(model))
+
+
+def _is_pair(params: Any) -> bool:
+    """Whether these are the two sets of parameters that `optax.lookahead` steps: gradients are
+    those of the fast ones."""
+    return getattr(params, "_fields", None) == ("fast", "slow")
+
+
+def fill_missing(params: Any, grads: Any) -> Any:
+    """Gradients for all parameters: zeros where none was computed, for Optax knows no holes."""
+    params = params.fast if _is_pair(params) else params
+
+    def fill(grad: Any, part: Any) -> Any:
+        if grad is None:
+            return jtu.tree_map(jnp.zeros_like, part)
+        return None if part is None else grad
+
+    try:
+        return jtu.tree_map(fill, grads, params, is_leaf=_is_none)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            message(
+                "the gradients do not have the structure of the model",
+                where="Optimizer.update(model, grads, state)",
+                expected="a tree like the model, with None where nothing was differentiated",
+                got=f"{diff_text(params, grads, leaves='ignore')}\n({error})",
+                instead="pass the model they were computed for, and the arguments in this order",
+            )
+        ) from None
+
+
+def leave_missing(grads: Any, updates: Any) -> Any:
+    """Updates with the holes of the gradients: what was not differentiated does not move."""
+    if _is_pair(updates):
+        return type(updates)(*(leave_missing(grads, part) for part in updates))
+    return jtu.tree_map(lambda g, u: None if g is None else u, grads, updates, is_leaf=_is_none)
+
+
+def extra_arguments(
+    extra: dict[str, Any], update: Any, model: Any, params: Any, where: str
+) -> dict[str, Any]:
+    """The extra arguments of a step as Optax needs them: functions of the model, which Optax calls
+    with the parameters, get the whole model; gradients have no holes."""
+    signature = signature_of(update)
+    known = {} if signature is None else signature.parameters
+    if signature is not None and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        for name in extra.keys() - known:
+            raise TypeError(
+                message(
+                    f"the transformation takes no extra argument `{name}`",
+                    where=f"{where}.update(model, grads, state, ...)",
+                    expected="model, grads and state",
+                    got=", ".join(extra),
+                    instead="leave it out; optax.with_extra_args_support makes one that ignores it",
+                )
+            )
+    structure = jtu.tree_structure(params)
+
+    def of_model(fn: Any) -> Any:
+        def of_parameters(params: Any, *args: Any, **kwargs: Any) -> Any:
+            whole = jtu.tree_structure(params) == structure
+            return fn(combine(params, model) if whole else params, *args, **kwargs)
+
+        return of_parameters
+
+    prepared = {n: of_model(x) if callable(x) else x for n, x in extra.items()}
+    if "grad" in prepared:
+        prepared["grad"] = fill_missing(params, prepared["grad"])
+    return prepared
+
+
+def strong(x: Any) -> Any:
+    """A leaf of the state with a dtype of its own: a weak one would be another type after the
+    first step."""
+    x = x if is_array(x) else jnp.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
+
+
+def _like(new: Any, old: Any) -> Any:
+    new = strong(new)
+    return new if new.dtype == old.dtype else new.astype(old.dtype)
+
+
+def keep_types(new: Any, old: Any) -> Any:
+    """The state after a step with the dtypes of the one before. (`optax.monitor` adds to its state
+    at the first step.)"""
+    if jtu.tree_structure(new) != jtu.tree_structure(old):
+        return jtu.tree_map(strong, new)
+    return jtu.tree_map(_like, new, old)

@@ -1,0 +1,382 @@
+"""Why did it compile? Every trace of a function under `filter_jit`, with what has changed since the
+earlier one that is most alike.
+
+The body of a compiled function runs only when it is traced: that is the signal, and there
+`Tracing()` is entered. The arguments are those of the call further up the stack. A program may also
+be compiled again without a trace, for other devices; JAX tells its listeners of that. So nothing
+in this file runs in a call that compiles nothing.
+"""
+
+import collections
+import contextlib
+import contextvars
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jax
+
+from .._ground import callable_name, here, trace_state_clean
+from ._frames import frame_of_call
+from ._signatures import Difference, Signature, has_identity, signature_of_call
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+# The traces of a function that are remembered, to be compared with and to be told of.
+_KEPT = 32
+# The differences that are told of one trace.
+_TOLD = 6
+_NOT_SEEN = (
+    "nothing in the arguments or in the settings of JAX; its caches were cleared, or it is called "
+    "inside another transformation, or what a function captures is another object"
+)
+_FAILED = "nothing; the call that traced it before has failed"
+_NAN = Difference("jax_debug_nans", "no NaN", "a NaN, so it runs operation by operation")
+
+
+class _Call(NamedTuple):
+    """A call of a function under `filter_jit` that is going on."""
+
+    frame: FrameType
+    fn: Any
+    signature: Callable[[], Signature]
+
+
+def _call_above(frame: FrameType | None) -> _Call | None:
+    """The call that traces or compiles now, if there is one."""
+    frame = frame_of_call(frame)
+    if frame is None:
+        return None
+    found = frame.f_locals
+    fn, settings = found["self"].fn, found["self"].settings
+    args = found["given"][0 if has_identity(fn) else 1 :]
+    options = {name: getattr(settings, name) for name in settings.__slots__}
+    signature = functools.partial(signature_of_call, fn, args, found["kwargs"], options)
+    return _Call(frame, fn, signature)
+
+
+class Trace:
+    """One trace of a function under `filter_jit`, or one compilation of what was traced before.
+
+    Attributes:
+        name: what the function is called.
+        kind: `"traced"` (and compiled, unless inside another function), `"compiled"` without being
+            traced, or `"run"` operation by operation, which is how JAX looks for a NaN.
+        number: how often the function was traced, including this time.
+        again: whether it was traced before.
+        differences: what has changed since the earlier trace that is most alike.
+        reason: the same in one line; empty for the first trace.
+        place: where it was called: `train.py:57`.
+        seconds: how long it took to trace, lower and compile; None while that goes on.
+        source: the same object for all traces of one function.
+    """
+
+    __slots__ = (
+        "again",
+        "compiled",
+        "differences",
+        "failed",
+        "kind",
+        "name",
+        "number",
+        "place",
+        "reason",
+        "seconds",
+        "signature",
+        "source",
+    )
+
+    def __init__(self, call: _Call, kind: str, traces: "Traces"):
+        self.name = callable_name(call.fn)
+        self.kind = kind
+        self.number = traces.count + (kind == "traced")
+        self.again = traces.count > 0
+        self.compiled = kind == "compiled"
+        self.failed = False
+        self.signature = call.signature()
+        self.differences: list[Difference] = []
+        self.reason = ""
+        self.place = _place(call.frame)
+        self.seconds: float | None = None
+        self.source = traces.source
+
+    def explain_with(self, differences: list[Difference], otherwise: str) -> None:
+        """Takes the differences as the reason."""
+        self.differences = differences
+        told = [str(d) for d in differences[:_TOLD]]
+        if len(differences) > _TOLD:
+            told.append(f"and {len(differences) - _TOLD} more")
+        self.reason = "; ".join(told) or otherwise
+
+    def event(self) -> str:
+        """What has happened: `traced again (2nd, 0.8 s): x: f32[32,4] -> f32[31,4]`."""
+        times = [ordinal(self.number)] if self.kind == "traced" else []
+        if self.seconds is not None:
+            times.append(f"{self.seconds:.2g} s" if self.seconds < 10 else f"{self.seconds:.0f} s")
+        text = f"{self.kind}{' again' if self.again else ''} ({', '.join(times)})"
+        return f"{text}: {self.reason}" if self.reason else text
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.event()}"
+
+
+def _place(frame: FrameType) -> str:
+    """Where the user's code has made this call."""
+    entries = here(innermost=frame).entries
+    return f"{os.path.basename(entries[-1][0])}:{entries[-1][1]}" if entries else "unknown"
+
+
+def ordinal(n: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`, ..., `11th`, ..."""
+    ending = "th" if 10 < n % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"
+
+
+class Traces:
+    """The traces of one function, under whatever options."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.count = 0
+        self.recent: collections.deque[Trace] = collections.deque(maxlen=_KEPT)
+        self.source = object()
+
+    def nearest(self, signature: Signature, placed: bool) -> tuple[list[Difference], Trace | None]:
+        """The earlier trace with the fewest differences, the latest of those."""
+        compared = [(t.signature.differences(signature, placed), t) for t in reversed(self.recent)]
+        return min(compared, key=lambda found: len(found[0]), default=([], None))
+
+    def traced(self, call: _Call) -> Trace:
+        """Notes a new trace, unless a guard refuses it."""
+        with self.lock:
+            trace = Trace(call, "traced", self)
+            if trace.again:
+                found, nearest = self.nearest(trace.signature, placed=False)
+                failed = nearest is not None and nearest.failed
+                trace.explain_with(found, _FAILED if failed else _NOT_SEEN)
+            _ask_guards(trace)
+            self.count += 1
+            self.recent.append(trace)
+            return trace
+
+    def ran(self, call: _Call) -> Trace:
+        """Notes that JAX runs the body without tracing it, to find where a NaN comes from."""
+        with self.lock:
+            trace = Trace(call, "run", self)
+            trace.explain_with([_NAN], "")
+            self.recent.append(trace)
+            return trace
+
+    def compiled(self, call: _Call, seconds: float) -> None:
+        """Notes a compilation that no trace precedes."""
+        with self.lock:
+            trace = Trace(call, "compiled", self)
+            for earlier in self.recent:
+                if not (earlier.compiled or earlier.signature.differences(trace.signature)):
+                    # It was only traced, by `lower` or inside another function: this is its first.
+                    earlier.compiled, earlier.signature = True, trace.signature
+                    return
+            found = self.nearest(trace.signature, placed=True)[0]
+            if not found:
+                # A transformation of it.
+                return
+            trace.explain_with(found, "")
+            _ask_guards(trace)
+            self.recent.append(trace)
+        trace.seconds = seconds
+        _tell_watchers(trace)
+
+    def explain(self, name: str) -> str:
+        """What `.explain()` of a function returns.
+
+        Args:
+            name: what the function is called.
+        """
+        with self.lock:
+            recent, count = list(self.recent), self.count
+        if not count:
+            return f"{name}: not traced yet"
+        lines = [f"{name}: traced {'once' if count == 1 else f'{count} times'}"]
+        missing = count - sum(trace.kind == "traced" for trace in recent)
+        if missing:
+            lines.append(f"  ... ({missing} earlier traces)")
+        lines += [f"  {trace.place}: {trace.event()}" for trace in recent]
+        return "\n".join(lines)
+
+
+# Traces are remembered as long as the function they belong to, or by class where the function
+# travels with its arguments.
+_of_function: weakref.WeakKeyDictionary[Any, Traces] = weakref.WeakKeyDictionary()
+_of_class: dict[type, Traces] = {}
+
+
+def traces_of(fn: Any) -> Traces:
+    """The traces of a function.
+
+    Args:
+        fn: the function that `filter_jit` was given.
+
+    Returns:
+        What is known of it, and will be.
+
+    Example:
+        >>> import vernal
+        >>> from vernal.transforms import traces_of
+        >>> double = vernal.filter_jit(lambda x, n: n * x)
+        >>> _ = double(1.0, 2), double(1.0, 3)
+        >>> [trace.reason for trace in traces_of(double.fn).recent]
+        ['', 'n: 2 -> 3']
+    """
+    if has_identity(fn):
+        return _of_function.setdefault(fn, Traces())
+    return _of_class.setdefault(type(fn), Traces())
+
+
+class _Open(threading.local):
+    """The traces of this thread whose calls are not over, by the frame of the call."""
+
+    def __init__(self) -> None:
+        self.by_frame: dict[int, Trace] = {}
+
+
+_open = _Open()
+
+
+class Tracing:
+    """Entered in the body of a compiled function, left when the call that it belongs to is over.
+
+    Raises:
+        RetraceError: when entered, if `debug.no_retrace` refuses the trace.
+    """
+
+    __slots__ = ("frame", "outer_error", "start", "trace")
+
+    def __enter__(self) -> None:
+        self.trace: Trace | None = None
+        disabled = getattr(jax.config, "jax_disable_jit", False)
+        call = None if disabled else _call_above(sys._getframe())
+        if call is None:
+            return
+        _listen()
+        self.start, self.outer_error = time.perf_counter(), sys.exception()
+        traces = traces_of(call.fn)
+        self.trace = traces.ran(call) if trace_state_clean() else traces.traced(call)
+        self.frame = id(call.frame)
+        _open.by_frame[self.frame] = self.trace
+
+    def __exit__(self, *error: Any) -> None:
+        if self.trace is None:
+            return
+        _open.by_frame.pop(self.frame, None)
+        # It may be left in the handler of an error of the call.
+        failed = sys.exception() is not self.outer_error
+        self.trace.failed = failed and self.trace.kind == "traced"
+        self.trace.seconds = time.perf_counter() - self.start
+        _tell_watchers(self.trace)
+
+
+@functools.cache
+def _listen() -> None:
+    jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def _on_event(event: str, duration_secs: float, **details: Any) -> None:
+    if event != _COMPILED:
+        return
+    call = _call_above(sys._getframe(1))
+    if call is None or details.get("fun_name") != f"jit({callable_name(call.fn)})":
+        return
+    trace = _open.by_frame.get(id(call.frame))
+    if trace is None:
+        traces_of(call.fn).compiled(call, duration_secs)
+    else:
+        trace.compiled = True
+
+
+_watchers: list["Watch"] = []
+_guards: contextvars.ContextVar[tuple[Callable[[Trace], None], ...]] = contextvars.ContextVar(
+    "vernal_trace_guards", default=()
+)
+
+
+def _tell_watchers(trace: Trace) -> None:
+    for watch in list(_watchers):
+        watch.tell(trace)
+
+
+def _ask_guards(trace: Trace) -> None:
+    for guard in _guards.get():
+        guard(trace)
+
+
+class Watch:
+    """Tells of every trace until it is stopped, or until the `with` block that it opens ends.
+
+    Args:
+        tell: called with each trace.
+    """
+
+    def __init__(self, tell: Callable[[Trace], None]):
+        self.tell = tell
+        _watchers.append(self)
+
+    def stop(self) -> None:
+        """Ends it. Once is enough; twice does no harm."""
+        if self in _watchers:
+            _watchers.remove(self)
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop()
+
+
+def watch_traces(tell: Callable[[Trace], None]) -> Watch:
+    """Tells of every trace of a function under `filter_jit`, in any thread, when the call that made
+    it is over; and of every compilation without a trace.
+
+    Args:
+        tell: called with each `Trace`.
+
+    Returns:
+        The watch. It has begun, and ends by `.stop()` or with the `with` block that it opens.
+
+    Example:
+        >>> import vernal
+        >>> from vernal.transforms import watch_traces
+        >>> double = vernal.filter_jit(lambda x, n: n * x)
+        >>> with watch_traces(lambda trace: print(trace.number, trace.reason)):
+        ...     _ = double(1.0, 2), double(1.0, 3)
+        1
+        2 n: 2 -> 3
+    """
+    return Watch(tell)
+
+
+@contextlib.contextmanager
+def guard_traces(ask: Callable[[Trace], None]) -> Iterator[None]:
+    """Asks before every trace in this thread, and may so forbid it.
+
+    Args:
+        ask: called with each `Trace` before the function is. If it raises, nothing is traced, and
+            nothing that is compiled is lost.
+
+    Example:
+        >>> import vernal
+        >>> from vernal.transforms import guard_traces
+        >>> double = vernal.filter_jit(lambda x: 2 * x)
+        >>> with guard_traces(lambda trace: print("first trace:", not trace.again)):
+        ...     _ = double(1.0)
+        first trace: True
+    """
+    token = _guards.set((*_guards.get(), ask))
+    try:
+        yield
+    finally:
+        _guards.reset(token)

@@ -1,0 +1,226 @@
+"""The programs compiled for one function: where they are kept, and how one is made."""
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from .._ground import callable_name, register_cache
+from ..trees import is_array
+from ._boundary import Rest, hold, release, split
+from ._donation import donated_arguments, without_donation_warnings
+from ._explain import Tracing
+from ._failures import Program, traced
+from ._forms import Taker
+from ._frames import frame_of_call
+from ._prefixes import broadcast_prefix
+from ._results import Maker, pack
+from ._signatures import has_identity
+from ._transformed import call_inside
+
+
+class Settings:
+    """The options of one `filter_jit`. Compared by value, as part of the structure of the
+    wrapper.
+
+    Args:
+        donate: as for `filter_jit`.
+        in_shardings: likewise.
+        out_shardings: likewise.
+        options: those that are passed on to `jax.jit`.
+    """
+
+    __slots__ = ("donate", "in_shardings", "options", "out_shardings")
+
+    def __init__(self, donate: str, in_shardings: Any, out_shardings: Any, options: dict[str, Any]):
+        self.donate = donate
+        self.in_shardings = in_shardings
+        self.out_shardings = out_shardings
+        self.options = options
+
+    def key(self) -> Any:
+        """What is compared."""
+        shardings = [jtu.tree_flatten(s) for s in (self.in_shardings, self.out_shardings)]
+        return (
+            self.donate,
+            *((tuple(leaves), treedef) for leaves, treedef in shardings),
+            repr(sorted(self.options.items())),
+        )
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is Settings and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+
+# How many programs one function keeps: as many as `jax.jit` does, and fewer where functions of one
+# class share them, because these outlive each of them.
+_MOST, _MOST_SHARED = 4096, 256
+
+
+class Programs:
+    """Everything compiled for one function with one set of options.
+
+    Args:
+        fn: a weak reference to the function, or None where it travels with its arguments.
+
+    Attributes:
+        by_key: the programs, by the keys of the arguments.
+        taker: takes the arguments apart.
+        traces: one item for each time that the function was traced.
+    """
+
+    __slots__ = ("by_key", "fn", "taker", "traces")
+
+    def __init__(self, fn: Any):
+        self.fn = fn
+        self.by_key: dict[Any, Program] = {}
+        self.taker = Taker()
+        self.traces: list[None] = []
+
+    def add(self, key: Any, program: Program) -> Program:
+        """Keeps a program, unless another thread has been faster.
+
+        Args:
+            key: the keys of the arguments.
+            program: the program for them.
+
+        Returns:
+            The one that is kept.
+        """
+        most = _MOST if self.fn is not None else _MOST_SHARED
+        for known in (self.by_key, self.taker.layouts):
+            while len(known) >= most:
+                known.pop(next(iter(known)), None)
+        return self.by_key.setdefault(key, program)
+
+
+# Programs live as long as the function they belong to. Callables that are not plain functions
+# travel as arguments.
+_by_function: weakref.WeakKeyDictionary[Any, dict[Settings, Programs]] = weakref.WeakKeyDictionary()
+_by_structure: dict[Any, Programs] = {}
+
+
+def _clear() -> None:
+    everything = [p for by_settings in list(_by_function.values()) for p in by_settings.values()]
+    for programs in [*everything, *_by_structure.values()]:
+        programs.by_key.clear()
+        programs.taker.layouts.clear()
+
+
+register_cache(_clear)
+
+
+def programs_of(fn: Any, settings: Settings) -> Programs:
+    """Where the programs of a function are kept.
+
+    Args:
+        fn: the function.
+        settings: the options they are compiled with.
+    """
+    if has_identity(fn):
+        by_settings = _by_function.setdefault(fn, {})
+        found = by_settings.get(settings)
+        # In one step, for threads that ask at the same time.
+        return found or by_settings.setdefault(settings, Programs(weakref.ref(fn)))
+    return _by_structure.setdefault((type(fn), settings), Programs(None))
+
+
+def as_call(travels: bool, given: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """`(fn, args, kwargs)`, where `fn` is None if it does not travel with its arguments.
+
+    Args:
+        travels: whether it does.
+        given: the positional arguments, after the function if it travels.
+        kwargs: the others.
+    """
+    return (given[0], given[1:], kwargs) if travels else (None, given, kwargs)
+
+
+def make_program(
+    programs: Programs,
+    settings: Settings,
+    call: tuple[Any, Any, Any],
+    groups: list[Any],
+    is_dynamic: Callable[[Any], bool] = is_array,
+) -> Program:
+    """The function of groups of arrays that stands for all calls like this one, handed to `jax.jit`.
+
+    Args:
+        programs: where it will be kept.
+        settings: the options to compile it with.
+        call: `(fn, args, kwargs)`, where `fn` is None if it does not travel with its arguments.
+        groups: the arrays of the call.
+        is_dynamic: which leaves are arrays.
+
+    Returns:
+        The program.
+    """
+    reference, travels = programs.fn, programs.fn is None
+    fn = call[0] if reference is None else reference()
+    rest = split(call, is_dynamic)[1]
+    options = dict(settings.options)
+    donated = donated_arguments(settings.donate, len(groups), int(reference is None))
+    if donated:
+        options["donate_argnums"] = donated
+    if settings.in_shardings is not None:
+        chosen = _in_shardings(fn, rest, settings.in_shardings)
+        options["in_shardings"] = tuple(jtu.tree_structure(groups).unflatten(chosen))
+    keep_shape = settings.out_shardings is not None
+    if keep_shape:
+        options["out_shardings"] = (settings.out_shardings, None)
+    take_out = _hold if keep_shape else pack
+
+    compiled = Program(rest)
+    # Not the objects that hold the program: such a cycle would outlive the function, and with it
+    # the tracers that it closes over, until Python looks for cycles.
+    traces, attention, opened = programs.traces, compiled.attention, compiled.opened
+    quiet = bool(donated) and settings.donate.startswith("all")
+
+    def program(*groups: Any) -> Any:
+        opened.enter(Tracing())
+        traces.append(None)
+        if quiet:
+            opened.enter(without_donation_warnings())
+        target = None if reference is None else reference()
+        return take_out(
+            traced(attention, call_inside, target, _rest_now(travels), jtu.tree_leaves(groups))
+        )
+
+    program.__name__ = program.__qualname__ = callable_name(fn)
+    compiled.use(jax.jit(program, **options))
+    return compiled
+
+
+def _rest_now(travels: bool) -> Rest:
+    """Everything but the arrays of the call that traces. It is not kept from the call that the
+    program was made for: what the functions of that one captured may have changed in place since."""
+    frame: Any = frame_of_call(sys._getframe(1))
+    found = frame.f_locals
+    call = as_call(travels, found["given"], found["kwargs"])
+    return split(call, found.get("is_dynamic", is_array))[1]
+
+
+def _hold(out: Any) -> tuple[Any, Maker]:
+    """A result in its own shape, of which `out_shardings` is a prefix."""
+    return hold(out), Maker(release)
+
+
+def _in_shardings(fn: Any, rest: Rest, prefix: Any) -> list[Any]:
+    """One sharding (or None) for every traced array."""
+    index_tree = rest.treedef.unflatten(range(rest.treedef.num_leaves))
+    if not isinstance(prefix, (tuple, list)):
+        prefix = tuple(prefix for _ in index_tree[1])
+    spread = broadcast_prefix(
+        tuple(prefix),
+        index_tree[1],
+        what=f"`in_shardings` of `{callable_name(fn)}`",
+        root="in_shardings",
+        is_leaf=lambda x: x is None or isinstance(x, jax.sharding.Sharding),
+    )
+    by_index = dict(zip(jtu.tree_leaves(index_tree[1]), spread, strict=True))
+    return [by_index.get(i) for i, m in enumerate(rest.mask) if m]

@@ -1,0 +1,180 @@
+"""What a compiled program depends on, by path: the signature of a call.
+
+Two calls with equal signatures share a program; where two signatures differ is why a function was
+compiled again. A signature keeps nothing of the user alive: see `_descriptions.py`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+
+from .._ground import callable_name, signature_of
+from ._descriptions import STATIC, Array, Description, Part, describe, mesh_text
+
+# The settings of JAX that its traces depend on and that people change.
+_SETTINGS = (
+    "jax_allow_f16_reductions",
+    "jax_debug_key_reuse",
+    "jax_default_device",
+    "jax_default_matmul_precision",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_random_seed_offset",
+    "jax_threefry_partitionable",
+    "jax_use_direct_linearize",
+)
+_MESH = "jax.set_mesh"
+_NOTHING = "nothing"
+_NOT_GIVEN = "not given"
+_ANOTHER = " (another one that prints the same)"
+
+
+class Difference(NamedTuple):
+    """One place where two calls differ.
+
+    Attributes:
+        path: the place: `model.layers[0].weight`, `filter_jit(donate=)`, `jax_enable_x64`.
+        before: what the earlier call had there, on one line.
+        after: what the later call has.
+    """
+
+    path: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before} -> {self.after}"
+
+
+class Signature:
+    """What the compiled program for one call depends on.
+
+    Args:
+        parts: the description of every argument, setting and option, by name.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: dict[str, Description]):
+        self.parts = parts
+
+    def differences(self, later: "Signature", placed: bool = False) -> list[Difference]:
+        """Where a later call differs.
+
+        Args:
+            later: the signature of that call.
+            placed: whether to compare the devices and shardings of arrays also where a trace does
+                not depend on them.
+
+        Returns:
+            The differences, in the order of the arguments.
+        """
+        found: list[Difference] = []
+        for name in dict.fromkeys((*self.parts, *later.parts)):
+            a, b = self.parts.get(name), later.parts.get(name)
+            found.extend(_compare(name, a, b, placed, _NOT_GIVEN))
+        return found
+
+
+def _compare(
+    path: str, a: Description | None, b: Description | None, placed: bool, absent: str = _NOTHING
+) -> Iterator[Difference]:
+    if a is None or b is None:
+        yield Difference(path, *(absent if x is None else x.text for x in (a, b)))
+    elif a.hashes[placed] == b.hashes[placed]:
+        return
+    elif isinstance(a, Array) and isinstance(b, Array):
+        yield _difference(path, *a.texts_with(b))
+    elif isinstance(a, Array) or isinstance(b, Array):
+        yield _difference(path, a.text, b.text)
+    elif a.kind != b.kind:
+        same_name = a.text == b.text
+        yield _difference(path, *(x.full_text if same_name else x.text for x in (a, b)))
+    else:
+        yield from _compare_parts(path, a, b, placed)
+
+
+def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> Iterator[Difference]:
+    told = a.text != b.text
+    if told:
+        yield Difference(path, a.text, b.text)
+    for key in dict.fromkeys((*a.parts, *b.parts)):
+        # The length has told of the others.
+        if not told or (key in a.parts and key in b.parts):
+            for difference in _compare(path + key, a.parts.get(key), b.parts.get(key), placed):
+                told = True
+                yield difference
+    if not told and a.mark != b.mark:
+        yield _difference(path, a.text, b.text)
+
+
+def _difference(path: str, before: str, after: str) -> Difference:
+    return Difference(path, before, after + _ANOTHER if before == after else after)
+
+
+def has_identity(fn: Any) -> bool:
+    """Whether a callable is compared by identity, holds nothing that JAX can see, and can be
+    watched. Any other travels with the arguments of its calls."""
+    kind = type(fn)
+    return (
+        kind.__eq__ is object.__eq__ and kind.__weakrefoffset__ != 0 and not jtu.is_tree_node(kind)
+    )
+
+
+def signature_of_call(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+) -> Signature:
+    """The signature of a call of a function under `filter_jit`, here and now.
+
+    Args:
+        fn: the function.
+        args: the arguments of the call.
+        kwargs: likewise.
+        options: those of `filter_jit`, by name.
+
+    Returns:
+        The signature. It keeps none of the arguments alive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.transforms import signature_of_call
+        >>> def f(x, n): ...
+        >>> before = signature_of_call(f, (jnp.ones(2), 3), {})
+        >>> after = signature_of_call(f, (jnp.ones(2), 4), {})
+        >>> [str(difference) for difference in before.differences(after)]
+        ['n: 3 -> 4']
+    """
+    parts = {name: describe(x) for name, x in _by_name(fn, args, kwargs).items()}
+    if not has_identity(fn):
+        parts = {callable_name(fn): describe(fn), **parts}
+    for name, option in (options or {}).items():
+        parts[f"filter_jit({name}=)"] = describe(option, static=True)
+    for name in _SETTINGS:
+        setting = getattr(jax.config, name, None)
+        # Some are enumerations of words.
+        parts[name] = Part(STATIC, repr(getattr(setting, "value", setting)), None)
+    mesh = jax.sharding.get_abstract_mesh()
+    parts[_MESH] = Part(STATIC, mesh_text(mesh), hash(mesh))
+    return Signature(parts)
+
+
+def _by_name(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names of the parameters that take them."""
+    signature = signature_of(fn)
+    if signature is None:
+        return {f"args[{i}]": x for i, x in enumerate(args)} | dict(kwargs)
+    try:
+        named = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        # The call is wrong, which is for the function to say.
+        return {f"args[{i}]": x for i, x in enumerate(args)} | dict(kwargs)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= named.pop(parameter.name, {})
+    return named

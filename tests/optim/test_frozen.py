@@ -1,0 +1,104 @@
+"""An optimiser has no state for what is frozen, and leaves it as it is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vernal import Optimizer, filter_grad, filter_jit, freeze, partition, trainable
+from vernal.nn import MLP
+
+
+def make():
+    return MLP(4, 3, 8, 2, key=jax.random.key(0))
+
+
+def loss(model, x):
+    return jnp.mean(jax.vmap(model)(x) ** 2)
+
+
+def data():
+    return jax.random.normal(jax.random.key(1), (16, 4))
+
+
+def size_of(tree):
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("differentiate", [filter_grad, jax.grad])
+def test_a_hundred_steps_with_decay_leave_what_is_frozen_bit_identical(differentiate):
+    model = freeze(make(), "layers.0")
+    opt = Optimizer(optax.adamw, 1e-2, weight_decay=0.1)
+    x = data()
+
+    @filter_jit
+    def step(model, state):
+        return opt.update(model, differentiate(loss)(model, x), state)
+
+    new, state = model, opt.init(model)
+    for _ in range(100):
+        new, state = step(new, state)
+    assert jax.tree.structure(new) == jax.tree.structure(model)
+    for name in ("weight", "bias"):
+        np.testing.assert_array_equal(
+            getattr(new.layers[0], name), getattr(model.layers[0], name), strict=True
+        )
+        assert not np.array_equal(getattr(new.layers[1], name), getattr(model.layers[1], name))
+    assert step.trace_count == 1
+
+
+def test_the_state_has_no_bytes_for_what_is_frozen():
+    model = make()
+    opt = Optimizer(optax.adam, 1e-2)
+    counter = size_of(opt.init(freeze(model, "**")))
+    assert counter == 4
+    assert size_of(opt.init(model)) == counter + 2 * size_of(model)
+    frozen = freeze(model, ["layers.0", "layers.1.weight"])
+    kept = size_of(partition(frozen, trainable(frozen))[0])
+    assert kept == 4 * (8 + 3 * 8 + 3)
+    assert size_of(opt.init(frozen)) == counter + 2 * kept
+
+
+def test_training_a_part_equals_training_it_alone():
+    model = make()
+    x = data()
+    opt = Optimizer(
+        optax.chain,
+        Optimizer(optax.clip_by_global_norm, 0.01),
+        Optimizer(optax.adamw, 1e-2, weight_decay=0.1),
+    )
+
+    def whole(last):
+        hidden = jax.vmap(lambda v: model.layers[1](jax.nn.relu(model.layers[0](v))))(x)
+        return jnp.mean(jax.vmap(last)(jax.nn.relu(hidden)) ** 2)
+
+    frozen = freeze(model, ["layers.0", "layers.1"])
+    last = model.layers[2]
+    state, alone = opt.init(frozen), opt.init(last)
+    for differentiate in (filter_grad, jax.grad, filter_grad):
+        # The gradients that JAX computes for the frozen layers do not count in the norm either.
+        frozen, state = opt.update(frozen, differentiate(loss)(frozen, x), state)
+        last, alone = opt.update(last, filter_grad(whole)(last), alone)
+        np.testing.assert_allclose(frozen.layers[2].weight, last.weight, rtol=1e-5)
+        np.testing.assert_allclose(frozen.layers[2].bias, last.bias, rtol=1e-5)
+
+
+def test_trainable_is_a_mask_for_optax():
+    model = freeze(make(), "layers.0")
+    raw = optax.masked(optax.adam(1e-2), trainable(model))
+    opt = Optimizer(optax.adam, 1e-2)
+    assert size_of(raw.init(model)) == size_of(opt.init(model))
+    decayed = Optimizer(optax.adamw, 1e-2, weight_decay=0.5, mask=trainable(make(), "**.weight"))
+    zeros = jax.tree.map(jnp.zeros_like, make())
+    new, _ = decayed.update(make(), zeros, decayed.init(make()))
+    np.testing.assert_array_equal(new.layers[0].bias, make().layers[0].bias)
+    np.testing.assert_allclose(new.layers[0].weight, 0.995 * make().layers[0].weight, rtol=1e-6)
+
+
+def test_the_state_of_another_marking_does_not_fit():
+    opt = Optimizer(optax.adam, 1e-2)
+    model = make()
+    grads = filter_grad(loss)(model, data())
+    with pytest.raises(ValueError, match="the gradients do not have the structure of the model"):
+        opt.update(freeze(model, "layers.0"), grads, opt.init(model))
