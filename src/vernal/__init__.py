@@ -1,78 +1,81 @@
 """Vernal: models are plain immutable classes that are trees of arrays, and every JAX
 transformation accepts them."""
 
-from . import debug as debug
-from . import loops as loops
-from . import modules as modules
-from . import nn as nn
-from . import optim as optim
-from . import primitives as primitives
-from . import runtime as runtime
-from . import saving as saving
-from . import show as show
-from . import transforms as transforms
-from . import trees as trees
-from ._ground import clear_caches as clear_caches
-from .modules import AbstractClassVar as AbstractClassVar
-from .modules import AbstractVar as AbstractVar
-from .modules import Module as Module
-from .modules import Partial as Partial
-from .modules import Static as Static
-from .modules import field as field
-from .modules import freeze as freeze
-from .modules import module_update_wrapper as module_update_wrapper
-from .modules import trainable as trainable
-from .modules import unfreeze as unfreeze
-from .optim import Optimizer as Optimizer
-from .optim import apply_updates as apply_updates
-from .runtime import Enumeration as Enumeration
-from .runtime import branched_error_if as branched_error_if
-from .runtime import error_if as error_if
-from .saving import default_deserialise_filter_spec as default_deserialise_filter_spec
-from .saving import default_serialise_filter_spec as default_serialise_filter_spec
-from .saving import load as load
-from .saving import save as save
-from .saving import tree_deserialise_leaves as tree_deserialise_leaves
-from .saving import tree_serialise_leaves as tree_serialise_leaves
-from .show import tree_pformat as tree_pformat
-from .show import tree_pprint as tree_pprint
-from .transforms import filter_checkpoint as filter_checkpoint
-from .transforms import filter_closure_convert as filter_closure_convert
-from .transforms import filter_cond as filter_cond
-from .transforms import filter_custom_jvp as filter_custom_jvp
-from .transforms import filter_custom_vjp as filter_custom_vjp
-from .transforms import filter_debug_callback as filter_debug_callback
-from .transforms import filter_eval_shape as filter_eval_shape
-from .transforms import filter_grad as filter_grad
-from .transforms import filter_hessian as filter_hessian
-from .transforms import filter_io_callback as filter_io_callback
-from .transforms import filter_jacfwd as filter_jacfwd
-from .transforms import filter_jacrev as filter_jacrev
-from .transforms import filter_jit as filter_jit
-from .transforms import filter_jvp as filter_jvp
-from .transforms import filter_make_jaxpr as filter_make_jaxpr
-from .transforms import filter_pmap as filter_pmap
-from .transforms import filter_pure_callback as filter_pure_callback
-from .transforms import filter_shard as filter_shard
-from .transforms import filter_shard_map as filter_shard_map
-from .transforms import filter_switch as filter_switch
-from .transforms import filter_value_and_grad as filter_value_and_grad
-from .transforms import filter_vjp as filter_vjp
-from .transforms import filter_vmap as filter_vmap
-from .transforms import if_array as if_array
-from .trees import combine as combine
-from .trees import filter as filter
-from .trees import is_array as is_array
-from .trees import is_array_like as is_array_like
-from .trees import is_inexact_array as is_inexact_array
-from .trees import is_inexact_array_like as is_inexact_array_like
-from .trees import partition as partition
-from .trees import tree_allclose as tree_allclose
-from .trees import tree_at as tree_at
-from .trees import tree_check as tree_check
-from .trees import tree_equal as tree_equal
-from .trees import tree_flatten_one_level as tree_flatten_one_level
-from .trees import ω as ω
+from ._ground import WithoutCollecting as _WithoutCollecting
+
+with _WithoutCollecting():
+    from . import debug as debug
+    from . import loops as loops
+    from . import modules as modules
+    from . import nn as nn
+    from . import optim as optim
+    from . import primitives as primitives
+    from . import runtime as runtime
+    from . import saving as saving
+    from . import show as show
+    from . import transforms as transforms
+    from . import trees as trees
+    from ._ground import clear_caches as clear_caches
+    from .modules import AbstractClassVar as AbstractClassVar
+    from .modules import AbstractVar as AbstractVar
+    from .modules import Module as Module
+    from .modules import Partial as Partial
+    from .modules import Static as Static
+    from .modules import field as field
+    from .modules import freeze as freeze
+    from .modules import module_update_wrapper as module_update_wrapper
+    from .modules import trainable as trainable
+    from .modules import unfreeze as unfreeze
+    from .optim import Optimizer as Optimizer
+    from .optim import apply_updates as apply_updates
+    from .runtime import Enumeration as Enumeration
+    from .runtime import branched_error_if as branched_error_if
+    from .runtime import error_if as error_if
+    from .saving import default_deserialise_filter_spec as default_deserialise_filter_spec
+    from .saving import default_serialise_filter_spec as default_serialise_filter_spec
+    from .saving import load as load
+    from .saving import save as save
+    from .saving import tree_deserialise_leaves as tree_deserialise_leaves
+    from .saving import tree_serialise_leaves as tree_serialise_leaves
+    from .show import tree_pformat as tree_pformat
+    from .show import tree_pprint as tree_pprint
+    from .transforms import filter_checkpoint as filter_checkpoint
+    from .transforms import filter_closure_convert as filter_closure_convert
+    from .transforms import filter_cond as filter_cond
+    from .transforms import filter_custom_jvp as filter_custom_jvp
+    from .transforms import filter_custom_vjp as filter_custom_vjp
+    from .transforms import filter_debug_callback as filter_debug_callback
+    from .transforms import filter_eval_shape as filter_eval_shape
+    from .transforms import filter_grad as filter_grad
+    from .transforms import filter_hessian as filter_hessian
+    from .transforms import filter_io_callback as filter_io_callback
+    from .transforms import filter_jacfwd as filter_jacfwd
+    from .transforms import filter_jacrev as filter_jacrev
+    from .transforms import filter_jit as filter_jit
+    from .transforms import filter_jvp as filter_jvp
+    from .transforms import filter_make_jaxpr as filter_make_jaxpr
+    from .transforms import filter_pmap as filter_pmap
+    from .transforms import filter_pure_callback as filter_pure_callback
+    from .transforms import filter_shard as filter_shard
+    from .transforms import filter_shard_map as filter_shard_map
+    from .transforms import filter_switch as filter_switch
+    from .transforms import filter_value_and_grad as filter_value_and_grad
+    from .transforms import filter_vjp as filter_vjp
+    from .transforms import filter_vmap as filter_vmap
+    from .transforms import if_array as if_array
+    from .trees import combine as combine
+    from .trees import filter as filter
+    from .trees import is_array as is_array
+    from .trees import is_array_like as is_array_like
+    from .trees import is_inexact_array as is_inexact_array
+    from .trees import is_inexact_array_like as is_inexact_array_like
+    from .trees import partition as partition
+    from .trees import tree_allclose as tree_allclose
+    from .trees import tree_at as tree_at
+    from .trees import tree_check as tree_check
+    from .trees import tree_equal as tree_equal
+    from .trees import tree_flatten_one_level as tree_flatten_one_level
+    from .trees import ω as ω
 
 __version__ = "0.1.0"
 

@@ -12,6 +12,7 @@ from ._check import check as check
 from ._check import fail_if as fail_if
 from ._check import poison as poison
 from ._check import reports_in as reports_in
+from ._collector import WithoutCollecting as WithoutCollecting
 from ._failure import RuntimeCheckError as RuntimeCheckError
 from ._failure import failure_of as failure_of
 from ._functions import function_token as function_token

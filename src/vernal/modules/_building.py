@@ -98,11 +98,10 @@ def check_declared(info: ClassInfo, name: str) -> None:
         raise dataclasses.FrozenInstanceError(refuse.undeclared(info.cls, name, info.names))
 
 
-def finish(self: Any, info: ClassInfo) -> None:
+def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
     """Converts, sorts and freezes a module whose `__init__` has returned, then runs its checks."""
     if not info.ready:
         info.fill()
-    values = attributes_of(self)
     every_field_is_child = info.every_field_is_child
     for name, converter in info.converters:
         if name in values or _class_default(self, info, name):

@@ -193,8 +193,10 @@ class ModuleMeta(abc.ABCMeta):
         if cls._vernal_owes:
             cls._refuse_abstract()
         module = super().__call__(*args, **kwargs)
-        if type(module) is cls and KEY not in attributes_of(module):
-            finish(module, cls._vernal_class)
+        if type(module) is cls:
+            values = attributes_of(module)
+            if KEY not in values:
+                finish(module, values, cls._vernal_class)
         return module
 
     def _refuse_abstract(cls) -> None:

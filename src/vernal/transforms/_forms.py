@@ -129,9 +129,7 @@ class Taker:
                 form = take_apart(x, self.is_dynamic)
             else:
                 form = x._vernal_form
-                if type(form) is not Form or not (
-                    form.watched is None or form.watched.unchanged()
-                ):
+                if type(form) is not Form or not (form.watched is None or form.watched.unchanged()):
                     form = take_apart(x)
                     remember_form(x, form)
             return form.key, form.arrays
