@@ -274,6 +274,17 @@ def test_donated_arrays_may_say_what_is_expected(path):
     assert load(path, like=[like])[0].tolist() == [1.0, 1.0]
 
 
+def test_numbers_stay_weakly_typed(path):
+    tree = {"rate": jnp.asarray(0.1), "count": jnp.asarray(3), "strong": jnp.float32(0.1)}
+    save(path, tree)
+    placed = jax.device_put(tree["rate"], jax.devices()[1])
+    for like in (tree, jax.eval_shape(lambda: tree), {**tree, "rate": placed}):
+        loaded = load(path, like)
+        assert [loaded[k].weak_type for k in ("rate", "count", "strong")] == [True, True, False]
+        assert all(loaded[k] == tree[k] and loaded[k].dtype == tree[k].dtype for k in tree)
+    assert loaded["rate"].devices() == placed.devices()
+
+
 def test_64_bits_are_not_shortened(path):
     save(path, [np.ones(2)])
     with pytest.raises(ValueError, match=r"JAX would shorten float64 to 32 bits(.|\n)*where: 0"):

@@ -164,6 +164,11 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
         keys = jax.random.wrap_key_data(jnp.asarray(np.array(value)), impl=impl)
         return keys if sharding is None else jax.device_put(keys, sharding)
     _check_width(value.dtype, name)
+    if value.shape == () and getattr(like, "weak_type", False):
+        # A number of an optimiser, say. With another type it would be compiled for anew.
+        weak = jnp.asarray(value.item())
+        if weak.dtype == like.dtype:
+            return weak if sharding is None else jax.device_put(weak, sharding)
     # The copies are needed: on the CPU, JAX may keep using the memory it is given, and that is the
     # file.
     if sharding is None:
