@@ -8,11 +8,13 @@ import os
 from types import FrameType
 
 _ROOM = os.path.dirname(__file__)
+_JIT = os.path.join(_ROOM, "_jit.py")
+_CALLS = {(_JIT, "__call__"), (_JIT, "lower")}
+_USER = (os.path.join(_ROOM, "_transformed.py"), "call_inside")
 
 
-def _is(frame: FrameType, file: str, names: tuple[str, ...]) -> bool:
-    code = frame.f_code
-    return code.co_name in names and code.co_filename == os.path.join(_ROOM, file)
+def _place(frame: FrameType) -> tuple[str, str]:
+    return frame.f_code.co_filename, frame.f_code.co_name
 
 
 def frame_of_call(frame: FrameType | None) -> FrameType | None:
@@ -26,8 +28,8 @@ def frame_of_call(frame: FrameType | None) -> FrameType | None:
         The frame; None if it is the user's function that traces or compiles something, while it is
         traced itself, or if nothing of ours is going on.
     """
-    while frame is not None and not _is(frame, "_jit.py", ("__call__", "lower")):
-        if _is(frame, "_transformed.py", ("call_inside",)):
+    while frame is not None and (place := _place(frame)) not in _CALLS:
+        if place == _USER:
             return None
         frame = frame.f_back
     return frame
