@@ -58,6 +58,9 @@ def directional(f: Callable[[Any], Any], tree: Any, gradient: Any, getkey) -> tu
         return jax.random.normal(getkey(), x.shape) if vernal.is_inexact_array(x) else None
 
     along = jtu.tree_map(random, tree)
+    # Of length 1: the error of the differences grows with the third power of the step.
+    length = sum(jnp.sum(v**2) for v in jtu.tree_leaves(along)) ** 0.5
+    along = jtu.tree_map(lambda v: v / length, along)
     pairs = zip(jtu.tree_leaves(gradient), jtu.tree_leaves(along), strict=True)
     exact = sum(jnp.sum(g * v) for g, v in pairs)
 
