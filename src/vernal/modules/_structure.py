@@ -134,7 +134,7 @@ class Structure:
         return all(same(value, other.rest[name]) for name, value in self.rest.items())
 
     def __hash__(self) -> int:
-        return hash(self.layout)
+        return hash(self.layout if self.key is None else self.key)
 
     def __repr__(self) -> str:
         rest = ", ".join(f"{name}={value!r}" for name, value in self.rest.items())

@@ -60,11 +60,13 @@ def take_apart(x: Any, is_dynamic: Callable[[Any], bool] = is_array) -> Form:
     """
     leaves, treedef = jtu.tree_flatten(x)
     mask = tuple(map(is_dynamic, leaves))
+    # The hash of a treedef leaves out what its nodes hold besides children.
+    root = hash(treedef.node_data())
     if all(mask):
-        return Form(leaves, _interned((treedef, len(leaves))))
+        return Form(leaves, _interned((treedef, root)))
     arrays = [leaf for leaf, m in zip(leaves, mask, strict=True) if m]
     fixed = [intern_key(leaf) for leaf, m in zip(leaves, mask, strict=True) if not m]
-    return Form(arrays, _interned((treedef, mask, *fixed)))
+    return Form(arrays, _interned((treedef, root, mask, *fixed)))
 
 
 class _Layout:
