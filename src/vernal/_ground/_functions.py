@@ -187,11 +187,10 @@ def function_token(fn: Any) -> Token:
         compared has a token of its own.
 
     Example:
-        >>> def scaled(by):
-        ...     return lambda x: by * x
-        >>> function_token(scaled(2)) is function_token(scaled(2))
+        >>> import functools
+        >>> function_token(functools.partial(max, 2)) is function_token(functools.partial(max, 2))
         True
-        >>> function_token(scaled(2)) is function_token(scaled(2.0))
+        >>> function_token(functools.partial(max, 2)) is function_token(functools.partial(max, 2.0))
         False
     """
     return _recall(fn) or _meet(fn)
