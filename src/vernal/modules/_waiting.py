@@ -43,6 +43,8 @@ class Form:
         key: everything else, as a value that two trees share exactly if one compiled program may
             stand for both.
         fill: makes the tree from the arrays, for a module that waits.
+
+    Attributes:
         watched: the lists and dicts in the tree, and what was in them.
     """
 
@@ -53,12 +55,11 @@ class Form:
         arrays: list[Any],
         key: Any,
         fill: Callable[[list[Any]], Any] | None = None,
-        watched: "Watched | None" = None,
     ):
         self.arrays = arrays
         self.key = key
         self.fill = fill
-        self.watched = watched
+        self.watched: Watched | None = None
 
 
 class Watched:

@@ -197,8 +197,8 @@ def make_program(
 
 
 def _rest_now(travels: bool) -> Rest:
-    """Everything but the arrays of the call that traces. It is not kept from the call that the
-    program was made for: what the functions of that one captured may have changed in place since."""
+    """Everything but the arrays of the call that traces. Not of the call that the program was made
+    for: what the functions of that one captured may have changed in place since."""
     frame: Any = frame_of_call(sys._getframe(1))
     found = frame.f_locals
     call = as_call(travels, found["given"], found["kwargs"])
