@@ -43,6 +43,28 @@ class Row:
         return jax.random.normal(key, shape)
 
 
+class Through(vernal.Module):
+    """A layer that takes or returns more than one array, as a function of one."""
+
+    layer: Any
+    call: Callable[..., Any]
+
+    def __call__(self, x, *, key=None):
+        return self.call(self.layer, x, key)
+
+
+def _one_step_of_gru(cell, x, key):
+    return cell(x, x[::-1], key=key)
+
+
+def _one_step_of_lstm(cell, x, key):
+    return cell(x, (x[::-1], -x), key=key)[1]
+
+
+def _outputs_and_state(layer, xs, key):
+    return jnp.concatenate([jnp.ravel(y) for y in jax.tree.leaves(layer(xs, key=key))])
+
+
 def _digits_model(key):
     k1, k2 = jax.random.split(key)
     return nn.Sequential(
@@ -104,6 +126,22 @@ ROWS = {
     "Dropout": Row(lambda k: nn.Dropout(0.3), (50,), same_shape=True),
     "Dropout in inference": Row(lambda k: nn.Dropout(0.3, inference=True), (5,), same_shape=True),
     "Embedding": Row(lambda k: nn.Embedding(5, 3, key=k), (), integers=5),
+    "GRUCell": Row(
+        lambda k: Through(nn.GRUCell(3, 3, key=k), _one_step_of_gru),
+        (3,),
+        same_shape=True,
+    ),
+    "LSTMCell": Row(
+        lambda k: Through(nn.LSTMCell(3, 3, key=k), _one_step_of_lstm),
+        (3,),
+        same_shape=True,
+    ),
+    "GRU": Row(
+        lambda k: Through(nn.GRU(2, 3, 2, bidirectional=True, key=k), _outputs_and_state), (4, 2)
+    ),
+    "LSTM": Row(
+        lambda k: Through(nn.LSTM(2, 3, 2, dropout_p=0.5, key=k), _outputs_and_state), (4, 2)
+    ),
     "PReLU": Row(lambda k: nn.PReLU(), (3, 2), same_shape=True),
     "PReLU of several slopes": Row(
         lambda k: nn.PReLU(jax.random.normal(k, (4, 1, 1))), IMAGE, same_shape=True
@@ -122,7 +160,8 @@ def public_layers():
 
 
 def class_of(row):
-    return type(jax.eval_shape(row.make, jax.random.key(0)))
+    made = jax.eval_shape(row.make, jax.random.key(0))
+    return type(made.layer if isinstance(made, Through) else made)
 
 
 def test_every_public_layer_has_a_row():

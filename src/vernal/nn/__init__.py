@@ -9,6 +9,8 @@ from ._adaptive_pool import AdaptiveMaxPool1d as AdaptiveMaxPool1d
 from ._adaptive_pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
 from ._adaptive_pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
 from ._adaptive_pool import AdaptivePool as AdaptivePool
+from ._cells import GRUCell as GRUCell
+from ._cells import LSTMCell as LSTMCell
 from ._conv import Conv as Conv
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d
@@ -33,6 +35,8 @@ from ._pool import MaxPool1d as MaxPool1d
 from ._pool import MaxPool2d as MaxPool2d
 from ._pool import MaxPool3d as MaxPool3d
 from ._pool import Pool as Pool
+from ._recurrent import GRU as GRU
+from ._recurrent import LSTM as LSTM
 from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential
 

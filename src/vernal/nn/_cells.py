@@ -1,0 +1,246 @@
+"""`GRUCell` and `LSTMCell`: one step of a recurrent network.
+
+Both are split in the same way, for the layers that run them over a sequence (`_recurrent.py`): `project` is the share
+of the input in all gates, which needs no state and may be computed for all steps at once; `step` is the rest.
+"""
+
+import abc
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ._check import check_shape, check_size
+from ._init import limit, uniform, weight_dtype
+
+_State = TypeVar("_State")
+
+
+class RecurrentCell(Module, Generic[_State]):
+    """What `GRUCell` and `LSTMCell` have in common.
+
+    Attributes:
+        weight_ih: the weights of the input, the gates one below the other.
+        weight_hh: the weights of the hidden state, in the same order.
+        bias: one number for each row of them, or None.
+    """
+
+    weight_ih: Array
+    weight_hh: Array
+    bias: Array | None
+    input_size: int = field(static=True)
+    hidden_size: int = field(static=True)
+    use_bias: bool = field(static=True)
+
+    def _draw(
+        self, gates: int, input_size: int, hidden_size: int, use_bias: bool, dtype: Any, key: Any
+    ) -> tuple[Any, Any]:
+        """Sets what the cells have in common; the dtype, and a key for what they have not."""
+        name = type(self).__name__
+        dtype = weight_dtype(name, dtype)
+        self.input_size = check_size(name, "input_size", input_size)
+        self.hidden_size = check_size(name, "hidden_size", hidden_size)
+        self.use_bias = use_bias
+        keys = jax.random.split(key, 4)
+        rows, lim = gates * self.hidden_size, limit(self.hidden_size)
+        self.weight_ih = uniform(keys[0], (rows, self.input_size), lim, dtype)
+        self.weight_hh = uniform(keys[1], (rows, self.hidden_size), lim, dtype)
+        self.bias = uniform(keys[2], (rows,), lim, dtype) if use_bias else None
+        return dtype, keys[3]
+
+    @abc.abstractmethod
+    def zero_state(self, dtype: DTypeLike) -> _State:
+        """The state before the first step, if none is given."""
+
+    @abc.abstractmethod
+    def step(self, projected: Array, state: _State) -> _State:
+        """The next state, from the projected input of this step."""
+
+    def project(self, x: Array) -> Array:
+        """The share of the input in all gates; `x` may have axes in front, such as that of time."""
+        out = x @ self.weight_ih.T
+        return out if self.bias is None else out + _in_front(self.bias, out.ndim)
+
+    def _check(self, input: ArrayLike, *states: tuple[str, ArrayLike]) -> None:
+        name = type(self).__name__
+        check_shape(name, input, (("input_size", self.input_size),), "input")
+        for argument, state in states:
+            check_shape(name, state, (("hidden_size", self.hidden_size),), argument)
+
+
+def _in_front(bias: Array, ndim: int) -> Array:
+    return bias.reshape((1,) * (ndim - 1) + bias.shape)
+
+
+class GRUCell(RecurrentCell[Array]):
+    r"""One step of a gated recurrent unit.
+
+    With the reset, update and new gates r, z and n, each of length `hidden_size`,
+
+        r = sigmoid(W_r x + U_r h + b_r)
+        z = sigmoid(W_z x + U_z h + b_z)
+        n = tanh(W_n x + b_n + r * (U_n h + c))
+        h' = (1 - z) * n + z * h
+
+    which is PyTorch's convention (the `weight_ih` and `weight_hh` of both are the same; here `bias` is the sum of
+    PyTorch's two biases for r and z, and its first for n, whose second is `bias_n`). Weights and biases are drawn
+    uniformly between `-1/sqrt(hidden_size)` and `1/sqrt(hidden_size)`.
+
+    K. Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation",
+    EMNLP 2014, doi:10.3115/v1/D14-1179.
+
+    Args:
+        input_size: the length of the input.
+        hidden_size: the length of the hidden state.
+        use_bias: whether there are biases.
+        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+        key: a JAX random key for the initial weights.
+
+    Attributes:
+        weight_ih: W, of shape `(3 * hidden_size, input_size)`: r, z, n.
+        weight_hh: U, of shape `(3 * hidden_size, hidden_size)`.
+        bias: b, of shape `(3 * hidden_size,)`, or None.
+        bias_n: c, of shape `(hidden_size,)`, or None.
+
+    Raises:
+        ValueError: for a size below 1, or a `dtype` of integers; when called, for arguments of the wrong shape.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> cell = nn.GRUCell(2, 3, key=jax.random.key(0))
+        >>> cell(jnp.ones(2), jnp.zeros(3)).shape
+        (3,)
+    """
+
+    bias_n: Array | None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+    ):
+        dtype, last = self._draw(3, input_size, hidden_size, use_bias, dtype, key)
+        lim = limit(hidden_size)
+        self.bias_n = uniform(last, (hidden_size,), lim, dtype) if use_bias else None
+
+    def zero_state(self, dtype: DTypeLike) -> Array:
+        """Zeros of shape `(hidden_size,)`."""
+        return jnp.zeros(self.hidden_size, dtype)
+
+    def step(self, projected: Array, state: Array) -> Array:
+        """The next hidden state, from `project(input)`."""
+        r_x, z_x, n_x = jnp.split(projected, 3)
+        r_h, z_h, n_h = jnp.split(self.weight_hh @ state, 3)
+        r, z = jax.nn.sigmoid(r_x + r_h), jax.nn.sigmoid(z_x + z_h)
+        n = jnp.tanh(n_x + r * (n_h if self.bias_n is None else n_h + self.bias_n))
+        return n + z * (state - n)
+
+    @jax.named_scope("vernal.nn.GRUCell")
+    def __call__(
+        self, input: ArrayLike, hidden: ArrayLike, *, key: PRNGKeyArray | None = None
+    ) -> Array:
+        """One step.
+
+        Args:
+            input: x, of shape `(input_size,)`.
+            hidden: h, of shape `(hidden_size,)`.
+            key: ignored; here so that all layers are called alike.
+
+        Returns:
+            h', of shape `(hidden_size,)`.
+        """
+        self._check(input, ("hidden", hidden))
+        return self.step(self.project(jnp.asarray(input)), jnp.asarray(hidden))
+
+
+class LSTMCell(RecurrentCell[tuple[Array, Array]]):
+    r"""One step of a long short-term memory.
+
+    With the input, forget, cell and output gates i, f, g and o, each of length `hidden_size`,
+
+        i = sigmoid(W_i x + U_i h + b_i)        f = sigmoid(W_f x + U_f h + b_f)
+        g = tanh(W_g x + U_g h + b_g)           o = sigmoid(W_o x + U_o h + b_o)
+        c' = f * c + i * g                      h' = o * tanh(c')
+
+    which is PyTorch's convention (`bias` is the sum of PyTorch's two). Weights and bias are drawn uniformly between
+    `-1/sqrt(hidden_size)` and `1/sqrt(hidden_size)`.
+
+    S. Hochreiter and J. Schmidhuber, "Long Short-Term Memory", Neural Computation 9 (1997),
+    doi:10.1162/neco.1997.9.8.1735.
+
+    Args:
+        input_size: the length of the input.
+        hidden_size: the length of the hidden state.
+        use_bias: whether there is a bias.
+        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+        key: a JAX random key for the initial weights.
+
+    Attributes:
+        weight_ih: W, of shape `(4 * hidden_size, input_size)`: i, f, g, o.
+        weight_hh: U, of shape `(4 * hidden_size, hidden_size)`.
+        bias: b, of shape `(4 * hidden_size,)`, or None.
+
+    Raises:
+        ValueError: for a size below 1, or a `dtype` of integers; when called, for arguments of the wrong shape.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> cell = nn.LSTMCell(2, 3, key=jax.random.key(0))
+        >>> hidden, memory = cell(jnp.ones(2), (jnp.zeros(3), jnp.zeros(3)))
+        >>> hidden.shape, memory.shape
+        ((3,), (3,))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+    ):
+        self._draw(4, input_size, hidden_size, use_bias, dtype, key)
+
+    def zero_state(self, dtype: DTypeLike) -> tuple[Array, Array]:
+        """Hidden state and memory, each zeros of shape `(hidden_size,)`."""
+        return jnp.zeros(self.hidden_size, dtype), jnp.zeros(self.hidden_size, dtype)
+
+    def step(self, projected: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        """The next hidden state and memory, from `project(input)`."""
+        hidden, memory = state
+        i, f, g, o = jnp.split(projected + self.weight_hh @ hidden, 4)
+        memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
+
+    @jax.named_scope("vernal.nn.LSTMCell")
+    def __call__(
+        self,
+        input: ArrayLike,
+        hidden: tuple[ArrayLike, ArrayLike],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Array, Array]:
+        """One step.
+
+        Args:
+            input: x, of shape `(input_size,)`.
+            hidden: `(h, c)`, each of shape `(hidden_size,)`.
+            key: ignored; here so that all layers are called alike.
+
+        Returns:
+            `(h', c')`, each of shape `(hidden_size,)`.
+        """
+        h, c = hidden
+        self._check(input, ("hidden[0]", h), ("hidden[1]", c))
+        return self.step(self.project(jnp.asarray(input)), (jnp.asarray(h), jnp.asarray(c)))

@@ -1,0 +1,239 @@
+"""`GRU` and `LSTM`: recurrent cells run over a sequence, in several layers and both directions.
+
+The share of the input in the gates of all steps is one matrix product, made before the loop (`cell.project`); the loop
+does only what depends on the state.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ..show import message, short
+from ._cells import GRUCell, LSTMCell, RecurrentCell
+from ._check import check_shape, check_size
+from ._dropout import Dropout
+
+_State = TypeVar("_State")
+
+
+class Recurrent(Module, Generic[_State]):
+    """What `GRU` and `LSTM` have in common.
+
+    Attributes:
+        cells: the cells of each layer: the one that goes forward and, if `bidirectional`, the one that goes backward.
+        dropout: between the layers.
+    """
+
+    cells: tuple[tuple[RecurrentCell[_State], ...], ...]
+    dropout: Dropout
+    input_size: int = field(static=True)
+    hidden_size: int = field(static=True)
+    num_layers: int = field(static=True)
+    bidirectional: bool = field(static=True)
+
+    cell_class: ClassVar[Callable[..., RecurrentCell[Any]]]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        use_bias: bool = True,
+        bidirectional: bool = False,
+        dropout_p: float = 0.0,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+    ):
+        name = type(self).__name__
+        self.input_size = check_size(name, "input_size", input_size)
+        self.hidden_size = check_size(name, "hidden_size", hidden_size)
+        self.num_layers = check_size(name, "num_layers", num_layers)
+        self.bidirectional = bidirectional
+        self.dropout = Dropout(dropout_p)
+        directions = 2 if bidirectional else 1
+        sizes = [input_size, *[directions * hidden_size] * (num_layers - 1)]
+        make = self.cell_class
+        self.cells = tuple(
+            tuple(
+                make(size, hidden_size, use_bias, dtype, key=k)
+                for k in jax.random.split(layer_key, directions)
+            )
+            for size, layer_key in zip(sizes, jax.random.split(key, num_layers), strict=True)
+        )
+
+    def _run(
+        self, xs: ArrayLike, state: _State | None, length: ArrayLike | None, key: Any
+    ) -> tuple[Array, _State]:
+        name = type(self).__name__
+        check_shape(name, xs, ("time", ("input_size", self.input_size)), "xs")
+        self._check_state(state)
+        xs = jnp.asarray(xs)
+        valid = None if length is None else jnp.arange(xs.shape[0]) < jnp.asarray(length)
+        finals: list[_State] = []
+        for i, layer in enumerate(self.cells):
+            if i > 0:
+                xs = self.dropout(xs, key=None if key is None else jax.random.fold_in(key, i))
+            outputs: list[Array] = []
+            for cell in layer:
+                first = cell.zero_state(xs.dtype) if state is None else _row(state, len(finals))
+                ys, final = _over_time(cell, xs, first, valid, reverse=len(outputs) == 1)
+                outputs.append(ys)
+                finals.append(final)
+            xs = jnp.concatenate(outputs, axis=-1)
+        return xs, jax.tree.map(lambda *parts: jnp.stack(parts), *finals)
+
+    def _check_state(self, state: Any) -> None:
+        if state is None:
+            return
+        name, rows = type(self).__name__, self.num_layers * len(self.cells[0])
+        expected = self.cells[0][0].zero_state(jnp.float32)
+        if jax.tree.structure(state) != jax.tree.structure(expected):
+            raise ValueError(
+                message(
+                    f"`{name}` was given a state of the wrong structure",
+                    where="argument `state`",
+                    expected="what it returns as its final state",
+                    got=short(state),
+                )
+            )
+        for leaf in jax.tree.leaves(state):
+            shape = (("num_layers * directions", rows), ("hidden_size", self.hidden_size))
+            check_shape(name, leaf, shape, "state")
+
+
+def _row(state: Any, index: int) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x)[index], state)
+
+
+def _over_time(
+    cell: RecurrentCell[Any], xs: Array, first: Any, valid: Array | None, reverse: bool
+) -> tuple[Array, Any]:
+    """The hidden states of all steps and the final state. Where a step is not valid the state stays, and the output is
+    zero."""
+
+    def step(state: Any, given: tuple[Array, Array | None]) -> tuple[Any, Array]:
+        projected, here = given
+        after = cell.step(projected, state)
+        hidden = jax.tree.leaves(after)[0]
+        if here is None:
+            return after, hidden
+        kept = jax.tree.map(lambda new, old: jnp.where(here, new, old), after, state)
+        return kept, jnp.where(here, hidden, jnp.zeros_like(hidden))
+
+    final, ys = lax.scan(step, first, (cell.project(xs), valid), reverse=reverse)
+    return ys, final
+
+
+class GRU(Recurrent[Array]):
+    """Gated recurrent units over a sequence: `GRUCell` at each step.
+
+    Args:
+        input_size: the length of the input of each step.
+        hidden_size: the length of the hidden state.
+        num_layers: how many layers, each over the outputs of the one before.
+        use_bias: whether there are biases.
+        bidirectional: whether each layer also runs from the end to the beginning, with weights of its own.
+        dropout_p: the probability of dropout between the layers.
+        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+        key: a JAX random key for the initial weights.
+
+    Raises:
+        ValueError: for a size below 1; when called, for arguments of the wrong shape.
+        RuntimeError: when called without a key, if dropout needs one.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> layer = nn.GRU(2, 3, num_layers=2, bidirectional=True, key=jax.random.key(0))
+        >>> ys, state = layer(jnp.ones((7, 2)))
+        >>> ys.shape, state.shape
+        ((7, 6), (4, 3))
+    """
+
+    cell_class = GRUCell
+
+    @jax.named_scope("vernal.nn.GRU")
+    def __call__(
+        self,
+        xs: ArrayLike,
+        state: Array | None = None,
+        *,
+        length: ArrayLike | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Array, Array]:
+        """Runs over a sequence.
+
+        Args:
+            xs: of shape `(time, input_size)`.
+            state: of shape `(num_layers * directions, hidden_size)`: for each layer, forward and then backward. None
+                is zeros.
+            length: how many steps of `xs` are valid, from the first; None for all. The others change no state, and
+                their outputs are zero.
+            key: for dropout.
+
+        Returns:
+            The outputs of the last layer, of shape `(time, directions * hidden_size)`, and the final state, of the
+            shape of `state`: after the last valid step or, for the backward direction, after the first.
+        """
+        return self._run(xs, state, length, key)
+
+
+class LSTM(Recurrent[tuple[Array, Array]]):
+    """Long short-term memory over a sequence: `LSTMCell` at each step.
+
+    Args:
+        input_size: the length of the input of each step.
+        hidden_size: the length of the hidden state and of the memory.
+        num_layers: how many layers, each over the outputs of the one before.
+        use_bias: whether there are biases.
+        bidirectional: whether each layer also runs from the end to the beginning, with weights of its own.
+        dropout_p: the probability of dropout between the layers.
+        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+        key: a JAX random key for the initial weights.
+
+    Raises:
+        ValueError: for a size below 1; when called, for arguments of the wrong shape or structure.
+        RuntimeError: when called without a key, if dropout needs one.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> layer = nn.LSTM(2, 3, key=jax.random.key(0))
+        >>> ys, (hidden, memory) = layer(jnp.ones((7, 2)), length=5)
+        >>> print(ys.shape, hidden.shape, jnp.array_equal(ys[4], hidden[0]))
+        (7, 3) (1, 3) True
+    """
+
+    cell_class = LSTMCell
+
+    @jax.named_scope("vernal.nn.LSTM")
+    def __call__(
+        self,
+        xs: ArrayLike,
+        state: tuple[Array, Array] | None = None,
+        *,
+        length: ArrayLike | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Runs over a sequence.
+
+        Args:
+            xs: of shape `(time, input_size)`.
+            state: hidden state and memory, each of shape `(num_layers * directions, hidden_size)`: for each layer,
+                forward and then backward. None is zeros.
+            length: how many steps of `xs` are valid, from the first; None for all. The others change no state, and
+                their outputs are zero.
+            key: for dropout.
+
+        Returns:
+            The outputs of the last layer, of shape `(time, directions * hidden_size)`, and the final state, of the
+            structure and shape of `state`: after the last valid step or, for the backward direction, after the first.
+        """
+        return self._run(xs, state, length, key)

@@ -1,0 +1,139 @@
+"""Recurrent cells against Equinox's, and layers over sequences against the cells called step by step."""
+
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import nn, tree_at
+
+CELLS = {"GRU": (nn.GRUCell, eqx.nn.GRUCell), "LSTM": (nn.LSTMCell, eqx.nn.LSTMCell)}
+LAYERS = {"GRU": nn.GRU, "LSTM": nn.LSTM}
+
+both = pytest.mark.parametrize("kind", LAYERS)
+
+
+def close(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def state_like(kind, hidden):
+    return hidden if kind == "GRU" else (hidden, jnp.flip(hidden, -1))
+
+
+@both
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_a_step_and_its_gradient_are_equinoxs(kind, use_bias, getkey):
+    ours, theirs = (make(3, 4, use_bias=use_bias, key=getkey()) for make in CELLS[kind])
+    names = [n for n in ("weight_ih", "weight_hh", "bias", "bias_n") if hasattr(theirs, n)]
+    for name in names:
+        if getattr(ours, name) is not None:
+            theirs = eqx.tree_at(lambda m, n=name: getattr(m, n), theirs, getattr(ours, name))
+    x, state = (
+        jax.random.normal(getkey(), (3,)),
+        state_like(kind, jax.random.normal(getkey(), (4,))),
+    )
+    close(ours(x, state), theirs(x, state))
+
+    def loss(cell, x, state):
+        return sum((leaf**2).sum() for leaf in jax.tree.leaves(cell(x, state)))
+
+    grads = jax.grad(loss, argnums=(0, 1, 2))(ours, x, state)
+    expected = eqx.filter_grad(lambda given: loss(*given))((theirs, x, state))
+    close(grads[1:], expected[1:])
+    for name in names:
+        close(getattr(grads[0], name), getattr(expected[0], name))
+
+
+def by_hand(layer, xs, state, length):
+    """What a layer computes, one cell and one step after the other."""
+    finals = []
+    for cells in layer.cells:
+        outputs = []
+        for cell, steps in zip(cells, (range(length), reversed(range(length))), strict=False):
+            at = len(finals)
+            h = jax.tree.map(lambda s, at=at: s[at], state)
+            ys = [jnp.zeros(layer.hidden_size)] * len(xs)
+            for t in steps:
+                h = cell(xs[t], h)
+                ys[t] = jax.tree.leaves(h)[0]
+            outputs.append(jnp.stack(ys))
+            finals.append(h)
+        xs = jnp.concatenate(outputs, axis=-1)
+    return xs, jax.tree.map(lambda *parts: jnp.stack(parts), *finals)
+
+
+@both
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("length", [None, 3, 0])
+def test_a_layer_is_its_cells_step_by_step(kind, bidirectional, length, getkey):
+    layer = LAYERS[kind](3, 2, num_layers=2, bidirectional=bidirectional, key=getkey())
+    rows = 4 if bidirectional else 2
+    xs, hidden = jax.random.normal(getkey(), (5, 3)), jax.random.normal(getkey(), (rows, 2))
+    state = state_like(kind, hidden)
+    close(
+        layer(xs, state, length=length),
+        by_hand(layer, xs, state, len(xs) if length is None else length),
+    )
+
+
+@both
+def test_lengths_of_a_batch_are_mapped_over(kind, getkey):
+    layer = LAYERS[kind](3, 2, bidirectional=True, key=getkey())
+    xs, lengths = jax.random.normal(getkey(), (3, 5, 3)), jnp.array([5, 2, 0])
+    batched = jax.vmap(lambda x, n: layer(x, length=n))(xs, lengths)
+    for i, n in enumerate([5, 2, 0]):
+        close(jax.tree.map(lambda y, i=i: y[i], batched), layer(xs[i], length=n))
+    assert not batched[0][1, 2:].any()
+
+
+@both
+def test_the_input_is_projected_once_outside_of_the_loop(kind, getkey):
+    layer = LAYERS[kind](3, 2, key=getkey())
+    jaxpr = jax.make_jaxpr(layer)(jnp.ones((5, 3)))
+    (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    inside = [e for e in loop.params["jaxpr"].jaxpr.eqns if e.primitive.name == "dot_general"]
+    outside = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert len(inside) == len(outside) == 1
+
+
+def test_dropout_is_between_the_layers_only(getkey):
+    layer = nn.GRU(3, 2, num_layers=2, dropout_p=1.0, key=getkey())
+    without_input = tree_at(
+        lambda m: m.cells[1][0].weight_ih, layer, jnp.zeros_like(layer.cells[1][0].weight_ih)
+    )
+    xs = jax.random.normal(getkey(), (5, 3))
+    ys, state = layer(xs, key=getkey())
+    close(ys, nn.inference_mode(without_input)(xs)[0])
+    close(state[0], nn.inference_mode(layer)(xs)[1][0])
+    one = nn.GRU(3, 2, dropout_p=1.0, key=getkey())
+    close(one(xs), nn.inference_mode(one)(xs))
+
+
+@both
+def test_wrong_shapes_are_refused(kind, getkey):
+    layer = LAYERS[kind](3, 2, key=getkey())
+    with pytest.raises(ValueError, match=rf"(?s)`{kind}`.*argument `xs`.*\(time, input_size=3\)"):
+        layer(jnp.ones((5, 4)))
+    with pytest.raises(ValueError, match=r"(?s)argument `state`.*num_layers \* directions=1"):
+        layer(jnp.ones((5, 3)), state_like(kind, jnp.ones((3, 2))))
+    with pytest.raises(ValueError, match="num_layers"):
+        LAYERS[kind](3, 2, num_layers=0, key=getkey())
+    cell = layer.cells[0][0]
+    with pytest.raises(ValueError, match=rf"(?s)`{kind}Cell`.*argument `input`"):
+        cell(jnp.ones(2), state_like(kind, jnp.ones(2)))
+    with pytest.raises(ValueError, match="argument `hidden"):
+        cell(jnp.ones(3), state_like(kind, jnp.ones(3)))
+
+
+def test_a_state_of_another_structure_is_refused(getkey):
+    layer = nn.LSTM(3, 2, key=getkey())
+    with pytest.raises(ValueError, match="`LSTM` was given a state of the wrong structure"):
+        # Without the check of annotations, which would answer first.
+        inspect.unwrap(nn.LSTM.__call__)(
+            layer, jnp.ones((5, 3)), [jnp.ones((1, 2)), jnp.ones((1, 2))]
+        )
