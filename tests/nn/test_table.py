@@ -142,6 +142,10 @@ ROWS = {
     "LSTM": Row(
         lambda k: Through(nn.LSTM(2, 3, 2, dropout_p=0.5, key=k), _outputs_and_state), (4, 2)
     ),
+    "RotaryPositionalEmbedding": Row(
+        lambda k: nn.RotaryPositionalEmbedding(4), (5, 4), same_shape=True
+    ),
+    "WeightNorm": Row(lambda k: nn.WeightNorm(nn.Linear(3, 3, key=k)), (3,), same_shape=True),
     "PReLU": Row(lambda k: nn.PReLU(), (3, 2), same_shape=True),
     "PReLU of several slopes": Row(
         lambda k: nn.PReLU(jax.random.normal(k, (4, 1, 1))), IMAGE, same_shape=True

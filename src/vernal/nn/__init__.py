@@ -37,7 +37,9 @@ from ._pool import MaxPool3d as MaxPool3d
 from ._pool import Pool as Pool
 from ._recurrent import GRU as GRU
 from ._recurrent import LSTM as LSTM
+from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential
+from ._weight_norm import WeightNorm as WeightNorm
 
 publish(__name__, globals())

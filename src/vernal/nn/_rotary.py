@@ -1,0 +1,99 @@
+"""`RotaryPositionalEmbedding`."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ..show import message, short
+from ._check import check_shape, check_size
+from ._precision import widen
+
+
+class RotaryPositionalEmbedding(Module):
+    r"""Rotates pairs of features by angles that grow with the position, so that products of queries and keys depend on
+    the difference of their positions only.
+
+    Feature `i` of the first half and feature `i` of the second half (as in GPT-NeoX and Llama) are turned by the angle
+    `position * theta ** (-2 i / embedding_size)`. Angles are computed in float32 at least, from absolute positions, so
+    that a token has the same embedding whether it comes with the whole sequence or alone, after a cache.
+
+    J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
+
+    Args:
+        embedding_size: the number of features, even.
+        theta: the base of the wavelengths.
+        dtype: of the angles' sines and cosines; the input's by default.
+
+    Raises:
+        ValueError: for an odd `embedding_size`; when called, for an input of the wrong shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> rope = nn.RotaryPositionalEmbedding(4)
+        >>> x = jnp.ones((10, 4))
+        >>> later = rope(x[7:], positions=jnp.arange(7, 10))
+        >>> bool(jnp.allclose(rope(x)[7:], later))
+        True
+    """
+
+    embedding_size: int = field(static=True)
+    theta: float = field(static=True)
+    dtype: DTypeLike | None = field(static=True)
+
+    def __init__(
+        self, embedding_size: int, theta: float = 10_000.0, dtype: DTypeLike | None = None
+    ):
+        name = "RotaryPositionalEmbedding"
+        self.embedding_size = check_size(name, "embedding_size", embedding_size, minimum=0)
+        self.theta = theta
+        self.dtype = None if dtype is None else jnp.dtype(dtype)
+        if self.embedding_size % 2:
+            raise ValueError(
+                message(
+                    "features are rotated in pairs, and one is left over",
+                    where="RotaryPositionalEmbedding(embedding_size=...)",
+                    expected="an even number",
+                    got=short(embedding_size),
+                )
+            )
+
+    @jax.named_scope("vernal.nn.RotaryPositionalEmbedding")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        positions: ArrayLike | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> Array:
+        """Rotates every row.
+
+        Args:
+            x: of shape `(length, embedding_size)`.
+            positions: of the rows, of shape `(length,)`, or one number for the first row, which the others follow.
+                None is 0.
+            key: ignored; here so that all layers are called alike.
+
+        Returns:
+            An array of the shape and dtype of `x`.
+        """
+        name = "RotaryPositionalEmbedding"
+        check_shape(name, x, ("length", ("embedding_size", self.embedding_size)))
+        x = jnp.asarray(x)
+        dtype = self.dtype or x.dtype
+        angle_dtype = widen(jnp.zeros((), dtype)).dtype
+        at = jnp.asarray(0 if positions is None else positions)
+        if at.ndim == 0:
+            at = at + jnp.arange(len(x), dtype=at.dtype)
+        check_shape(name, at, (("length", len(x)),), "positions")
+        half = self.embedding_size // 2
+        exponents = jnp.arange(half, dtype=angle_dtype) / max(half, 1)
+        frequencies = jnp.power(jnp.asarray(self.theta, angle_dtype), -exponents)
+        angles = at.astype(angle_dtype)[:, None] * frequencies[None, :]
+        cos, sin = jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
+        first, second = x[:, :half].astype(dtype), x[:, half:].astype(dtype)
+        turned = first * cos - second * sin, second * cos + first * sin
+        return jnp.concatenate(turned, axis=1).astype(x.dtype)

@@ -1,0 +1,66 @@
+"""Weight normalisation against Equinox's, and what it is by definition."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import nn, tree_at
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, None])
+def test_values_and_gradients_are_equinoxs(axis, getkey):
+    layer = nn.Linear(3, 4, key=getkey())
+    theirs = tree_at_eqx(eqx.nn.Linear(3, 4, key=getkey()), layer)
+    # Equinox counts axes from the front only.
+    ours, theirs = (
+        nn.WeightNorm(layer, axis=axis),
+        eqx.nn.WeightNorm(theirs, axis=axis if axis is None else axis % 2),
+    )
+    scale = jax.random.normal(getkey(), ours.g.shape)
+    ours = tree_at(lambda m: m.g, ours, scale)
+    theirs = eqx.tree_at(lambda m: m.g, theirs, scale.reshape(theirs.g.shape))
+    x = jax.random.normal(getkey(), (3,))
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
+    grads, expected = (
+        jax.grad(lambda m: (m(x) ** 2).sum())(ours),
+        eqx.filter_grad(lambda m: (m(x) ** 2).sum())(theirs),
+    )
+    np.testing.assert_allclose(grads.g.ravel(), expected.g.ravel(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(grads.layer.weight, expected.layer.weight, rtol=1e-4, atol=1e-5)
+
+
+def tree_at_eqx(theirs, ours):
+    return eqx.tree_at(lambda m: (m.weight, m.bias), theirs, (ours.weight, ours.bias))
+
+
+def test_the_length_of_the_layers_own_weight_does_not_matter(getkey):
+    normed = nn.WeightNorm(nn.Conv2d(2, 3, 2, key=getkey()))
+    x = jax.random.normal(getkey(), (2, 4, 4))
+    longer = tree_at(lambda m: m.layer.weight, normed, 7 * normed.layer.weight)
+    assert normed.g.shape == (3, 1, 1, 1)
+    np.testing.assert_allclose(longer(x), normed(x), rtol=1e-4, atol=1e-5)
+
+
+def test_two_of_the_same_layer_are_equal(getkey):
+    layer = nn.Linear(3, 4, key=getkey())
+    assert nn.WeightNorm(layer, axis=None) == nn.WeightNorm(layer, axis=None)
+
+
+def test_a_key_is_handed_on(getkey):
+    class Noisy(nn.Linear):
+        def __call__(self, x, *, key):
+            return super().__call__(x) + jax.random.normal(key)
+
+    normed, key = nn.WeightNorm(Noisy(2, 2, key=getkey())), getkey()
+    np.testing.assert_allclose(
+        normed(jnp.ones(2), key=key), normed.layer(jnp.ones(2), key=key), rtol=1e-5
+    )
+
+
+def test_a_layer_without_such_a_weight_is_refused(getkey):
+    with pytest.raises(ValueError, match="(?s)nothing to normalise.*`kernel`"):
+        nn.WeightNorm(nn.Linear(2, 2, key=getkey()), "kernel")
+    with pytest.raises(ValueError, match="(?s)nothing to normalise.*axis=2"):
+        nn.WeightNorm(nn.Linear(2, 2, key=getkey()), axis=2)
