@@ -61,6 +61,24 @@ def _one_step_of_lstm(cell, x, key):
     return cell(x, (x[::-1], -x), key=key)[1]
 
 
+def _mirrored(key):
+    layers = nn.Linear(3, 3, key=key), nn.Linear(3, 3, key=key)
+    return nn.Shared(layers, _second_weight, _first_weight)
+
+
+def _first_weight(layers):
+    return layers[0].weight
+
+
+def _second_weight(layers):
+    return layers[1].weight
+
+
+def _one_after_the_other(shared, x, key):
+    first, second = shared()
+    return second(first(x, key=key), key=key)
+
+
 def _outputs_and_state(layer, xs, key):
     return jnp.concatenate([jnp.ravel(y) for y in jax.tree.leaves(layer(xs, key=key))])
 
@@ -146,6 +164,7 @@ ROWS = {
         lambda k: nn.RotaryPositionalEmbedding(4), (5, 4), same_shape=True
     ),
     "WeightNorm": Row(lambda k: nn.WeightNorm(nn.Linear(3, 3, key=k)), (3,), same_shape=True),
+    "Shared": Row(lambda k: Through(_mirrored(k), _one_after_the_other), (3,), same_shape=True),
     "PReLU": Row(lambda k: nn.PReLU(), (3, 2), same_shape=True),
     "PReLU of several slopes": Row(
         lambda k: nn.PReLU(jax.random.normal(k, (4, 1, 1))), IMAGE, same_shape=True

@@ -40,6 +40,7 @@ from ._recurrent import LSTM as LSTM
 from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential
+from ._shared import Shared as Shared
 from ._weight_norm import WeightNorm as WeightNorm
 
 publish(__name__, globals())

@@ -1,0 +1,88 @@
+"""Tied weights stay tied."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import vernal
+from vernal import nn
+
+
+class Tied(vernal.Module):
+    shared: nn.Shared
+
+    def __init__(self, key):
+        a, b = jax.random.split(key)
+        layers = {"in": nn.Embedding(5, 3, key=a), "out": nn.Linear(3, 5, key=b)}
+        self.shared = nn.Shared(layers, lambda m: m["out"].weight, lambda m: m["in"].weight)
+
+    def __call__(self, token):
+        layers = self.shared()
+        return layers["out"](jnp.tanh(layers["in"](token)))
+
+
+def loss(model, token=2):
+    return (model(jnp.array(token)) ** 2).sum()
+
+
+def test_the_weight_is_stored_and_counted_once(getkey):
+    model = Tied(getkey())
+    assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(5, 3), (5,)]
+    assert model.shared()["out"].weight is model.shared()["in"].weight
+
+
+def test_both_places_add_to_the_gradient(getkey):
+    model = Tied(getkey())
+
+    def both(first, second):
+        hidden = jnp.tanh(first[2])
+        return ((second @ hidden + model.shared()["out"].bias) ** 2).sum()
+
+    weight = model.shared()["in"].weight
+    expected = sum(jax.grad(both, argnums=(0, 1))(weight, weight))
+    grads = jax.grad(loss)(model)
+    np.testing.assert_allclose(grads.shared.pytree["in"].weight, expected, rtol=1e-5)
+
+
+def test_it_stays_tied_through_training_saving_and_vmap(getkey, tmp_path):
+    model = Tied(getkey())
+    optimiser = vernal.Optimizer(optax.sgd, 0.1)
+    state = optimiser.init(model)
+    trained, state = optimiser.update(model, jax.grad(loss)(model), state)
+    vernal.save(tmp_path / "model.safetensors", trained)
+    loaded = vernal.load(tmp_path / "model.safetensors", Tied(getkey()))
+    for after in (trained, loaded):
+        layers = after.shared()
+        assert layers["in"].weight is layers["out"].weight
+        np.testing.assert_allclose(loss(after), loss(trained), rtol=1e-6)
+    assert loss(trained) < loss(model)
+    models = jax.vmap(Tied)(jax.random.split(getkey(), 4))
+    one = jax.tree.map(lambda x: x[1], models)
+    np.testing.assert_allclose(jax.vmap(loss)(models)[1], loss(one), rtol=1e-5)
+
+
+def test_several_nodes_and_whole_layers_are_shared(getkey):
+    make = [nn.Linear(3, 3, key=getkey()) for _ in range(3)]
+    shared = nn.Shared(make, lambda m: (m[1], m[2]), lambda m: (m[0], m[0]))
+    assert len(jax.tree.leaves(shared)) == 2
+    first, second, third = shared()
+    assert first == second == third
+
+
+def test_it_is_equinoxs(getkey):
+    ours = [nn.Linear(3, 3, key=getkey()) for _ in range(2)]
+    theirs = [eqx.nn.Linear(3, 3, key=getkey()) for _ in range(2)]
+    where, get = lambda m: m[1].weight, lambda m: m[0].weight
+    ours, theirs = nn.Shared(ours, where, get), eqx.nn.Shared(theirs, where, get)
+    assert [x.shape for x in jax.tree.leaves(ours)] == [
+        x.shape for x in jax.tree.leaves(eqx.filter(theirs, eqx.is_array))
+    ]
+
+
+def test_nodes_that_differ_are_refused(getkey):
+    layers = nn.Linear(3, 3, key=getkey()), nn.Linear(3, 2, key=getkey())
+    with pytest.raises(ValueError, match=r"(?s)what is to be shared is not alike.*\[2,3\]"):
+        nn.Shared(layers, lambda m: m[1].weight, lambda m: m[0].weight)
