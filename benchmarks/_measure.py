@@ -96,14 +96,16 @@ def compare(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], bar: 
     return Row(name, mine * 1e6, peer * 1e6, ratio, bar)
 
 
-def relative(name: str, ways: dict[str, Callable[[], Any]], bar: float) -> Column:
+def relative(
+    name: str, ways: dict[str, Callable[[], Any]], bar: float, clock: Clock = time.process_time
+) -> Column:
     """Times all ways in turns, over the first one. Each ratio is the median of three runs.
 
-    It is the time of the processor, all threads together, that counts here. These calls are so short that the
-    other tenants of a machine take the processor away in the middle of some of them.
+    It is the time of the processor, all threads together, that counts here, unless another clock is given. These
+    calls are so short that the other tenants of a machine take the processor away in the middle of some of them.
     """
     runs = []
-    for rounds in _in_turns(list(ways.values()), time.process_time):
+    for rounds in _in_turns(list(ways.values()), clock):
         medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
         runs.append([median / medians[0] for median in medians])
     ratios = map(statistics.median, zip(*runs, strict=True))

@@ -21,6 +21,8 @@ CUSTOM_RULE = ROOT / "examples" / "custom_rule.py"
 ADAPTIVE_LOOP = ROOT / "examples" / "adaptive_loop.py"
 SWEEP = ROOT / "examples" / "sweep.py"
 RECOMPILE = ROOT / "examples" / "recompile.py"
+GP_LOGDET = ROOT / "examples" / "gp_logdet.py"
+HESSIAN_TRACE = ROOT / "examples" / "hessian_trace.py"
 
 # Runs a script, and interrupts it as Ctrl-C does when it has saved its second checkpoint.
 INTERRUPTED = """
@@ -158,3 +160,32 @@ def test_the_careless_script_is_told_what_it_did_and_the_mended_one_compiles_onc
     assert "step_size (captured): -0.01 -> -0.005; smoothing: 0.1 -> 0.05" in lines[1]
     assert "images: f32[64,64] -> f32[5,64]; labels: i32[64] -> i32[5]" in lines[2]
     assert "compiled 4 times" in careless and "compiled once" in mended
+
+
+@pytest.mark.slow
+def test_the_gaussian_process_learns_from_products_what_it_learns_by_factorisation(tmp_path):
+    text = run(GP_LOGDET, "--steps", 60, "--out", tmp_path)
+    lines = [line.split() for line in text.splitlines()]
+    rows = {line[0]: line[1:] for line in lines if len(line) == 6}
+    (_, *want), (_, *got) = rows["exact"], rows["estimated"]
+    assert rows["exact"][0] == rows["estimated"][0] == "once"
+    for index, tolerance in enumerate((0.5, 0.1, 0.02, 0.01)):
+        assert abs(float(got[index]) - float(want[index])) < tolerance
+    assert float(got[3]) < 0.8
+    inside, _, count = next(line for line in lines if "within" in line)[:3]
+    assert int(inside) >= 0.7 * int(count)
+    assert (tmp_path / "likelihood.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_the_curvature_during_training_is_estimated_with_intervals_that_hold(tmp_path):
+    text = run(HESSIAN_TRACE, "--epochs", 4, "--out", tmp_path)
+    rows = [line.split() for line in text.splitlines() if line.endswith(("yes", "no"))]
+    assert len(rows) == 6
+    for row in rows:
+        exact, estimate = map(float, row[3:5])
+        assert abs(estimate - exact) < 0.1 * exact
+    # Six intervals of 95%.
+    assert sum(row[-1] == "yes" for row in rows) >= 5
+    assert "666 parameters" in text
+    assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"

@@ -122,7 +122,8 @@ def explain(
     if origins:
         got += ", computed from the argument" + ("s " if len(origins) > 1 else " ")
         got += ", ".join(f"`{name}`" for name in origins)
-    line = _user_line(cause)
+    # Where a function of ours refuses a value, JAX's own error has seen only that function.
+    line = _user_line(cause) or _user_line(error)
     return TracedShapeError(
         message(
             f"`{callable_name(fn)}`: a traced value was used as a shape or another Python integer",

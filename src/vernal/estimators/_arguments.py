@@ -1,0 +1,189 @@
+"""Refusing what cannot be a number of products, or a tolerance."""
+
+import math
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+
+from ..show import message, spec_text
+from ..transforms import TracedShapeError
+
+
+def positive_int(value: Any, name: str, where: str, *, minimum: int = 1) -> int:
+    """A Python int of at least `minimum`.
+
+    Args:
+        value: what the user gave.
+        name: of the argument.
+        where: the function, for the message.
+        minimum: the least that makes sense.
+
+    Returns:
+        The number as a Python int.
+
+    Raises:
+        TracedShapeError: if it is traced; a `TypeError`. `filter_jit` adds which argument it comes from.
+        TypeError: if it is not a whole number.
+        ValueError: if it is too small.
+    """
+    if isinstance(value, Tracer):
+        raise TracedShapeError(
+            message(
+                f"`{name}` is traced, and shapes depend on it",
+                where=where,
+                expected="a Python int, known before the program is compiled",
+                got=f"a traced value {value.aval.str_short()}",
+                instead=_instead(name),
+            )
+        ) from _complaint(value)
+    number = _index(value)
+    if number is None:
+        raise TypeError(
+            message(
+                f"`{name}` is not a whole number",
+                where=where,
+                expected="a Python int",
+                got=repr(value),
+            )
+        )
+    _check_least(number, name, where, minimum)
+    return number
+
+
+def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) -> Array:
+    """A number of products as an array, so that all of them share a compilation.
+
+    Args:
+        value: a Python int, or an integer array of shape (), which may be traced.
+        name: of the argument.
+        where: the function, for the message.
+        minimum: the least that makes sense. A Python int below it is refused, an array is clamped.
+        most: what shapes are made for; likewise.
+
+    Returns:
+        An array of shape (), of JAX's default integers: those of `jnp.arange`.
+
+    Raises:
+        TypeError: if it is neither.
+        ValueError: if it is a Python int out of bounds.
+    """
+    if isinstance(value, Array):
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.integer):
+            raise TypeError(
+                message(
+                    f"`{name}` is not a whole number",
+                    where=where,
+                    expected="a Python int, or an integer array of shape ()",
+                    got=spec_text(value),
+                )
+            )
+        # In its own dtype: a small or a large one must not wrap around.
+        info = jnp.iinfo(value.dtype)
+        low, high = (jnp.asarray(min(bound, info.max), value.dtype) for bound in (minimum, most))
+        return jnp.clip(value, low, high).astype(int)
+    number = positive_int(value, name, where, minimum=minimum)
+    if number > most:
+        raise ValueError(
+            message(
+                f"`{name}` is greater than `max_{name}`",
+                where=where,
+                expected=f"{name} <= {most}",
+                got=f"{name}={number}",
+                instead=f"a greater `max_{name}`: shapes are made for that many",
+            )
+        )
+    return jnp.asarray(number, int)
+
+
+def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
+    """A tolerance as an array of shape (); None is zero.
+
+    Args:
+        value: what the user gave; may be traced.
+        name: of the argument.
+        where: the function, for the message.
+        dtype: real, of the result.
+
+    Returns:
+        An array of shape ().
+
+    Raises:
+        TypeError: if it is not a real number.
+        ValueError: if it is known to be negative or not a number.
+    """
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | np.generic | np.ndarray | Array | None
+    ):
+        raise TypeError(
+            message(
+                f"`{name}` is not a number", where=where, expected="a real number", got=repr(value)
+            )
+        )
+    if isinstance(value, np.generic | np.ndarray | Array) and (
+        value.shape != () or jnp.issubdtype(value.dtype, jnp.complexfloating) or value.dtype == bool
+    ):
+        raise TypeError(
+            message(
+                f"`{name}` is not a number",
+                where=where,
+                expected="a real number, or an array of one",
+                got=spec_text(value),
+            )
+        )
+    if value is not None and not isinstance(value, Tracer) and not 0 <= float(value) < math.inf:
+        raise ValueError(
+            message(
+                f"`{name}` is no tolerance",
+                where=where,
+                expected=f"0 <= {name} < inf",
+                got=f"{name}={value}",
+            )
+        )
+    return jnp.asarray(0 if value is None else value).astype(dtype)
+
+
+def _index(value: Any) -> int | None:
+    """A whole number as an int; None of anything else."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _check_least(number: int, name: str, where: str, minimum: int) -> None:
+    if number < minimum:
+        raise ValueError(
+            message(
+                f"`{name}` is too small",
+                where=where,
+                expected=f"{name} >= {minimum}",
+                got=f"{name}={number}",
+            )
+        )
+
+
+def _instead(name: str) -> str:
+    text = (
+        f"compute `{name}` with Python's `min` and `max` (not `jnp.minimum`, which makes a traced array of Python "
+        "numbers too)"
+    )
+    return (
+        text + "; or give `max_matvecs` as well, for which shapes are made"
+        if name == "matvecs"
+        else text
+    )
+
+
+def _complaint(value: Tracer) -> Exception | None:
+    """What JAX says of a traced value in the place of an int: it knows from which argument the value comes."""
+    try:
+        operator.index(value)
+    except Exception as error:
+        return error
+    return None

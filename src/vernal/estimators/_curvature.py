@@ -1,0 +1,245 @@
+"""Operators of derivatives: Hessians, Jacobians and Gauss-Newton matrices, known by their products.
+
+All of them multiply trees like the floating-point arrays of `x`, as `filter_grad` returns them. Nothing but `x` and
+the other arguments is kept: a product differentiates again, and XLA does what products have in common once.
+Linearising beforehand was measured, and is not faster.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import callable_name
+from ..modules import Module, trainable
+from ..show import message, short
+from ..transforms import check_callable, closure_to_pytree, filter_eval_shape, filter_grad
+from ..trees import combine, filter, is_inexact_array, partition
+from ._operators import FunctionOperator
+from ._vectors import check_product, structure_of
+
+
+def hessian_operator(
+    f: Callable[..., Any],
+    x: Any,
+    *args: Any,
+    positive_semidefinite: bool = False,
+    batch_size: int | None = None,
+) -> FunctionOperator:
+    """The Hessian of a scalar function.
+
+    A product is a derivative of the gradient along a direction (forward over reverse), and costs a few gradients.
+
+    Args:
+        f: `f(x, *args)` returns a real scalar. What it closes over is differentiated with the operator.
+        x: where: any tree. Its real floating-point arrays are differentiated, as far as they are not frozen (see
+            `vernal.freeze`); everything else, such as the functions in a model, is passed on.
+        *args: other arguments: any Python objects.
+        positive_semidefinite: whether the Hessian has no negative eigenvalues, as that of a convex function.
+        batch_size: how many products are made at once, as in `FunctionOperator`.
+
+    Returns:
+        A symmetric operator on trees like `filter_grad(f)(x, *args)`.
+
+    Raises:
+        TypeError: if `f` is no function or returns no real scalar, or `x` has nothing to differentiate or complex
+            arrays.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> hessian = estimators.hessian_operator(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]))
+        >>> print(hessian.mv(jnp.ones(2)))
+        [ 6. 12.]
+    """
+    where = "hessian_operator(f, x)"
+    product = _HessianProduct(*_differentiated(f, x, args, where, complex_too=False))
+    # Traced before any product: f may return no scalar.
+    structure = jax.eval_shape(product.gradient, product.moving)
+    return FunctionOperator(
+        product,
+        structure,
+        symmetric=True,
+        positive_semidefinite=positive_semidefinite,
+        batch_size=batch_size,
+    )
+
+
+def jacobian_operator(
+    f: Callable[..., Any], x: Any, *args: Any, batch_size: int | None = None
+) -> FunctionOperator:
+    """The Jacobian of a function whose result looks like its argument.
+
+    Its trace is the divergence of `f`. A product is a derivative along a direction; a product with the adjoint is one
+    in reverse.
+
+    Args:
+        f: `f(x, *args)` returns a tree whose floating-point arrays are like those of `x`. Where they are complex it is
+            holomorphic. What it closes over is differentiated with the operator.
+        x: where: any tree, as in `hessian_operator`.
+        *args: other arguments: any Python objects.
+        batch_size: how many products are made at once, as in `FunctionOperator`.
+
+    Returns:
+        An operator without tags, on trees like the floating-point arrays of `x`.
+
+    Raises:
+        TypeError: if `f` is no function, its result does not look like `x`, or `x` has nothing to differentiate.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> field = lambda x: jnp.array([x[0] * x[1], x[1] ** 2])
+        >>> jacobian = estimators.jacobian_operator(field, jnp.array([2.0, 3.0]))
+        >>> print(jacobian.mv(jnp.ones(2)), jacobian.adjoint_mv(jnp.ones(2)))
+        [5. 6.] [3. 8.]
+    """
+    where = "jacobian_operator(f, x)"
+    product = _JacobianProduct(*_differentiated(f, x, args, where, complex_too=True))
+    structure = structure_of(product.moving, where)
+    check_product(structure, jax.eval_shape(product.value, product.moving), where)
+    return FunctionOperator(product, structure, batch_size=batch_size)
+
+
+def gauss_newton_operator(
+    f: Callable[..., Any],
+    x: Any,
+    *args: Any,
+    loss: Callable[[Any], Any] | None = None,
+    positive_semidefinite: bool = True,
+    batch_size: int | None = None,
+) -> FunctionOperator:
+    r"""The (generalised) Gauss-Newton matrix `J^T H J`, of the Jacobian of `f` and the Hessian of `loss`.
+
+    It is the Hessian of `loss(f(x))` without the second derivatives of `f`, and the Fisher information matrix if `loss`
+    is a negative log-likelihood of an exponential family in its natural parameters, such as cross-entropy of logits.
+
+    N. N. Schraudolph, "Fast curvature matrix-vector products for second-order gradient descent", Neural Computation
+    14 (2002), doi:10.1162/08997660260028683.
+
+    Args:
+        f: `f(x, *args)` returns what `loss` takes, such as the logits of a batch: a tree of floating-point arrays.
+            What it closes over is differentiated with the operator.
+        x: where: any tree, as in `hessian_operator`.
+        *args: other arguments of `f`: any Python objects.
+        loss: returns a real scalar. None takes half of the sum of squares: the matrix is `J^T J` then.
+        positive_semidefinite: whether the matrix has no negative eigenvalues, which is so if `loss` is convex.
+            Say False for another loss.
+        batch_size: how many products are made at once, as in `FunctionOperator`.
+
+    Returns:
+        A symmetric operator on trees like the floating-point arrays of `x`.
+
+    Raises:
+        TypeError: if `f` is no function, its result has no floating-point arrays, `loss` returns no real scalar, or
+            `x` has nothing to differentiate or complex arrays.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> fit = lambda x: jnp.array([x[0] * x[1], x[1], 1.0])
+        >>> matrix = estimators.gauss_newton_operator(fit, jnp.array([2.0, 3.0]))
+        >>> print(matrix.mv(jnp.array([1.0, 0.0])), matrix.positive_semidefinite)
+        [9. 6.] True
+    """
+    where = "gauss_newton_operator(f, x)"
+    parts = _differentiated(f, x, args, where, complex_too=False)
+    product = _GaussNewtonProduct(*parts, loss=closure_to_pytree(loss))
+    outputs = jax.eval_shape(product.value, product.moving)
+    if not jtu.tree_leaves(outputs):
+        raise TypeError(
+            message(
+                "the function has no derivative: its result holds no floating-point arrays",
+                where=where,
+                expected="a tree of floating-point arrays",
+                got=short(filter_eval_shape(f, x, *args)),
+            )
+        )
+    if loss is not None:
+        # It may return no scalar.
+        filter_eval_shape(filter_grad(loss), outputs)
+    return FunctionOperator(
+        product,
+        structure_of(product.moving, where),
+        symmetric=True,
+        positive_semidefinite=positive_semidefinite,
+        batch_size=batch_size,
+    )
+
+
+class _Function(Module):
+    """A function, of the arrays that are differentiated alone."""
+
+    fn: Any
+    moving: Any
+    rest: Any
+    args: tuple[Any, ...]
+
+    def value(self, moving: Any) -> Any:
+        """The floating-point arrays of its result."""
+        return filter(self.fn(combine(moving, self.rest), *self.args), is_inexact_array)
+
+
+class _HessianProduct(_Function):
+    def gradient(self, moving: Any) -> Any:
+        """The gradient, where the function returns a scalar."""
+        return filter_grad(self.fn)(combine(moving, self.rest), *self.args)
+
+    def __call__(self, vector: Any) -> Any:
+        return jax.jvp(self.gradient, (self.moving,), (vector,))[1]
+
+
+class _JacobianProduct(_Function):
+    def __call__(self, vector: Any) -> Any:
+        return jax.jvp(self.value, (self.moving,), (vector,))[1]
+
+
+class _GaussNewtonProduct(_Function):
+    loss: Any
+
+    def __call__(self, vector: Any) -> Any:
+        out, push = jax.linearize(self.value, self.moving)
+        change = push(vector)
+        if self.loss is None:
+            # JAX transposes without conjugation.
+            pulled = jtu.tree_map(jnp.conj, change)
+        else:
+            pulled = jax.jvp(filter_grad(self.loss), (out,), (change,))[1]
+        return jax.linear_transpose(push, vector)(pulled)[0]
+
+
+def _differentiated(
+    f: Any, x: Any, args: tuple[Any, ...], where: str, *, complex_too: bool
+) -> tuple[Any, Any, Any, Any]:
+    """A function, what of `x` is differentiated, the rest of it, and the other arguments: all as pytrees.
+
+    Raises:
+        TypeError: if `f` cannot be called, or `x` has nothing to differentiate, or complex arrays unless
+            `complex_too`.
+    """
+    check_callable(f, where.partition("(")[0])
+    moving, rest = partition(x, trainable(x))
+    leaves = jtu.tree_leaves(moving)
+    if not leaves:
+        raise TypeError(
+            message(
+                "there is nothing to differentiate",
+                where=where,
+                expected="floating-point arrays in `x`, not all of them frozen",
+                got=short(x),
+                instead="`x.astype(float)` for an array of integers",
+            )
+        )
+    if not complex_too and any(map(jnp.iscomplexobj, leaves)):
+        raise TypeError(
+            message(
+                f"the second derivatives of `{callable_name(f)}` are not linear over the complex numbers",
+                where=where,
+                expected="real floating-point arrays in `x`",
+                got=short(moving),
+                instead="a function of real and imaginary parts, two real arrays",
+            )
+        )
+    return closure_to_pytree(f), moving, closure_to_pytree(rest), closure_to_pytree(args)

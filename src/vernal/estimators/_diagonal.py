@@ -1,0 +1,172 @@
+"""`diagonal`: the one entry to the estimation of diagonals."""
+
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from ..transforms import filter_jit
+from ..trees import is_inexact_array
+from ._arguments import positive_int, whole_number
+from ._diagonal_method import DiagonalMethod
+from ._estimate import Estimate
+from ._exact import UnitVectors, exact_diagonal, looks_semidefinite
+from ._hutchinson_diagonal import HutchinsonDiagonal
+from ._method import Budget, Outcome, check_tags, selected
+from ._operators import Operator, as_operator
+from ._samples import is_real
+from ._sensitivity import attach
+from ._vectors import to_tree
+from ._xdiag import XDiag
+from ._xnysdiag import XNysDiag
+
+# With fewer, a basis costs more than it gains, and its error is estimated from too few leave-one-out estimates.
+_LEAST_FREE, _LEAST = 6, 20
+# Bytes of a block of vectors, of which a method with a basis keeps about ten.
+_MOST_BYTES = 2**28
+
+
+def diagonal(
+    operator: Any,
+    key: PRNGKeyArray,
+    *,
+    matvecs: SupportsIndex,
+    max_matvecs: SupportsIndex | None = None,
+    method: DiagonalMethod | None = None,
+) -> Estimate:
+    """Estimates the diagonal of a linear operator from its products with random vectors.
+
+    Products with the unit vectors give the exact diagonal, so no method makes more than `n` products with an operator
+    of size `n`: when the budget reaches `n`, the answer is exact and its error 0.
+
+    Without a `method`, this one is taken:
+
+    | operator | products | method |
+    | --- | --- | --- |
+    | any | at least `n` | exact |
+    | positive semidefinite | at least 6 | `XNysDiag`: one product for each vector of its basis |
+    | any other | at least 20 | `XDiag`: two products for each, one of them with the adjoint |
+    | any | fewer, or a basis of more than 256 MiB | `HutchinsonDiagonal`: no basis |
+
+    The products with the adjoint of an operator that is not symmetric are derived from its function by
+    `jax.linear_transpose`. Take `HutchinsonDiagonal` for a function that cannot be transposed.
+
+    The derivative of the value with respect to the operator is an unbiased estimate of the derivative of the diagonal,
+    from as many products again (half as many for `XDiag`), forward and in reverse.
+
+    Args:
+        operator: a square matrix, an `Operator`, or an object with `mv` and `in_structure()`.
+        key: a random key.
+        matvecs: how many products to make: a Python int, or an integer array with `max_matvecs`. More than `n` are
+            `n`. An array is clamped between the method's minimum and `max_matvecs`.
+        max_matvecs: what shapes are made for: a Python int. All `matvecs` up to it share one compilation, and may be
+            traced. Without it, another `matvecs` is another compilation.
+        method: how to estimate.
+
+    Returns:
+        The diagonal as a tree of arrays like the operator's vectors, with an error for each element; real if the
+        operator is symmetric or real.
+
+    Raises:
+        TypeError: if something is not an operator, or not a number; `TracedShapeError`, if a number is traced where it
+            cannot be.
+        ValueError: if a number is too small, or if the method needs an operator that is declared to be positive
+            semidefinite.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> x = jnp.linspace(0.0, 1.0, 200)
+        >>> kernel = jnp.exp(-10 * (x[:, None] - x[None, :]) ** 2) * (1 + x[:, None]) * (1 + x[None, :])
+        >>> operator = estimators.MatrixOperator(kernel, positive_semidefinite=True)
+        >>> estimate = estimators.diagonal(operator, jax.random.key(0), matvecs=20)
+        >>> estimate.value.shape, bool(jnp.max(jnp.abs(estimate.value - (1 + x) ** 2)) < 1e-3)
+        ((200,), True)
+    """
+    where = "diagonal(operator, key)"
+    operator = as_operator(operator, where)
+    most = positive_int(
+        *((matvecs, "matvecs") if max_matvecs is None else (max_matvecs, "max_matvecs")), where
+    )
+    if method is None:
+        method = _choose(operator, most)
+    check_tags(operator, method, where, otherwise="XDiag()")
+    least = max(1, min(method.minimum, operator.size))
+    positive_int(most, "matvecs" if max_matvecs is None else "max_matvecs", where, minimum=least)
+    if max_matvecs is None:
+        return _estimated(operator, key, method, Budget(most, most))
+    number = whole_number(matvecs, "matvecs", where, minimum=least, most=most)
+    return _estimated(operator, key, method, Budget(most, number))
+
+
+def _choose(operator: Operator, matvecs: int) -> DiagonalMethod:
+    """The method for so many products; the table is in the docstring of `diagonal`."""
+    free = operator.positive_semidefinite
+    row = operator.size * jnp.dtype(operator.dtype).itemsize
+    if matvecs < (_LEAST_FREE if free else _LEAST) or matvecs * row > _MOST_BYTES:
+        return HutchinsonDiagonal()
+    return XNysDiag() if free else XDiag()
+
+
+@filter_jit
+def _estimated(
+    operator: Operator, key: PRNGKeyArray, method: DiagonalMethod, budget: Budget
+) -> Estimate:
+    outcome = _still(_outcome(_still(operator), key, method, budget))
+    return Estimate(
+        value=_tree(operator, attach(outcome.value, operator, outcome.sensitivity)),
+        standard_error=_tree(operator, jnp.sqrt(outcome.variance)),
+        matvecs=outcome.matvecs,
+        converged=outcome.consistent,
+        degrees_of_freedom=outcome.degrees_of_freedom,
+    )
+
+
+def _outcome(
+    operator: Operator, key: PRNGKeyArray, method: DiagonalMethod, budget: Budget
+) -> Outcome:
+    """What the method finds, or the exact diagonal if the budget reaches that."""
+    size = operator.size
+    if budget.most < size:
+        return method.estimate(operator, key, budget)
+    if not budget.is_shared or size <= method.minimum:
+        return _exact(operator)
+    exact = jnp.asarray(budget.used) >= size
+    # Where the answer is exact, the method makes the fewest products that it can.
+    used = jnp.where(exact, method.minimum, budget.used)
+    found = method.estimate(operator, key, Budget(size - 1, used))
+    return selected(exact.astype(int), (found, _exact(operator, wanted=exact)))
+
+
+def _exact(operator: Operator, *, wanted: Array | None = None) -> Outcome:
+    """The diagonal without an error; zeros and no work if it is not wanted."""
+    value = exact_diagonal(operator, wanted=wanted)
+    zeros = jnp.zeros_like(value.real)
+    return Outcome(
+        value=value.real if is_real(operator) else value,
+        variance=zeros,
+        degrees_of_freedom=jnp.full((), jnp.inf, zeros.dtype),
+        matvecs=jnp.asarray(operator.size, jnp.int32),
+        consistent=looks_semidefinite(value)
+        if operator.positive_semidefinite
+        else jnp.asarray(True),
+        sensitivity=UnitVectors(operator.size, operator.dtype),
+    )
+
+
+def _still(tree: Any) -> Any:
+    """Operators and outcomes without derivatives."""
+    return jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)
+
+
+def _tree(operator: Operator, flat: Array) -> Any:
+    """A tree like the operator's vectors, real where the flat array is."""
+
+    def like(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        dtype = leaf.dtype if jnp.iscomplexobj(flat) else jnp.finfo(leaf.dtype).dtype
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+    return to_tree(jtu.tree_map(like, operator.in_structure()), flat)

@@ -1,0 +1,165 @@
+"""What an estimator returns, and Student's distribution for its intervals."""
+
+import math
+import statistics
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import Array, lax
+from jax.scipy.special import betainc
+
+from ..modules import Module
+from ..show import message, spec_text
+
+# Above it the asymptotic series is accurate to float32 at every level that anybody asks for.
+_MANY = 50
+# Between which Student's quantile lies, for one degree of freedom and levels from 1e-6 to 1 - 1e-6.
+_LOWEST, _HIGHEST = 1e-7, 1e7
+_HALVINGS = 50
+
+
+class Estimate(Module):
+    """An estimate with its error.
+
+    Args:
+        value: the estimate.
+        standard_error: an estimate of the root mean square of `value - truth`, of the shape of `value`, real.
+        matvecs: how many products with the operator were made.
+        converged: True if the tolerance was met, where one was asked for, and no tag of the operator was seen to be
+            false. If a tag that the method needs is false (a negative Rayleigh quotient of an operator that is
+            declared positive semidefinite), `value` is the plain Hutchinson estimate from the same products.
+        degrees_of_freedom: of Student's distribution that `(value - truth) / standard_error` follows, about;
+            infinite for an exact value.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> estimate = estimators.trace(jnp.ones((50, 50)), jax.random.key(0), matvecs=50)
+        >>> print(estimate.value, estimate.standard_error, estimate.matvecs, estimate.converged)
+        50.0 0.0 50 True
+    """
+
+    value: Any
+    standard_error: Any
+    matvecs: Array
+    converged: Array
+    degrees_of_freedom: Array
+
+    def interval(self, level: float = 0.95) -> tuple[Any, Any]:
+        """The interval that contains the truth with a probability of about `level`.
+
+        It is `value` plus and minus `standard_error` times the quantile of Student's distribution.
+
+        Args:
+            level: a Python number between 0 and 1.
+
+        Returns:
+            `(low, high)`, each like `value`.
+
+        Raises:
+            TypeError: if the value is complex.
+            ValueError: if `level` is not between 0 and 1.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from vernal import estimators
+            >>> matrix = 10 * jnp.eye(100) + jnp.ones((100, 100)) / 10
+            >>> low, high = estimators.trace(matrix, jax.random.key(0), matvecs=40).interval()
+            >>> bool(low < 1010) and bool(1010 < high)
+            True
+        """
+        for leaf in jtu.tree_leaves(self.value):
+            if jnp.iscomplexobj(leaf):
+                raise TypeError(
+                    message(
+                        "a complex number lies in no interval",
+                        where="Estimate.interval()",
+                        expected="a real value",
+                        got=spec_text(leaf),
+                        instead="`standard_error` is of the modulus of the error; if the operator equals its conjugate "
+                        "transpose, say `symmetric=True`, and its trace is real",
+                    )
+                )
+        quantile = student_quantile(level, self.degrees_of_freedom)
+
+        def moved(sign: int) -> Any:
+            return jtu.tree_map(
+                lambda x, s: x + sign * quantile.astype(s.dtype) * s,
+                self.value,
+                self.standard_error,
+            )
+
+        return moved(-1), moved(1)
+
+
+def student_quantile(level: float, degrees_of_freedom: Array) -> Array:
+    """The t with P(-t < T < t) = level, for T of Student's distribution.
+
+    Args:
+        level: a Python number between 0 and 1.
+        degrees_of_freedom: positive, of any shape; infinity is the normal distribution.
+
+    Returns:
+        Of the shape and dtype of `degrees_of_freedom`; accurate to a few units of 1e-5, relative, in float32.
+
+    Raises:
+        ValueError: if `level` is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(
+            message(
+                "`level` is not a probability",
+                where="Estimate.interval(level)",
+                expected="0 < level < 1",
+                got=f"level={level}",
+                instead="0.95 for 95%",
+            )
+        )
+    few = jnp.clip(degrees_of_freedom, 0.01, _MANY)
+    # P(|T| > t) = I_x(v / 2, 1 / 2) with x = v / (v + t^2): in this form the tail keeps its digits.
+    tail = jnp.full_like(few, 1 - level)
+
+    def halve(_: int | Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) / 2
+        too_small = (
+            betainc(few / 2, jnp.full_like(few, 0.5), few / (few + jnp.exp(2 * middle))) > tail
+        )
+        return jnp.where(too_small, middle, low), jnp.where(too_small, high, middle)
+
+    bounds = jnp.full_like(few, math.log(_LOWEST)), jnp.full_like(few, math.log(_HIGHEST))
+    low, high = lax.fori_loop(0, _HALVINGS, halve, bounds)
+    return jnp.where(
+        degrees_of_freedom > _MANY,
+        quantile_of_many(level, degrees_of_freedom),
+        jnp.exp((low + high) / 2),
+    )
+
+
+def quantile_of_many(level: float, degrees_of_freedom: Array) -> Array:
+    """Student's quantile by its asymptotic series; within 1% from 4 degrees of freedom on at usual levels.
+
+    E. A. Cornish and R. A. Fisher, "Moments and cumulants in the specification of distributions", Revue de l'Institut
+    International de Statistique 5 (1938), doi:10.2307/1400905.
+
+    Args:
+        level: a Python number between 0 and 1.
+        degrees_of_freedom: positive, of any shape; may be infinite.
+
+    Returns:
+        Of the shape and dtype of `degrees_of_freedom`.
+    """
+    z = statistics.NormalDist().inv_cdf((1 + level) / 2)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    inverse = 1 / degrees_of_freedom
+    total = jnp.zeros_like(inverse)
+    for term in reversed(terms):
+        total = total * inverse + term
+    return total

@@ -1,0 +1,190 @@
+"""Traces of functions of symmetric operators, and the norms that are made of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from .._ground import callable_name
+from ..show import message, spec_text
+from ..transforms import closure_to_pytree, filter_jit
+from ._arguments import positive_int
+from ._estimate import Estimate
+from ._frechet import Elementwise, carried_dense, derivative, divided_differences
+from ._lanczos import symmetric_operator
+from ._operators import Operator
+from ._quadrature import (
+    Kept,
+    LanczosQuadrature,
+    consistent,
+    drawn,
+    limited,
+    mean_and_error,
+    over_blocks,
+    power_of_two,
+    sums,
+    working_dtype,
+)
+from ._sensitivity import attach
+
+
+def trace_of_function(
+    f: Callable[[Array], Array],
+    operator: Any,
+    key: PRNGKeyArray,
+    *,
+    matvecs: int,
+    method: LanczosQuadrature | None = None,
+) -> Estimate:
+    """Estimates the trace of `f(A)`, the sum of `f` over the eigenvalues of a symmetric operator.
+
+    By stochastic Lanczos quadrature; see `LanczosQuadrature` for the paper and for what the products are used for.
+    With as many products as the operator has rows, or more, the answer is exact, and made with that many products.
+
+    Derivatives with respect to the operator and to arrays that `f` closes over are those of the trace: estimates of
+    `tr(f'(A) dA)` and of the trace of the derivative of `f`, without bias but for the error of the quadrature. They
+    make no further products but those with `dA`, in blocks. Second derivatives are right in the same sense; those of
+    third order go through the eigenvalues of small matrices, and are `nan` where these coincide.
+
+    Args:
+        f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
+            differentiable as often as derivatives are asked for, plus once for each of these.
+        operator: symmetric (Hermitian, if it is complex), and declared so.
+        key: a key of `jax.random`.
+        matvecs: how many products to make at most, a Python int.
+        method: how to use them.
+
+    Returns:
+        An `Estimate`, real. `standard_error` covers the error of the probes and of the quadrature. `converged` is
+        False if the operator is visibly not what it is declared to be (asymmetric; clearly negative on some vector,
+        if it is declared positive semidefinite), or if the value is not finite. The eigenvalues of an operator that
+        is declared positive semidefinite are never taken to be negative.
+
+    Raises:
+        TypeError: if `operator` is none, `matvecs` is traced or no int, or `f` does not map real arrays to real
+            arrays of the same shape.
+        ValueError: if the operator is not declared symmetric, or `matvecs` is too small.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> matrix = jnp.diag(jnp.linspace(0.0, 1.0, 200)) + 0.001
+        >>> operator = estimators.MatrixOperator(matrix, symmetric=True)
+        >>> estimate = estimators.trace_of_function(jnp.exp, operator, jax.random.key(0), matvecs=100)
+        >>> exact = jnp.exp(jnp.linalg.eigvalsh(matrix)).sum()
+        >>> bool(abs(estimate.value - exact) < 4 * estimate.standard_error)
+        True
+    """
+    where = "trace_of_function(operator)"
+    operator = symmetric_operator(operator, where)
+    floor = 0.0 if operator.positive_semidefinite else None
+    return quadrature_estimate(
+        f, operator, key, matvecs, method, floor, "trace_of_function(matvecs)"
+    )
+
+
+def quadrature_estimate(
+    f: Elementwise,
+    operator: Operator,
+    key: PRNGKeyArray,
+    matvecs: Any,
+    method: LanczosQuadrature | None,
+    floor: float | None,
+    where: str,
+) -> Estimate:
+    """The trace of `f` at the eigenvalues, those below `floor` times the largest replaced by that; None for none."""
+    matvecs = positive_int(matvecs, "matvecs", where)
+    method = LanczosQuadrature() if method is None else method
+    f = closure_to_pytree(f)
+    if matvecs >= operator.size:
+        return _exact(f, operator, floor)
+    count, steps = method.split(matvecs)
+    return _estimated(f, operator, key, method, count, steps, floor)
+
+
+@filter_jit
+def _estimated(
+    f: Elementwise,
+    operator: Operator,
+    key: PRNGKeyArray,
+    method: LanczosQuadrature,
+    count: int,
+    steps: int,
+    floor: float | None,
+) -> Estimate:
+    starts = drawn(operator, key, method.probes, count, steps)
+    size = operator.size
+    found = over_blocks(
+        lambda block: sums(operator, block, steps, checked(f), floor), starts.starts
+    )
+    levels = found.values.shape[1]
+    values = jnp.moveaxis(found.values, 1, 0).reshape(levels, -1)
+    used = starts.used.reshape(-1)
+    value, error = mean_and_error(values, used, steps)
+    left = found.products.reshape(-1, size)[:count].T / jnp.asarray(count, found.products.dtype)
+    right = starts.starts.reshape(-1, size)[:count].T
+    agrees = jnp.all(found.consistent.reshape(-1) | ~used)
+    return Estimate(
+        value=attach(value, operator, Kept.of(operator, left, right)),
+        standard_error=lax.stop_gradient(error),
+        matvecs=jnp.asarray(count * steps, jnp.int32),
+        converged=agrees & jnp.isfinite(lax.stop_gradient(value)),
+        degrees_of_freedom=jnp.asarray(count - 1, value.dtype),
+    )
+
+
+@filter_jit
+def _exact(f: Elementwise, operator: Operator, floor: float | None) -> Estimate:
+    """By the eigenvalues of the matrix, which is made with unit vectors."""
+    f, g = checked(f), derivative(checked(f))
+    size, dtype = operator.size, working_dtype(operator)
+    eye = jnp.eye(size, dtype=dtype)
+    given = operator.matmul(eye.astype(operator.dtype)).astype(dtype)
+    matrix = (given + given.conj().T) / 2
+    largest = jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0)
+    unit = jnp.where(largest > 0, power_of_two(largest), 1)
+    raw, vectors = jnp.linalg.eigh(matrix / unit.astype(dtype), symmetrize_input=False)
+    raw = raw * unit
+    nodes = limited(raw[None], floor)[0]
+    still, basis = lax.stop_gradient(nodes), lax.stop_gradient(vectors)
+    values = f(still)
+    weighted = basis * g(still).astype(dtype)[None, :]
+    product = jnp.matmul(weighted, basis.conj().T, precision=lax.Precision.HIGHEST)
+    differences = divided_differences(g, nodes[None])[0]
+    product = carried_dense(product, matrix, vectors, differences)
+    asymmetry = jnp.max(jnp.abs(given - given.conj().T), initial=0)
+    agrees = consistent(asymmetry, raw, size, floor)
+    value = jnp.sum(values)
+    return Estimate(
+        value=attach(value, operator, Kept.of(operator, product, eye)),
+        standard_error=jnp.zeros_like(lax.stop_gradient(value)),
+        matvecs=jnp.asarray(size, jnp.int32),
+        converged=lax.stop_gradient(agrees & jnp.isfinite(value)),
+        degrees_of_freedom=jnp.asarray(jnp.inf, value.dtype),
+    )
+
+
+def checked(f: Elementwise) -> Elementwise:
+    """`f`, which must map real arrays to real arrays of the same shape.
+
+    Raises:
+        TypeError: when called, if it does not.
+    """
+
+    def called(x: Array) -> Array:
+        out = f(x)
+        if jnp.shape(out) != x.shape or not jnp.issubdtype(jnp.result_type(out), jnp.floating):
+            raise TypeError(
+                message(
+                    "the function does not act on real numbers element by element",
+                    where=f"`{callable_name(f)}`",
+                    expected=spec_text(x),
+                    got=spec_text(out),
+                    instead="a function such as `jnp.exp` or `lambda x: jnp.log1p(scale * x)`",
+                )
+            )
+        return out.astype(x.dtype)
+
+    return called

@@ -1,0 +1,166 @@
+"""`kernel_operator`: the matrix of a kernel between points, never stored whole.
+
+A product makes a few rows of the matrix at a time and multiplies all vectors by them. In reverse mode the rows are made
+again, one block after the other, so that memory is that of a block there too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import Array, lax
+
+from .._ground import callable_name
+from ..show import message, short
+from ..transforms import check_callable, closure_to_pytree, filter_eval_shape
+from ..trees import is_array
+from ._arguments import positive_int
+from ._operators import Operator
+
+# Elements of the matrix that are in memory at once.
+_CPU, _ACCELERATOR = 2**20, 2**26
+
+
+def kernel_operator(
+    kernel: Callable[[Any, Any], Any],
+    points: Any,
+    *,
+    noise: Any = 0.0,
+    batch_size: int | None = None,
+) -> Operator:
+    """The matrix of a kernel between points, `K[i, j] = kernel(points[i], points[j])`, plus noise on the diagonal.
+
+    It is made a few rows at a time whenever it is multiplied, so that memory grows with the number of points and not
+    with its square. It can be differentiated with respect to the kernel's parameters, the points and the noise.
+
+    Args:
+        kernel: `kernel(a, b)` returns a number for two points. A module, whose arrays are its parameters, or a
+            function, whose parameters are the arrays that it closes over. It is symmetric (`kernel(b, a)` is the
+            conjugate of `kernel(a, b)`) and positive semidefinite: nobody checks that.
+        points: an array of shape `(n, ...)`, or a tree of such arrays; a point is a tree of what they hold at one
+            index.
+        noise: what is added to the diagonal, not negative: a number, or an array of shape `()` or `(n,)`.
+        batch_size: how many rows are made at once. None takes as many as have 2**20 elements (2**26 on an
+            accelerator).
+
+    Returns:
+        A positive semidefinite operator on vectors of shape `(n,)`, with the dtype that the kernel returns.
+
+    Raises:
+        TypeError: if `kernel` is no function or returns no floating-point number for two points, or `batch_size` is
+            traced or no int.
+        ValueError: if `points` are not arrays of one length, `noise` has another shape, or `batch_size` is less
+            than 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> kernel = lambda a, b: jnp.exp(-jnp.sum((a - b) ** 2))
+        >>> operator = estimators.kernel_operator(kernel, jnp.array([[0.0], [5.0]]), noise=0.5)
+        >>> print(operator.mv(jnp.array([1.0, 2.0])))
+        [1.5 3. ]
+    """
+    where = "kernel_operator(kernel, points)"
+    check_callable(kernel, "kernel_operator")
+    size = _count(points, where)
+    points = jtu.tree_map(jnp.asarray, points)
+    point = jtu.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), points)
+    value = filter_eval_shape(kernel, point, point)
+    if not (_is_number(value) and jnp.issubdtype(value.dtype, jnp.inexact)):
+        raise TypeError(
+            message(
+                f"the kernel `{callable_name(kernel)}` must return one floating-point number for two points",
+                where=where,
+                expected="an array of shape ()",
+                got=short(value),
+                instead="a function of two single points, `kernel(points[i], points[j])`",
+            )
+        )
+    real = jnp.finfo(value.dtype).dtype
+    added = jnp.asarray(noise, real)
+    if added.shape not in ((), (size,)):
+        raise ValueError(
+            message(
+                "the noise does not fit the points",
+                where="kernel_operator(noise)",
+                expected=f"an array of shape () or ({size},)",
+                got=short(added),
+            )
+        )
+    if batch_size is not None:
+        batch_size = positive_int(batch_size, "batch_size", "kernel_operator(batch_size)")
+    return _KernelOperator(
+        kernel=closure_to_pytree(kernel),
+        points=points,
+        noise=added,
+        count=size,
+        kind=jnp.dtype(value.dtype).name,
+        batch_size=batch_size,
+    )
+
+
+class _KernelOperator(Operator):
+    """What `kernel_operator` returns."""
+
+    kernel: Callable[[Any, Any], Any]
+    points: Any
+    noise: Array
+    count: int
+    kind: str
+    batch_size: int | None
+    symmetric: bool = True
+    positive_semidefinite: bool = True
+
+    def in_structure(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.count,), jnp.dtype(self.kind))
+
+    def mv(self, vector: Array) -> Array:
+        return self.matmul(vector[:, None])[:, 0].astype(self.kind)
+
+    def matmul(self, block: Array) -> Array:
+        def row(point: Any) -> Array:
+            entries = jax.vmap(lambda other: self.kernel(point, other))(self.points)
+            return jnp.matmul(entries.astype(block.dtype), block, precision=lax.Precision.HIGHEST)
+
+        # Reverse mode makes the rows again.
+        row = jax.checkpoint(row, prevent_cse=False)
+        product = lax.map(row, self.points, batch_size=self._rows())
+        return product + self.noise.astype(block.dtype).reshape(-1, 1) * block
+
+    def adjoint_matmul(self, block: Array) -> Array:
+        return self.matmul(block)
+
+    def products_at_once(self, columns: int) -> int:
+        return columns
+
+    def _rows(self) -> int:
+        room = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
+        return min(self.batch_size or max(1, room // max(1, self.count)), self.count)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
+
+
+def _count(points: Any, where: str) -> int:
+    """How many points there are.
+
+    Raises:
+        ValueError: if they are not arrays of one length.
+    """
+    leaves = jtu.tree_leaves(points)
+    if leaves and all(is_array(x) and x.ndim > 0 for x in leaves):
+        lengths = {len(x) for x in leaves}
+        if len(lengths) == 1 and 0 not in lengths:
+            return lengths.pop()
+    raise ValueError(
+        message(
+            "the points are not arrays of one length",
+            where=where,
+            expected="an array of shape (n, ...), or a tree of such arrays, with n at least 1",
+            got=short(points),
+            instead="an array with one point in each row",
+        )
+    )

@@ -1,0 +1,216 @@
+"""Lanczos' recurrence with full reorthogonalisation, for many start vectors at once.
+
+Difficulty. In floating-point numbers the recurrence loses orthogonality as soon as an eigenvalue has
+converged; and it breaks down when the start vector lies in an invariant subspace: then the next
+vector is the zero vector over its length.
+
+Plan. Every new vector is orthogonalised twice against all the vectors before it. A vector that is
+no longer than the rounding errors of the products is replaced by zero, and so is all that would
+follow from it: the decomposition is then exact, and smaller. Derivatives are in `_lanczos_adjoint`.
+
+Invariants. `A Q = Q T + r e^*` with orthonormal columns in Q, those after a breakdown zero, as are
+their rows and columns in T. Nothing is ever divided by zero. Multiplying A by a power of two does
+the same to T, and leaves Q as it is.
+
+Glossary: b start vectors; m steps; n the size of the operator; Q basis, of shape (m, n) for each
+start vector (as rows, for the sake of contiguous memory); T the tridiagonal matrix, diagonal alpha,
+off-diagonal beta; asymmetry: the largest element by which Q^* A Q differs from T where it must not.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..modules import Module
+from ..show import message, short
+from ..transforms import filter_custom_jvp
+from ._arguments import positive_int
+from ._lanczos_adjoint import Decomposition, inner, multiply, norms, rule
+from ._operators import Operator, as_operator
+from ._vectors import to_flat
+
+# A new vector of so many roundings of a product is nothing but rounding.
+_ROUNDINGS = 4
+
+
+class Tridiagonal(Module):
+    """What Lanczos' recurrence finds: `A Q = Q T` but for the last column.
+
+    Args:
+        basis: Q, of shape `(n, steps)`; orthonormal columns, zero from `rank` on.
+        diagonal: of T, of shape `(steps,)`.
+        offdiagonal: of T, of shape `(steps - 1,)`, not negative.
+        norm: of the start vector, which is `norm` times the first column of Q.
+        rank: how many steps were made before the space was exhausted.
+        asymmetry: the largest element of `Q^* A Q` that should not be there, were A symmetric; of the
+            size of rounding errors if it is.
+    """
+
+    basis: Array
+    diagonal: Array
+    offdiagonal: Array
+    norm: Array
+    rank: Array
+    asymmetry: Array
+
+    def matrix(self) -> Array:
+        """T as a matrix of shape `(steps, steps)`."""
+        off = jnp.diag(self.offdiagonal, 1)
+        return jnp.diag(self.diagonal) + off + off.T
+
+
+def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
+    """Lanczos' recurrence: an orthonormal basis in which a symmetric operator is tridiagonal.
+
+    With full reorthogonalisation. When the space that the vector and its products span is exhausted
+    before the last step (after one step, if the operator is a multiple of the identity), the rest is
+    zero, and `rank` says how many steps were made.
+
+    Derivatives, forward and in reverse, with respect to the operator and the vector, have recurrences of
+    their own, which make as many products and keep nothing but the basis. They belong to the steps that were
+    made: after a breakdown they say nothing about directions that leave the exhausted space.
+
+    C. Lanczos, "An iteration method for the solution of the eigenvalue problem of linear differential and integral
+    operators", Journal of Research of the National Bureau of Standards 45 (1950), doi:10.6028/jres.045.026.
+    N. Krämer, P. Moreno-Muñoz, H. Roy, S. Hauberg, "Gradients of functions of large matrices", Advances in Neural
+    Information Processing Systems 37 (2024), arXiv:2405.17277.
+
+    Args:
+        operator: a symmetric operator (Hermitian, if it is complex).
+        vector: where to start; a tree of arrays like the operator's vectors.
+        steps: how many products to make, from 1 to the size of the operator.
+
+    Returns:
+        A `Tridiagonal`.
+
+    Raises:
+        TypeError: if `operator` is none, `steps` is not a Python int, or the vector does not fit the operator.
+        ValueError: if the operator is not declared symmetric, or `steps` is out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.estimators import MatrixOperator, lanczos
+        >>> operator = MatrixOperator(jnp.diag(jnp.array([1.0, 2.0, 3.0])), symmetric=True)
+        >>> found = lanczos(operator, jnp.ones(3), 3)
+        >>> print(jnp.linalg.eigvalsh(found.matrix()).round(4), found.rank)
+        [1. 2. 3.] 3
+    """
+    operator = symmetric_operator(operator, "lanczos(operator)")
+    steps = positive_int(steps, "steps", "lanczos(steps)")
+    if steps > operator.size:
+        raise ValueError(
+            message(
+                "there are more steps than dimensions",
+                where="lanczos(steps)",
+                expected=f"at most {operator.size} steps for vectors of that size",
+                got=f"steps={steps}",
+                instead="`min(steps, operator.size)`",
+            )
+        )
+    start = to_flat(operator.in_structure(), vector, "lanczos(vector)")
+    found = decompose(operator, start[None, :], steps)
+    return Tridiagonal(
+        basis=found.basis[0].T,
+        diagonal=found.diagonal[0],
+        offdiagonal=found.offdiagonal[0],
+        norm=found.norm[0],
+        rank=jnp.sum(found.active()[0], dtype=jnp.int32),
+        asymmetry=found.asymmetry[0],
+    )
+
+
+def symmetric_operator(operator: Any, where: str) -> Operator:
+    """An operator that is declared symmetric.
+
+    Raises:
+        TypeError: if it is no operator.
+        ValueError: if it is not declared symmetric.
+    """
+    operator = as_operator(operator, where)
+    if not operator.symmetric:
+        raise ValueError(
+            message(
+                "the operator is not declared symmetric, and the method is for symmetric ones only",
+                where=where,
+                expected="an operator with `symmetric=True`, equal to its conjugate transpose",
+                got=short(operator),
+                instead="`MatrixOperator(matrix, symmetric=True)` or `FunctionOperator(fn, example, "
+                "symmetric=True)`, if that is true of it",
+            )
+        )
+    return operator
+
+
+@filter_custom_jvp
+def decompose(operator: Operator, starts: Array, steps: int) -> Decomposition:
+    """Lanczos' recurrence from each row of a matrix of shape `(b, n)`."""
+    real = jnp.finfo(starts.dtype).dtype
+    size = norms(starts)
+    first = jnp.where((size > 0)[:, None], starts / _or_one(size)[:, None].astype(starts.dtype), 0)
+    count = starts.shape[0]
+    empty = jnp.zeros((count, steps, starts.shape[1]), starts.dtype)
+    zero = jnp.zeros((count, steps), real)
+    state = _State(
+        empty.at[:, 0].set(first), zero, zero, first, jnp.zeros(count, real), jnp.zeros(count, real)
+    )
+    state = lax.fori_loop(0, steps, lambda k, state: _step(operator, k, steps, state), state)
+    return Decomposition(
+        state.basis, state.diagonal, state.offdiagonal[:, : steps - 1], size, state.asymmetry
+    )
+
+
+decompose.def_jvp(rule(decompose), symbolic_zeros=True)
+
+
+class _State(Module):
+    """Of the recurrence; `offdiagonal[:, k]` is the length of the vector that step k ended with."""
+
+    basis: Array
+    diagonal: Array
+    offdiagonal: Array
+    current: Array
+    scale: Array
+    asymmetry: Array
+
+
+def _step(operator: Operator, k: Array, steps: int, state: _State) -> _State:
+    product = multiply(operator, state.current)
+    scale = jnp.maximum(state.scale, norms(product))
+    elements = inner(state.basis, product)
+    diagonal = elements[:, k].real
+    before = jnp.where(k > 0, state.offdiagonal[:, k - 1], 0)
+    place = jnp.arange(steps)[None, :]
+    tridiagonal = jnp.where(place == k, diagonal[:, None], 0) + jnp.where(
+        place == k - 1, before[:, None], 0
+    )
+    asymmetry = jnp.max(jnp.abs(elements - tridiagonal.astype(elements.dtype)), axis=1)
+    left = product - combined(elements, state.basis)
+    left = left - combined(inner(state.basis, left), state.basis)
+    length = norms(left)
+    threshold = _ROUNDINGS * jnp.finfo(length.dtype).eps * scale
+    length = jnp.where((length > threshold) & (k + 1 < steps), length, 0)
+    follows = jnp.where(
+        (length > 0)[:, None], left / _or_one(length)[:, None].astype(left.dtype), 0
+    )
+    # The last step has no next vector: what is there is written once more.
+    row = jnp.where(k + 1 < steps, follows, state.current)
+    return _State(
+        basis=lax.dynamic_update_index_in_dim(
+            state.basis, row, jnp.minimum(k + 1, steps - 1), axis=1
+        ),
+        diagonal=state.diagonal.at[:, k].set(diagonal),
+        offdiagonal=state.offdiagonal.at[:, k].set(length),
+        current=follows,
+        scale=scale,
+        asymmetry=jnp.maximum(state.asymmetry, asymmetry),
+    )
+
+
+def combined(weights: Array, basis: Array) -> Array:
+    """Linear combinations of basis vectors: `(b, m)` and `(b, m, n)` to `(b, n)`."""
+    return jnp.einsum("bm,bmn->bn", weights, basis, precision=lax.Precision.HIGHEST)
+
+
+def _or_one(x: Array) -> Array:
+    return jnp.where(x > 0, x, 1)

@@ -1,0 +1,278 @@
+"""What leave-one-out methods share: errors of correlated estimates, and derivatives.
+
+The difficulty: the k leave-one-out estimates t_1, ..., t_k of such a method are made from the same probes. Their
+spread, divided by sqrt(k), is not the error of their mean: it was 0.25 to 0.7 of it, because they are correlated.
+
+The plan: measure the correlation. t_i uses probe i only as a test vector, and all others for a low-rank
+approximation; so its expectation given the others is the truth, tr. Let t_i(-j) be the same estimate without probe j
+altogether. It does not depend on probe j, so the expectation of t_i(-j) t_j is tr**2; and t_i(-j), t_j(-i) are
+independent given the probes but i and j, so that of t_i(-j) t_j(-i) is tr**2, too. With d_ij = t_j - t_j(-i), how much
+probe i moves the estimate j, there follows for every k and i != j, exactly,
+
+    cov(t_i, t_j) = E[d_ji d_ij] = E[(t_i - tr) d_ij].
+
+The variance of the mean is then s**2 / k + cov, where s**2 is the sample variance, whose expectation is var - cov.
+Both expressions are averaged over all pairs. The second one, with the mean of all t_i in the place of tr, is a little
+wrong, but less noisy where leaving out two is much worse than leaving out one (eigenvalues that decay fast). Taken is
+the mean of both, each cut at zero: with 400 to 1000 seeds on four spectra of 1000 eigenvalues, the root mean square of
+the error estimate was 1.0 to 1.3 times that of the error.
+
+All pairs cost O(k**2) after matrices of shape (k, k): to leave out two is a downdate of rank two.
+
+Glossary: "single" the estimates t_i, of shape (k,); "double" the estimates without two, [i, j] = t_j(-i); "dual" the
+unit vector in the span of all products that is orthogonal to all of them but one.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.linalg import solve_triangular
+
+from ..show import message
+from ._method import Outcome
+from ._operators import Operator
+from ._orthogonal import orthonormal, power_of_two, product
+from ._probes import ComplexSigns, Probes, Signs
+from ._sensitivity import Sensitivity
+
+# Of the variance: the spread of the estimates, of which it is never less, has k - 1.
+_LEAST_FREEDOM = 5
+
+
+class Mean(NamedTuple):
+    """The mean of some estimates, an estimate of its variance, and the degrees of freedom of that."""
+
+    value: Array
+    variance: Array
+    degrees_of_freedom: Array
+
+    def shifted(self, by: Array, roundings: float, size: Array) -> "Mean":
+        """Without what a multiple of the identity adds to a trace, and with errors of rounding.
+
+        Args:
+            by: the trace of that multiple, which is of the size of rounding.
+            roundings: of numbers of the given size; how many is a matter of measurement.
+            size: of what was summed up, real.
+        """
+        value = self.value - by.astype(self.value.dtype)
+        rounding = (
+            roundings
+            * float(jnp.finfo(self.variance.dtype).eps)
+            * jnp.maximum(size, jnp.abs(value))
+        )
+        return Mean(value, self.variance + rounding**2, self.degrees_of_freedom)
+
+    def real(self) -> "Mean":
+        """Of the real part."""
+        return self._replace(value=self.value.real)
+
+
+def mean_of_singles(single: Array, double: Array, usable: Array, count: int | Array) -> Mean:
+    """The mean of leave-one-out estimates, with its error as this file says.
+
+    Args:
+        single: the estimates, of shape `(k,)`; those from `count` on do not count.
+        double: [i, j] is the estimate of `single[j]` without the probe i, of shape `(k, k)`.
+        usable: the pairs to look at, of shape `(k, k)` and symmetric. A pair that is not usable must be one whose
+            estimates deflate the same space; they are uncorrelated given that space.
+        count: how many there are.
+    """
+    dtype = jnp.finfo(single.dtype).dtype
+    number = jnp.asarray(count, dtype)
+    used = jnp.arange(single.shape[0]) < count
+    mean = jnp.where(used, single, 0).sum() / number.astype(single.dtype)
+    deviation = jnp.where(used, single - mean, 0)
+    square = jnp.abs(deviation) ** 2
+    moves = jnp.where(usable, single[None, :] - double, 0)
+    mutual = jnp.sum((moves * moves.conj().T).real, axis=1) / (number - 1)
+    plain = (deviation.conj() * jnp.sum(moves, axis=1)).real / (number - 1)
+    covariance = (jnp.maximum(mutual.sum(), 0) + jnp.maximum(plain.sum(), 0)) / (2 * number)
+    variance = square.sum() / (number * (number - 1)) + covariance
+
+    # The mean over all pairs of a function of two samples varies by four times the variance of its means over j.
+    shares = square / (2 * number) + (mutual + plain) / 2
+    shares = jnp.where(used, shares - shares.sum() / number, 0)
+    uncertainty = 4 * jnp.sum(shares**2) / (number * (number - 1))
+    freedom = 2 * variance**2 / jnp.where(uncertainty > 0, uncertainty, 1)
+    freedom = jnp.where(uncertainty > 0, jnp.maximum(freedom, _LEAST_FREEDOM), number)
+    return Mean(mean, variance, jnp.minimum(freedom, number - 1))
+
+
+def usable_pairs(sine_squared: Array, count: int | Array) -> Array:
+    """Pairs of different used columns that are not parallel to rounding."""
+    k = sine_squared.shape[0]
+    used = jnp.arange(k) < count
+    apart = sine_squared > 100 * jnp.finfo(sine_squared.dtype).eps
+    return used[:, None] & used[None, :] & ~jnp.eye(k, dtype=bool) & apart
+
+
+def hutchinson(forms: Array, count: int | Array) -> Mean:
+    """The mean of quadratic forms, of which those from `count` on are zero; for an operator with a false tag."""
+    number = jnp.asarray(count, jnp.finfo(forms.dtype).dtype)
+    mean = forms.sum() / number.astype(forms.dtype)
+    used = jnp.arange(forms.shape[0]) < count
+    spread = jnp.where(used, jnp.abs(forms - mean) ** 2, 0).sum()
+    return Mean(mean, spread / (number * (number - 1)), number - 1)
+
+
+def outcome(
+    best: Mean,
+    plain: Mean,
+    sketch: "Sketch",
+    consistent: Array,
+    matvecs: Array,
+    sensitivity: Sensitivity,
+) -> Outcome:
+    """What a method returns.
+
+    Args:
+        best: its estimate, of the operator of the sketch.
+        plain: the one to take if a tag is false.
+        sketch: says how to undo its scale.
+        consistent: whether the tags may be true.
+        matvecs: how many products were made.
+        sensitivity: for derivatives.
+    """
+    value, variance, freedom = (
+        jnp.where(consistent, x, y) for x, y in zip(best, plain, strict=True)
+    )
+    return Outcome(
+        value=value * sketch.undo.astype(value.dtype),
+        variance=variance * sketch.undo**2,
+        degrees_of_freedom=freedom,
+        matvecs=jnp.asarray(matvecs, jnp.int32),
+        consistent=consistent,
+        sensitivity=sensitivity,
+    )
+
+
+class LeftOut(Sensitivity):
+    """Derivatives as the mean over i of tr(Q_i^* dA Q_i) + r_i^* dA r_i, with the error of all samples together.
+
+    Q_i is a basis of the products with all probes but i, and r_i what is left of probe i beside it. With the unit
+    vector s_i that is orthogonal to Q_i in the space of all products, the mean of Q_i Q_i^* is
+    Q (I - mean s_i s_i^*) Q^*, so that there are 2k pairs, and not k**2.
+
+    Args:
+        probes: of shape `(n, k)`; those from `count` on are zero.
+        products: of the operator with the probes, of shape `(n, k)`.
+        count: how many probes there are.
+        resphered: whether the remainders are scaled to the length that they have in the mean.
+    """
+
+    probes: Array
+    products: Array
+    count: int | Array
+    resphered: bool
+
+    def blocks(self) -> int:
+        """One."""
+        return 1
+
+    def block(self, index: int | Array) -> tuple[Array, Array]:
+        """Basis and remainders; made here, because the value does not need them."""
+        del index
+        n, k = self.probes.shape
+        mask = (
+            None if isinstance(self.count, int) and self.count == k else jnp.arange(k) < self.count
+        )
+        q, r = orthonormal(self.products, mask)
+        duals = unit_duals(r, mask)
+        inside = product(q.conj().T, self.probes)
+        along = jnp.sum(duals.conj() * inside, axis=0)
+        rest = self.probes - product(q, inside - duals * along[None, :])
+        number = jnp.asarray(self.count, jnp.finfo(rest.dtype).dtype)
+        weight = 1 / number
+        if self.resphered:
+            norms = jnp.sum(jnp.abs(rest) ** 2, axis=0)
+            weight = weight * (n - number + 1) / jnp.where(norms > 0, norms, 1)
+        weight = jnp.broadcast_to(weight, (k,))
+        eye = jnp.eye(k, dtype=q.dtype)
+        kept = eye - product(duals, duals.conj().T) / number.astype(q.dtype)
+        left = jnp.concatenate([product(q, kept), rest * weight.astype(q.dtype)[None, :]], axis=1)
+        return left, jnp.concatenate([q, rest], axis=1)
+
+
+def unit_duals(r: Array, mask: Array | None) -> Array:
+    """Column i is the unit vector that is orthogonal to all columns of `r` but i; zero where not used."""
+    diagonal = jnp.diagonal(r)
+    # Zero only for a product that depends exactly on others; any other number of the size of rounding does as well.
+    least = 0.1 * jnp.finfo(r.dtype).eps * jnp.max(jnp.abs(r))
+    small = jnp.abs(diagonal) < least
+    r = r + jnp.diag(jnp.where(small, least.astype(r.dtype) - diagonal, 0))
+    duals = solve_triangular(r, jnp.eye(r.shape[0], dtype=r.dtype)).conj().T
+    duals = duals / jnp.linalg.norm(duals, axis=0, keepdims=True).astype(r.dtype)
+    return duals if mask is None else jnp.where(mask[None, :], duals, 0)
+
+
+class Sketch(NamedTuple):
+    """Probes and their products, prepared.
+
+    Attributes:
+        probes: of shape `(n, k)`, in at least single precision.
+        products: of the operator, with probes; divided by `scale`.
+        scale: a power of two, real.
+        shift: what to add to the (divided) operator, a multiple of the identity, so that products are linearly
+            independent; of the size of rounding. Real.
+        mask: which probes are used; None for all.
+        undo: what to multiply estimates by: `scale`, or zero if all products are zero.
+    """
+
+    probes: Array
+    products: Array
+    scale: Array
+    shift: Array
+    mask: Array | None
+    undo: Array
+
+    def shifted(self) -> Array:
+        """Products of the operator with `shift` added to it."""
+        return self.products + self.shift.astype(self.products.dtype) * self.probes
+
+
+def prepared(operator: Operator, probes: Array, products: Array, used: int | Array) -> Sketch:
+    """A sketch of an operator of any scale, and of zero, with numbers of the size of one."""
+    n, k = probes.shape
+    with jax.numpy_dtype_promotion("standard"):
+        work = jnp.promote_types(operator.dtype, jnp.float32)
+    probes, products = probes.astype(work), products.astype(work)
+    scale = power_of_two(products)
+    products = products / scale.astype(work)
+    size = jnp.linalg.norm(products)
+    eps = float(jnp.finfo(operator.dtype).eps)
+    shift = jnp.where(size > 0, size * (eps / n**0.5), 1)
+    mask = None if isinstance(used, int) and used == k else jnp.arange(k) < used
+    undo = jnp.where(size > 0, scale, 0)
+    return Sketch(probes, products, scale, shift, mask, undo)
+
+
+def near_hermitian(matrix: Array, size: Array, operator: Operator) -> Array:
+    """Whether a matrix that is made from products of a Hermitian operator is Hermitian but for rounding.
+
+    Args:
+        matrix: of shape `(k, k)`.
+        size: of the numbers that were summed up.
+        operator: says the precision.
+    """
+    tolerance = 10 * float(jnp.finfo(operator.dtype).eps) ** 0.5
+    return jnp.linalg.norm(matrix - matrix.conj().T) <= tolerance * size
+
+
+def check_resphered(probes: Probes | None, resphered: bool, method: str) -> None:
+    """Refuses to scale what is left of probes whose direction is not uniform.
+
+    Raises:
+        ValueError: if that is so.
+    """
+    if resphered and isinstance(probes, Signs | ComplexSigns):
+        raise ValueError(
+            message(
+                "signs cannot be resphered: it needs probes of which every direction is equally likely",
+                where=method,
+                expected="resphered=False, or probes such as Normal() or Sphere()",
+                got=f"probes={type(probes).__name__}(), resphered=True",
+                instead=f"{method}(probes={type(probes).__name__}(), resphered=False)",
+            )
+        )

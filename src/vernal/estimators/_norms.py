@@ -1,0 +1,215 @@
+"""Norms of operators: Schatten norms and the Frobenius norm."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module
+from ..show import message
+from ..transforms import filter_jit
+from ._arguments import positive_int
+from ._estimate import Estimate
+from ._functions import quadrature_estimate
+from ._method import default_probes
+from ._operators import Operator, as_operator
+from ._probes import Probes
+from ._quadrature import Kept, LanczosQuadrature, power_of_two, working_dtype
+from ._sensitivity import attach
+from ._vectors import Structure
+
+
+def schatten_norm(
+    operator: Any,
+    key: PRNGKeyArray,
+    p: float | int,
+    *,
+    matvecs: int,
+    method: LanczosQuadrature | None = None,
+) -> Estimate:
+    """Estimates a Schatten norm: the p-norm of the vector of singular values.
+
+    `p=1` is the nuclear norm, `p=2` the Frobenius norm, for which `frobenius_norm` is cheaper; the larger p, the
+    closer to the spectral norm. By stochastic Lanczos quadrature with `|A|^p`; see `LanczosQuadrature` for the paper.
+    For an operator that is not declared symmetric the quadrature is that of `A^* A`, where each step takes two
+    products. One product is spent on finding out how large the operator is.
+
+    Derivatives are those of `trace_of_function`, times that of the p-th root. Where a singular value is zero, and the
+    norm has no derivative, they are those of the others.
+
+    Args:
+        operator: any square operator.
+        key: a key of `jax.random`.
+        p: a Python number, 1 or more.
+        matvecs: how many products to make at most, a Python int. With one more than the operator has rows (than twice
+            as many, if it is not symmetric) the answer is exact.
+        method: how to use them.
+
+    Returns:
+        An `Estimate`, real.
+
+    Raises:
+        TypeError: if `operator` is none, or `matvecs` is traced or no int.
+        ValueError: if `p` is not a finite number of at least 1, or `matvecs` is too small.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> matrix = jax.random.normal(jax.random.key(0), (100, 100))
+        >>> estimate = estimators.schatten_norm(matrix, jax.random.key(1), 3, matvecs=150)
+        >>> exact = jnp.sum(jnp.linalg.svdvals(matrix) ** 3) ** (1 / 3)
+        >>> bool(abs(estimate.value - exact) < 4 * estimate.standard_error)
+        True
+    """
+    operator = as_operator(operator, "schatten_norm(operator)")
+    matvecs = positive_int(matvecs, "matvecs", "schatten_norm(matvecs)", minimum=2)
+    if not isinstance(p, int | float) or not 1 <= p < math.inf:
+        raise ValueError(
+            message(
+                "this is no p of a norm",
+                where="schatten_norm(p)",
+                expected="a finite Python number of at least 1",
+                got=f"p={p!r}",
+            )
+        )
+    return _schatten(operator, key, float(p), matvecs, method)
+
+
+@filter_jit
+def _schatten(
+    operator: Operator, key: PRNGKeyArray, p: float, matvecs: int, method: LanczosQuadrature | None
+) -> Estimate:
+    gram = not operator.symmetric
+    cost = 2 if gram else 1
+    unit = _size_of(operator, key)
+    power = _Power(unit**cost, p / cost)
+    target = (
+        _Gram(symmetric=True, positive_semidefinite=True, operator=operator) if gram else operator
+    )
+    floor = 0.0 if target.positive_semidefinite else None
+    where = "schatten_norm(matvecs)"
+    quadrature = max(1, (matvecs - 1) // cost)
+    found = quadrature_estimate(power, target, key, quadrature, method, floor, where)
+    some = lax.stop_gradient(found.value) > 0
+    root = jnp.where(some, found.value, 1) ** (1 / p)
+    value = jnp.where(some, root * unit, 0)
+    slope = lax.stop_gradient(value) / (p * jnp.where(some, lax.stop_gradient(found.value), 1))
+    return Estimate(
+        value=value,
+        standard_error=found.standard_error * slope,
+        matvecs=found.matvecs * cost + 1,
+        converged=found.converged,
+        degrees_of_freedom=found.degrees_of_freedom,
+    )
+
+
+def _size_of(operator: Operator, key: PRNGKeyArray) -> Array:
+    """A power of two near the root mean square of the singular values."""
+    probe = default_probes(operator).draw(key, operator.size, 1, operator.dtype)
+    product = lax.stop_gradient(operator.matmul(probe)).astype(working_dtype(operator))
+    largest = jnp.max(jnp.abs(product), initial=0)
+    return jnp.where(largest > 0, power_of_two(largest), 1)
+
+
+class _Power(Module):
+    """`|x / unit|**exponent`, with derivative 0 where x is zero up to rounding."""
+
+    unit: Array
+    exponent: float
+
+    def __call__(self, x: Array) -> Array:
+        ratio = jnp.abs(x) / self.unit
+        some = ratio > jnp.finfo(x.dtype).eps
+        return jnp.where(some, jnp.where(some, ratio, 1) ** self.exponent, 0)
+
+
+class _Gram(Operator):
+    """`A^* A`."""
+
+    symmetric: bool
+    positive_semidefinite: bool
+    operator: Operator
+
+    def in_structure(self) -> Structure:
+        return self.operator.in_structure()
+
+    def mv(self, vector: Any) -> Any:
+        return self.operator.adjoint_mv(self.operator.mv(vector))
+
+    def matmul(self, block: Array) -> Array:
+        return self.operator.adjoint_matmul(self.operator.matmul(block))
+
+    def products_at_once(self, columns: int) -> int:
+        return self.operator.products_at_once(columns)
+
+
+def frobenius_norm(
+    operator: Any, key: PRNGKeyArray, *, matvecs: int, probes: Probes | None = None
+) -> Estimate:
+    """Estimates the Frobenius norm, the root of the sum of squares of the elements' moduli.
+
+    The root of the mean of `|A w|^2` over random probes `w`: the Hutchinson estimate of the trace of `A^* A`, with
+    one product for each probe. With as many products as the operator has rows the answer is exact.
+
+    M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
+    Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.
+
+    Args:
+        operator: any square operator.
+        key: a key of `jax.random`.
+        matvecs: how many products to make at most, a Python int of at least 2.
+        probes: the distribution of the probes. None takes signs, complex ones for a complex operator.
+
+    Returns:
+        An `Estimate`, real.
+
+    Raises:
+        TypeError: if `operator` is none, or `matvecs` is traced or no int.
+        ValueError: if `matvecs` is less than 2.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> matrix = jax.random.normal(jax.random.key(0), (200, 200))
+        >>> estimate = estimators.frobenius_norm(matrix, jax.random.key(1), matvecs=50)
+        >>> bool(abs(estimate.value - jnp.linalg.norm(matrix)) < 4 * estimate.standard_error)
+        True
+    """
+    operator = as_operator(operator, "frobenius_norm(operator)")
+    exact = operator.size == 1
+    matvecs = positive_int(matvecs, "matvecs", "frobenius_norm(matvecs)", minimum=1 if exact else 2)
+    return _frobenius(operator, key, min(matvecs, operator.size), probes)
+
+
+@filter_jit
+def _frobenius(
+    operator: Operator, key: PRNGKeyArray, count: int, probes: Probes | None
+) -> Estimate:
+    size, dtype = operator.size, working_dtype(operator)
+    exact = count == size
+    if exact:
+        vectors = jnp.eye(size, dtype=operator.dtype)
+    else:
+        vectors = (probes or default_probes(operator)).draw(key, size, count, operator.dtype)
+    products = operator.matmul(vectors).astype(dtype)
+    still = lax.stop_gradient(products)
+    largest = jnp.max(jnp.abs(still), initial=0)
+    unit = jnp.where(largest > 0, power_of_two(largest), 1)
+    squares = jnp.sum(jnp.abs(still / unit.astype(dtype)) ** 2, axis=0)
+    total = jnp.sum(squares) if exact else jnp.mean(squares)
+    # d |A w|^2 = 2 Re <A w, dA w>, which depends on A itself: so second derivatives are right.
+    weight = jnp.asarray(2 / (1 if exact else count), total.dtype) / unit**2
+    total = attach(total, operator, Kept.of(operator, products * weight.astype(dtype), vectors))
+    some = lax.stop_gradient(total) > 0
+    root = jnp.where(some, jnp.sqrt(jnp.where(some, total, 1)), 0)
+    still_root = jnp.where(some, lax.stop_gradient(root), 1)
+    spread = jnp.zeros_like(still_root) if exact else jnp.std(squares, ddof=1) / math.sqrt(count)
+    return Estimate(
+        value=root * unit,
+        standard_error=spread / (2 * still_root) * unit,
+        matvecs=jnp.asarray(count, jnp.int32),
+        converged=jnp.isfinite(lax.stop_gradient(root)),
+        degrees_of_freedom=jnp.asarray(jnp.inf if exact else count - 1, root.dtype),
+    )

@@ -1,0 +1,290 @@
+"""Probes: random vectors w with E[w w^*] = I, drawn as columns of a matrix in the operator's dtype.
+
+Drawing costs as much as the products with a small dense matrix. So a sign takes one random bit. Numbers are drawn
+column by column (the transpose of a matrix of rows), so that with JAX's usual generator the first columns are the same
+however many are drawn: a budget that shares a compilation with others gives the same estimate as alone.
+
+Probes also know how much a quadratic form f = w^* A w varies. It is a polynomial of degree two, so its variance is
+known from its slopes, which a product A w shows element by element: n numbers for each probe instead of one. Hence the
+variance from a handful of probes has an error of at most sqrt(2 / k), where that of the sample variance of k forms has
+several times as much, and is too small just where the forms are too small.
+"""
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module
+from ..show import message
+from ._orthogonal import orthonormal
+
+_BITS = 32
+
+
+class Probes(Module):
+    """A distribution of random vectors `w` with `E[w w^*] = I`. Subclass it, and give `draw`, to add one."""
+
+    @abc.abstractmethod
+    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
+        """Vectors as the columns of a matrix.
+
+        Args:
+            key: a random key.
+            size: of a vector.
+            count: how many.
+            dtype: floating-point, real or complex.
+
+        Returns:
+            Of shape `(size, count)`.
+        """
+
+    def slopes(self, probes: Array, products: Array) -> Array | None:
+        """Vectors `e` from which the variance of `w^* A w` follows, if `A` equals its conjugate transpose.
+
+        Args:
+            probes: as drawn, of shape `(size, count)`.
+            products: `A` times each, of the same shape.
+
+        Returns:
+            Of the same shape: the sum over the elements of `e` of their variances is the variance of `w^* A w`. None
+            if nothing is known, as for a distribution of your own; then the forms themselves say how they vary.
+        """
+        del probes, products
+        return None
+
+    def correlation(self, size: int) -> float:
+        """The correlation of `w^* A w` of two vectors from one draw: 0 if they are independent."""
+        del size
+        return 0.0
+
+
+class Signs(Probes):
+    """Elements 1 or -1, each with probability 1/2 (Rademacher): the least variance of all real probes.
+
+    The variance of `w^* A w`, for a symmetric `A`, is `2 * (norm(A)**2 - norm(diag(A))**2)` in Frobenius norms; exact
+    for a diagonal matrix.
+
+    M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
+    Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.estimators import Signs
+        >>> probes = Signs().draw(jax.random.key(0), 100, 3, jnp.float32)
+        >>> probes.shape, bool(jnp.all(jnp.abs(probes) == 1))
+        ((100, 3), True)
+    """
+
+    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
+        """Signs as the columns of a matrix of shape `(size, count)`; a random bit for each."""
+        words = jax.random.bits(key, (count, -(-size // _BITS)), jnp.uint32)
+        # Otherwise a compiler may draw a word anew for each of its bits.
+        words = lax.optimization_barrier(words)
+        bits = (
+            words[:, :, None] >> jnp.arange(_BITS, dtype=jnp.uint32)[None, None, :]
+        ) & jnp.uint32(1)
+        bits = bits.reshape(count, words.shape[1] * _BITS)[:, :size].T
+        return jnp.where(bits == 0, jnp.ones((), dtype), -jnp.ones((), dtype))
+
+    def slopes(self, probes: Array, products: Array) -> Array:
+        """`sqrt(2) * Re(w * A w)`, element by element."""
+        real = (probes.conj() * products).real
+        return _root(2, real) * real
+
+
+class Normal(Probes):
+    """Independent elements of the standard normal distribution; complex ones for a complex dtype.
+
+    The variance of `w^* A w`, for a symmetric `A`, is `2 * norm(A)**2`, and half of that with complex elements.
+    Invariant under rotations: what methods that deflate gain by.
+
+    A. Girard, "A fast Monte-Carlo cross-validation procedure for large least squares problems with noisy data",
+    Numerische Mathematik 56 (1989), doi:10.1007/BF01395775.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.estimators import Normal
+        >>> Normal().draw(jax.random.key(0), 100, 3, jnp.float32).shape
+        (100, 3)
+    """
+
+    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
+        """Normal vectors as the columns of a matrix of shape `(size, count)`."""
+        return jax.random.normal(key, (count, size), _wide(dtype)).T.astype(dtype)
+
+    def slopes(self, probes: Array, products: Array) -> Array:
+        """`A w`, times `sqrt(2)` if it is real."""
+        del probes
+        return _root(_degree(products), products) * products
+
+
+class Sphere(Probes):
+    """Uniform on the sphere of radius `sqrt(size)`, real or complex as the dtype is.
+
+    The variance of `w^* A w`, for a symmetric `A`, is `2 n / (n + 2) * (norm(A)**2 - trace(A)**2 / n)`; exact for a
+    multiple of the identity.
+
+    E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
+    SIAM Journal on Matrix Analysis and Applications 45 (2024), doi:10.1137/23M1548323.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.estimators import Sphere
+        >>> probes = Sphere().draw(jax.random.key(0), 100, 3, jnp.float32)
+        >>> print(jnp.linalg.norm(probes, axis=0).round(3))
+        [10. 10. 10.]
+    """
+
+    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
+        """Vectors of length `sqrt(size)` as the columns of a matrix of shape `(size, count)`."""
+        normal = jax.random.normal(key, (count, size), _wide(dtype))
+        norms = jnp.linalg.norm(normal, axis=1, keepdims=True)
+        return (
+            normal * (jnp.sqrt(jnp.asarray(size, norms.dtype)) / norms).astype(normal.dtype)
+        ).T.astype(dtype)
+
+    def slopes(self, probes: Array, products: Array) -> Array:
+        """What of `A w` is orthogonal to `w`, times `sqrt(2)` if it is real."""
+        along = jnp.sum(probes.conj() * products, axis=0, keepdims=True)
+        # Columns of zeros are probes that are not used.
+        lengths = jnp.maximum(jnp.sum(jnp.abs(probes) ** 2, axis=0, keepdims=True), 1e-30)
+        return _root(_degree(products), products) * (
+            products - probes * (along / lengths.astype(along.dtype))
+        )
+
+
+class Orthogonal(Probes):
+    """As `Sphere`, but the vectors of one draw are orthogonal to each other: columns of a random rotation.
+
+    Forms of different vectors have the correlation `-1 / (n - 1)`, because all `n` of a rotation add up to `n` times
+    the trace. So the mean of `m` of them has `1 - m / n` of the variance of that of independent ones, about. That gains
+    where `m` is not small beside `n`, and needs a QR factorisation, which takes 0.2 to 2 times as long as the products
+    with a dense matrix. For `Hutchinson`, `HutchPlusPlus`, `NAHutchPlusPlus` and `NystromPlusPlus`; leave-one-out
+    methods need independent vectors.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.estimators import Orthogonal
+        >>> probes = Orthogonal().draw(jax.random.key(0), 100, 3, jnp.float32)
+        >>> bool(jnp.allclose(probes.T @ probes, 100 * jnp.eye(3), atol=1e-3))
+        True
+    """
+
+    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
+        """Orthogonal vectors of length `sqrt(size)` as the columns of a matrix of shape `(size, count)`.
+
+        Raises:
+            ValueError: if there are more than `size`.
+        """
+        if count > size:
+            raise ValueError(
+                message(
+                    "there are not so many orthogonal vectors",
+                    where="Orthogonal.draw(key, size, count, dtype)",
+                    expected=f"count <= size, which is {size}",
+                    got=f"count={count}",
+                    instead="`Sphere()`, whose vectors are independent",
+                )
+            )
+        basis, _ = orthonormal(Normal().draw(key, size, count, _wide(dtype)))
+        return (_root(size, basis) * basis).astype(dtype)
+
+    def slopes(self, probes: Array, products: Array) -> Array:
+        """As those of `Sphere`."""
+        return Sphere().slopes(probes, products)
+
+    def correlation(self, size: int) -> float:
+        """`-1 / (size - 1)`."""
+        return -1.0 / max(size - 1, 1)
+
+
+class ComplexSigns(Probes):
+    """Complex numbers of modulus 1 with uniform phase (Steinhaus): the least variance of all, for complex operators.
+
+    The variance of `w^* A w`, for a Hermitian `A`, is `norm(A)**2 - norm(diag(A))**2`, half of that of real signs.
+
+    E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
+    SIAM Journal on Matrix Analysis and Applications 45 (2024), doi:10.1137/23M1548323.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.estimators import ComplexSigns
+        >>> probes = ComplexSigns().draw(jax.random.key(0), 100, 3, jnp.complex64)
+        >>> probes.shape, bool(jnp.allclose(jnp.abs(probes), 1))
+        ((100, 3), True)
+    """
+
+    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
+        """Phases as the columns of a matrix of shape `(size, count)`.
+
+        Raises:
+            TypeError: if the dtype is real.
+        """
+        _check_complex(dtype, "ComplexSigns", "Signs")
+        real = jnp.finfo(dtype).dtype
+        angle = jax.random.uniform(key, (count, size), real, 0, 2 * jnp.pi)
+        return lax.complex(jnp.cos(angle), jnp.sin(angle)).astype(dtype).T
+
+    def slopes(self, probes: Array, products: Array) -> Array:
+        """`conj(w) * A w`, element by element."""
+        return probes.conj() * products
+
+
+class ComplexNormal(Probes):
+    """Real and imaginary parts independent and normal, each with variance 1/2. Refuses a real dtype.
+
+    The variance of `w^* A w`, for a Hermitian `A`, is `norm(A)**2`, half of that of real normal probes.
+
+    H. Avron, S. Toledo, "Randomized algorithms for estimating the trace of an implicit symmetric positive semi-definite
+    matrix", Journal of the ACM 58 (2011), doi:10.1145/1944345.1944349.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.estimators import ComplexNormal
+        >>> ComplexNormal().draw(jax.random.key(0), 100, 3, jnp.complex64).shape
+        (100, 3)
+    """
+
+    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
+        """Complex normal vectors as the columns of a matrix of shape `(size, count)`.
+
+        Raises:
+            TypeError: if the dtype is real.
+        """
+        _check_complex(dtype, "ComplexNormal", "Normal")
+        return Normal().draw(key, size, count, dtype)
+
+    def slopes(self, probes: Array, products: Array) -> Array:
+        """`A w`."""
+        return Normal().slopes(probes, products)
+
+
+def _check_complex(dtype: Any, name: str, real_name: str) -> None:
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            message(
+                "complex probes for a real operator",
+                where=f"{name}().draw(key, size, count, dtype)",
+                expected="a complex dtype, which is that of the operator",
+                got=jnp.dtype(dtype).name,
+                instead=f"`{real_name}()`",
+            )
+        )
+
+
+def _wide(dtype: Any) -> Any:
+    """At least single precision: random numbers of fewer bits have not the moments that they should have."""
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+
+
+def _degree(array: Array) -> int:
+    """2 for real numbers, 1 for complex ones: how many of their parts vary together."""
+    return 1 if jnp.iscomplexobj(array) else 2
+
+
+def _root(number: int, like: Array) -> Array:
+    return jnp.sqrt(jnp.asarray(number, jnp.finfo(like.dtype).dtype)).astype(like.dtype)

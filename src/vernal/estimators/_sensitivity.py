@@ -1,0 +1,181 @@
+"""Derivatives of estimates, apart from how the estimates are made.
+
+The difficulty: an estimate of tr(A) is computed from factorisations and random sketches, and the derivative of that
+computation is a poor, or useless, estimate of the derivative of the trace. But tr is linear: d tr(A) = tr(dA), and
+that is again a trace to be estimated.
+
+The plan: a method hands back, beside the value, pairs of vectors with
+
+    d value = sum_j <left_j, dA right_j>       (a sum over all elements; for a diagonal, element by element)
+
+whose expectation is the derivative of the truth. `attach` makes that the derivative of the value. Products are made
+block by block: forward by `jax.jvp` of a block's products, in reverse by `jax.vjp`, and nothing of a block is kept,
+so that memory does not grow with the number of blocks. Both are functions of the operator and of the pairs, and may
+be differentiated again; a method whose pairs depend on the operator (f'(A) w) gets right second derivatives if it
+does not stop their gradient.
+"""
+
+import abc
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..modules import Module
+from ..primitives import linear_call
+from ..transforms import filter_custom_jvp, is_zero
+from ..trees import combine, is_array, is_inexact_array, partition
+from ._operators import Operator
+
+
+class Sensitivity(Module):
+    """The pairs of vectors of which the derivative of an estimate is made, in blocks."""
+
+    @abc.abstractmethod
+    def blocks(self) -> int | Array:
+        """How many blocks there are; may be traced."""
+
+    @abc.abstractmethod
+    def block(self, index: int | Array) -> tuple[Array, Array]:
+        """`(left, right)`, each of shape `(size, b)`, with all weights in `left`."""
+
+
+class Stored(Sensitivity):
+    """Pairs that are kept.
+
+    Args:
+        left: of shape `(size, k)`, with the weights.
+        right: of shape `(size, k)`.
+    """
+
+    left: Array
+    right: Array
+
+    def blocks(self) -> int:
+        """One: products are made in blocks by the operator itself, and `jax.vjp` of that is cheap enough."""
+        return 1
+
+    def block(self, index: int | Array) -> tuple[Array, Array]:
+        """All of them."""
+        del index
+        return self.left, self.right
+
+
+class Chosen(Sensitivity):
+    """One of several, which is known only when the program runs.
+
+    Args:
+        which: the index of the one that holds; an integer array of shape ().
+        choices: all of them, for vectors of the same size and dtype.
+    """
+
+    which: Array
+    choices: tuple[Sensitivity, ...]
+
+    def blocks(self) -> Array:
+        """How many blocks the chosen one has."""
+        return jnp.stack([jnp.asarray(choice.blocks(), int) for choice in self.choices])[self.which]
+
+    def block(self, index: int | Array) -> tuple[Array, Array]:
+        """A block of the chosen one, with columns of zeros up to the widest."""
+        index = jnp.asarray(index, int)
+        shapes = [jax.eval_shape(choice.block, index)[0].shape for choice in self.choices]
+        widest = max(shape[1] for shape in shapes)
+
+        def padded(choice: Sensitivity, index: Array) -> tuple[Array, Array]:
+            left, right = choice.block(index)
+            missing = ((0, 0), (0, widest - left.shape[1]))
+            return jnp.pad(left, missing), jnp.pad(right, missing)
+
+        return lax.switch(self.which, [partial(padded, choice) for choice in self.choices], index)
+
+
+@filter_custom_jvp
+def attach(value: Array, operator: Operator, sensitivity: Sensitivity) -> Array:
+    """`value`, with the derivative with respect to the operator that `sensitivity` says."""
+    del operator, sensitivity
+    return value
+
+
+@attach.def_jvp(symbolic_zeros=True)
+def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
+    value, operator, sensitivity = primals
+    value_dot, operator_dot, _ = tangents
+    dots = jax.tree.map(
+        lambda dot: None if dot is None or is_zero(dot) or not is_inexact_array(dot) else dot,
+        operator_dot,
+        is_leaf=is_zero,
+    )
+    # Once more this function, not `value`: derivatives of the next order need its rule.
+    value = attach(value, operator, sensitivity)
+    if not jax.tree.leaves(dots):
+        return value, value_dot
+    arrays, rest = partition((operator, sensitivity), is_array)
+    marks = jax.tree.map(lambda _: True, dots)
+
+    def forward(residuals: Any, dots: Any) -> Array:
+        return _push(_Given(residuals[0], residuals[1], rest, marks), dots)
+
+    def transposed(residuals: Any, cotangent: Any) -> Any:
+        return _pull(_Given(residuals[0], residuals[1], rest, marks), cotangent)
+
+    change = linear_call(forward, transposed, (arrays, jnp.zeros_like(value)), dots)
+    return value, change if value_dot is None or is_zero(value_dot) else value_dot + change
+
+
+class _Given(NamedTuple):
+    """What both directions need: arrays and the rest of operator and pairs, a result, what has a tangent."""
+
+    arrays: Any
+    like: Array
+    rest: Any
+    marks: Any
+
+    def parts(self) -> tuple[Any, Sensitivity, Callable[[Any, Array, Array], Array]]:
+        """The differentiated arrays, the pairs, and a block's share of the value as a function of them."""
+        operator, sensitivity = combine(self.arrays, self.rest)
+        # None is no leaf by itself, and stands where an array does not move.
+        moving = jax.tree.map(
+            lambda mark, x: None if mark is None else x,
+            self.marks,
+            self.arrays[0],
+            is_leaf=lambda mark: mark is None,
+        )
+
+        def share(moving: Any, left: Array, right: Array) -> Array:
+            terms = left.conj() * combine(moving, operator).matmul(right)
+            out = jnp.sum(terms, axis=tuple(range(self.like.ndim, 2)))
+            return (out if jnp.iscomplexobj(self.like) else out.real).astype(self.like.dtype)
+
+        return moving, sensitivity, share
+
+
+def _push(given: _Given, dots: Any) -> Array:
+    moving, sensitivity, share = given.parts()
+
+    def add(index: Any, total: Array) -> Array:
+        left, right = sensitivity.block(index)
+        return total + jax.jvp(lambda x: share(x, left, right), (moving,), (dots,))[1]
+
+    return _summed(sensitivity, add, given.like)
+
+
+def _pull(given: _Given, cotangent: Array) -> Any:
+    moving, sensitivity, share = given.parts()
+
+    def add(index: Any, total: Any) -> Any:
+        left, right = sensitivity.block(index)
+        (change,) = jax.vjp(lambda x: share(x, left, right), moving)[1](cotangent)
+        return jax.tree.map(jnp.add, total, change)
+
+    return _summed(sensitivity, add, jax.tree.map(jnp.zeros_like, moving))
+
+
+def _summed(sensitivity: Sensitivity, add: Callable[[Any, Any], Any], zero: Any) -> Any:
+    blocks = sensitivity.blocks()
+    if isinstance(blocks, int) and blocks == 1:
+        return add(0, zero)
+    return lax.fori_loop(0, blocks, add, zero)

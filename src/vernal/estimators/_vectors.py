@@ -1,0 +1,142 @@
+"""Vectors of an operator: any tree of arrays outside, one flat array inside.
+
+Every algorithm here works with flat vectors, as columns of a matrix. What the user's operator multiplies is a tree
+like the one in `in_structure()`. A structure is a tree of `jax.ShapeDtypeStruct`.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import Array
+
+from ..show import diff_text, message, short
+from ..trees import is_array_like
+
+# A tree of arrays, or of `jax.ShapeDtypeStruct`.
+Structure = Any
+
+
+def structure_of(example: Any, where: str) -> Structure:
+    """Shapes and dtypes of a tree of arrays.
+
+    Args:
+        example: a tree of arrays, numbers, or `jax.ShapeDtypeStruct`.
+        where: the call, for the message.
+
+    Raises:
+        TypeError: if there is anything else in it.
+    """
+    if not all(_has_shape(leaf) for leaf in jtu.tree_leaves(example)):
+        raise TypeError(
+            message(
+                "the example of a vector holds something that is not an array",
+                where=where,
+                expected="a tree of arrays",
+                got=short(example),
+                instead="`vernal.filter(example, vernal.is_inexact_array)`, and a function of such trees",
+            )
+        )
+    return jtu.tree_map(_spec, example)
+
+
+def size_of(structure: Structure) -> int:
+    """The number of elements of a vector."""
+    return sum(math.prod(leaf.shape) for leaf in jtu.tree_leaves(structure))
+
+
+def dtype_of(structure: Structure, where: str) -> Any:
+    """The dtype of flat vectors: the widest of all leaves, and single precision at least.
+
+    Raises:
+        TypeError: if a leaf is not floating-point, or if some are complex and others are not.
+    """
+    dtypes = [leaf.dtype for leaf in jtu.tree_leaves(structure)]
+    kinds = {jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes}
+    if len(kinds) > 1 or not all(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes):
+        raise TypeError(
+            message(
+                "the vectors of an operator are trees of floating-point arrays",
+                where=where,
+                expected="arrays of real, or only of complex, floating-point numbers",
+                got=short(structure),
+                instead="convert the matrix or the example first, such as `x.astype(float)`",
+            )
+        )
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(jnp.float32, *dtypes)
+
+
+def to_tree(structure: Structure, flat: Array) -> Any:
+    """A flat vector as a tree."""
+    leaves, treedef = jtu.tree_flatten(structure)
+    out, start = [], 0
+    for leaf in leaves:
+        size = math.prod(leaf.shape)
+        out.append(flat[start : start + size].reshape(leaf.shape).astype(leaf.dtype))
+        start += size
+    return jtu.tree_unflatten(treedef, out)
+
+
+def to_flat(structure: Structure, tree: Any, where: str) -> Array:
+    """A tree that an operator returned as a flat vector.
+
+    Raises:
+        TypeError: if the tree has not the structure and shapes of the operator's vectors, or is complex where they
+            are real.
+    """
+    dtype = dtype_of(structure, where)
+    leaves = jtu.tree_leaves(tree)
+    check_product(structure, tree, where)
+    if not leaves:
+        return jnp.zeros(0, dtype)
+    return jnp.concatenate([jnp.ravel(x).astype(dtype) for x in leaves])
+
+
+def check_product(structure: Structure, tree: Any, where: str) -> None:
+    """Refuses a product (or its shapes) that does not look like the operator's vectors.
+
+    Raises:
+        TypeError: as `to_flat`.
+    """
+    kind = jnp.complexfloating if _is_complex(structure) else jnp.floating
+    same = jtu.tree_structure(tree) == jtu.tree_structure(structure)
+    pairs = zip(jtu.tree_leaves(tree), jtu.tree_leaves(structure), strict=False)
+    if same and all(_fits(got, expected, kind) for got, expected in pairs):
+        return
+    got = jtu.tree_map(lambda x: _spec(x) if _has_shape(x) else x, tree)
+    raise TypeError(
+        message(
+            "the operator is not square: a product does not look like the vector that was multiplied",
+            where=where,
+            expected="a product with the structure, shapes and kind of numbers of the vector",
+            got=diff_text(structure, got, root="product"),
+            instead="return one array for every array in the vector",
+        )
+    )
+
+
+def _fits(got: Any, expected: Any, kind: Any) -> bool:
+    if not _has_shape(got):
+        return False
+    spec = _spec(got)
+    # A real product of complex vectors is no less true.
+    kinds = (kind, jnp.floating)
+    return spec.shape == expected.shape and any(jnp.issubdtype(spec.dtype, k) for k in kinds)
+
+
+def _is_complex(structure: Structure) -> bool:
+    leaves = jtu.tree_leaves(structure)
+    return any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves)
+
+
+def _has_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct) or is_array_like(x)
+
+
+def _spec(x: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))

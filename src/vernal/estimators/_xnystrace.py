@@ -1,0 +1,197 @@
+"""`XNysTrace`: leave-one-out estimates with the best low-rank approximation of a positive semidefinite operator."""
+
+from typing import ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import PRNGKeyArray
+
+from ._leave_out import (
+    LeftOut,
+    Sketch,
+    check_resphered,
+    hutchinson,
+    mean_of_singles,
+    near_hermitian,
+    outcome,
+    prepared,
+    usable_pairs,
+)
+from ._method import Budget, Outcome, TraceMethod, masked, products
+from ._operators import Operator
+from ._orthogonal import filled, orthonormal, product
+from ._probes import Normal, Probes
+
+
+class XNysTrace(TraceMethod):
+    """The mean of leave-one-out estimates with Nystrom approximations, for positive semidefinite operators.
+
+    From `m` probes and one product with each. Every probe in turn is the test vector for what the approximation from
+    the others leaves over. Unbiased, and never much worse than `Hutchinson` with the same number of products; orders of
+    magnitude better where the eigenvalues decay. Exact for a rank below `m`.
+
+    If the operator is seen not to be positive semidefinite, or not symmetric, the result is that of `Hutchinson` with
+    the same products, and is not `consistent`. Small negative eigenvalues are not seen, and do no harm.
+
+    E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
+    SIAM Journal on Matrix Analysis and Applications 45 (2024), doi:10.1137/23M1548323. The error estimate is not the
+    paper's, which is 0.25 to 0.7 of the error: it accounts for the correlation of the leave-one-out estimates, by
+    leaving out two.
+
+    Args:
+        probes: the distribution of the probes. None takes `Normal()`.
+        resphered: whether what is left of a test vector, after taking away the part in the span of the others, is
+            scaled to the length that it has in the mean ("improved" in the paper): less variance, exact for multiples
+            of the identity. Needs probes of which every direction is equally likely.
+
+    Raises:
+        ValueError: if signs are to be resphered.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import estimators
+        >>> operator = estimators.MatrixOperator(jnp.diag(0.7 ** jnp.arange(200.0)), positive_semidefinite=True)
+        >>> method = estimators.XNysTrace()
+        >>> estimate = estimators.trace(operator, jax.random.key(0), matvecs=40, method=method)
+        >>> bool(abs(estimate.value - 1 / 0.3) < 1e-4)
+        True
+    """
+
+    probes: Probes | None = None
+    resphered: bool = True
+
+    minimum: ClassVar[int] = 2
+    needs_positive_semidefinite: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        check_resphered(self.probes, self.resphered, "XNysTrace")
+
+    def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
+        """Estimates the trace from `budget.used` probes."""
+        distribution = self.probes or Normal()
+        probes = distribution.draw(key, operator.size, budget.most, operator.dtype)
+        probes = masked(probes, budget.mask())
+        return self.from_sketch(
+            operator, probes, products(operator, probes, budget.used), budget.used
+        )
+
+    def from_sketch(
+        self, operator: Operator, probes: Array, products: Array, used: int | Array
+    ) -> Outcome:
+        """Estimates the trace from probes and products that are there already.
+
+        Args:
+            operator: the operator, without derivatives.
+            probes: of shape `(n, k)`; columns from `used` on are zero.
+            products: of the operator with the probes, of shape `(n, k)`.
+            used: how many probes there are, at least 2.
+        """
+        n = operator.size
+        sketch = prepared(operator, probes, products, used)
+        parts = _parts(operator, sketch)
+        lengths = _inverse_gram(sketch) if self.resphered else None
+        best = mean_of_singles(*_left_out(parts, lengths, n, used), used)
+        best = best.shifted(parts.shift * n, 1.0, parts.trace)
+        plain = hutchinson(parts.forms, used)
+        sensitivity = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
+        return outcome(best, plain, sketch, parts.consistent, jnp.asarray(used), sensitivity)
+
+
+class _Parts(NamedTuple):
+    """The Nystrom approximation, as matrices of shape `(k, k)`.
+
+    Attributes:
+        forms: probe_j^* A probe_j.
+        trace: of the approximation.
+        weights: W = (probes^* A probes)^-1.
+        inside: W probes^* A^2 probes W.
+        shift: what was added to the operator.
+        consistent: whether probes^* A probes is Hermitian and positive definite.
+    """
+
+    forms: Array
+    trace: Array
+    weights: Array
+    inside: Array
+    shift: Array
+    consistent: Array
+
+
+def _parts(operator: Operator, sketch: Sketch) -> _Parts:
+    probes, mask = sketch.probes, sketch.mask
+    k = probes.shape[1]
+    eye = jnp.eye(k, dtype=probes.dtype)
+    gram = product(probes.conj().T, probes)
+    core = product(probes.conj().T, sketch.products)
+    forms = jnp.diagonal(core).real
+    hermitian = near_hermitian(core, jnp.linalg.norm(sketch.products) * k**0.5, operator)
+    core = (core + core.conj().T) / 2
+
+    def factor(shift: Array) -> Array:
+        return jnp.linalg.cholesky(filled(core + shift.astype(core.dtype) * gram, mask))
+
+    def failed(state: tuple[Array, Array, Array]) -> Array:
+        lower, _, tries = state
+        return ~jnp.all(jnp.isfinite(lower)) & (tries < 3)
+
+    def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        _, shift, tries = state
+        return factor(32 * shift), 32 * shift, tries + 1
+
+    lower, shift, _ = lax.while_loop(
+        failed, again, (factor(sketch.shift), sketch.shift, jnp.asarray(0, jnp.int32))
+    )
+    positive = jnp.all(jnp.isfinite(lower))
+    lower = jnp.where(positive, lower, eye)
+    shifted = sketch.products + shift.astype(probes.dtype) * probes
+    half = solve_triangular(lower, shifted.conj().T, lower=True)
+    square = product(half, half.conj().T)
+    inverse = solve_triangular(lower, eye, lower=True).conj().T
+    return _Parts(
+        forms=forms,
+        trace=jnp.trace(square).real,
+        weights=product(inverse, inverse.conj().T),
+        inside=product(inverse, product(square, inverse.conj().T)),
+        shift=shift,
+        consistent=hermitian & positive,
+    )
+
+
+def _inverse_gram(sketch: Sketch) -> Array:
+    """The inverse of the Gram matrix of the probes."""
+    probes, mask = sketch.probes, sketch.mask
+    n, k = probes.shape
+    eye = jnp.eye(k, dtype=probes.dtype)
+    if 2 * k > n:
+        _, upper = orthonormal(probes, mask)
+        lower = upper.conj().T
+    else:
+        lower = jnp.linalg.cholesky(filled(product(probes.conj().T, probes), mask))
+    inverse = solve_triangular(lower, eye, lower=True)
+    return product(inverse.conj().T, inverse)
+
+
+def _left_out(
+    parts: _Parts, lengths: Array | None, n: int, used: int | Array
+) -> tuple[Array, Array, Array]:
+    """`(single, double, usable)` for `mean_of_singles`."""
+    w_j = jnp.diagonal(parts.weights).real
+    root = jnp.sqrt(w_j)
+    outer = (root[:, None] * root[None, :]).astype(parts.weights.dtype)
+    w, g = parts.weights / outer, parts.inside / outer
+    g_j = jnp.diagonal(g).real
+    count = jnp.asarray(used, w_j.dtype)
+    sine = 1 - jnp.abs(w) ** 2
+    usable = usable_pairs(sine, used)
+    sine = jnp.where(usable, sine, 1)
+    one, two = jnp.ones_like(w_j), jnp.ones_like(sine)
+    if lengths is not None:
+        m_j = jnp.diagonal(lengths).real
+        outside = jnp.abs(lengths) ** 2 / (m_j[:, None] * m_j[None, :])
+        one = (n - count + 1) * m_j
+        two = (n - count + 2) * m_j[None, :] * jnp.where(usable, 1 - outside, 1)
+    single = parts.trace - g_j + one / w_j
+    gone = (g_j[:, None] + g_j[None, :] - 2 * (w * g.T).real) / sine
+    double = parts.trace - gone + two / (w_j[None, :] * sine)
+    return single, double, usable

@@ -1,0 +1,76 @@
+"""What an estimator returns: intervals by Student's distribution."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from vernal.estimators import Estimate
+from vernal.estimators._estimate import quantile_of_many, student_quantile
+
+DEGREES = np.asarray([1, 1.5, 2, 3, 4, 7, 12.5, 19, 30, 49.9, 50.1, 80, 400, 1e6, np.inf])
+
+
+def estimate(value, error, degrees):
+    return Estimate(value, error, jnp.asarray(9), jnp.asarray(True), jnp.asarray(degrees))
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_quantiles_are_those_of_scipy_in_single_precision(level):
+    got = jax.jit(lambda v: student_quantile(level, v))(jnp.asarray(DEGREES, jnp.float32))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, scipy.stats.t.ppf((1 + level) / 2, DEGREES), rtol=1e-4)
+
+
+def test_quantiles_are_those_of_scipy_in_double_precision():
+    with jax.enable_x64(True):
+        got = student_quantile(0.95, jnp.asarray(DEGREES, jnp.float64))
+        np.testing.assert_allclose(got, scipy.stats.t.ppf(0.975, DEGREES), rtol=1e-7)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.99])
+def test_the_series_is_within_a_hundredth_from_four_degrees_on(level):
+    few = jnp.asarray(DEGREES[DEGREES >= 4], jnp.float32)
+    np.testing.assert_allclose(
+        quantile_of_many(level, few), scipy.stats.t.ppf((1 + level) / 2, few), rtol=0.01
+    )
+
+
+def test_an_interval_is_that_of_students_distribution():
+    low, high = estimate(jnp.asarray(3.0), jnp.asarray(0.5), 7.0).interval(0.9)
+    np.testing.assert_allclose((low, high), scipy.stats.t.interval(0.9, 7, 3, 0.5), rtol=1e-5)
+
+
+def test_an_interval_of_a_tree_is_a_tree():
+    value = {"a": jnp.arange(3.0), "b": [jnp.asarray(1.0)]}
+    error = {"a": jnp.asarray([0.0, 1.0, 2.0]), "b": [jnp.asarray(3.0)]}
+    low, high = estimate(value, error, 5.0).interval()
+    quantile = scipy.stats.t.ppf(0.975, 5)
+    np.testing.assert_allclose(high["a"], value["a"] + quantile * error["a"], rtol=1e-5)
+    np.testing.assert_allclose(low["b"][0], 1 - quantile * 3, rtol=1e-5)
+
+
+def test_an_exact_value_is_its_own_interval():
+    low, high = estimate(jnp.asarray(3.0), jnp.asarray(0.0), jnp.inf).interval()
+    assert low == 3 and high == 3
+
+
+def test_an_interval_can_be_compiled_and_mapped():
+    batch = jnp.arange(3.0)
+    low, high = jax.jit(jax.vmap(lambda v, d: estimate(v, v, d).interval()))(batch, batch + 2)
+    np.testing.assert_allclose(high - batch, batch * scipy.stats.t.ppf(0.975, batch + 2), rtol=1e-5)
+    np.testing.assert_allclose(low + high, 2 * batch, atol=1e-6)
+
+
+def test_a_complex_value_has_no_interval():
+    with pytest.raises(
+        TypeError, match=r"a complex number lies in no interval[\s\S]*c64\[\][\s\S]*symmetric=True"
+    ):
+        estimate(jnp.asarray(1j), jnp.asarray(0.5), 7.0).interval()
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95.0, -0.5, float("nan")])
+def test_a_level_is_a_probability(level):
+    with pytest.raises(ValueError, match=r"`level` is not a probability[\s\S]*0 < level < 1"):
+        estimate(jnp.asarray(1.0), jnp.asarray(0.5), 7.0).interval(level)

@@ -1,0 +1,203 @@
+"""Traces of functions, and norms: against dense algebra, and over seeds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from vernal.estimators import (
+    FunctionOperator,
+    MatrixOperator,
+    frobenius_norm,
+    schatten_norm,
+    trace_of_function,
+)
+
+SIZE = 60
+KEY = jax.random.key(0)
+
+
+def symmetric(eigenvalues, rng):
+    q = np.linalg.qr(rng.normal(size=(len(eigenvalues),) * 2))[0]
+    matrix = (q * eigenvalues) @ q.T
+    return (matrix + matrix.T) / 2
+
+
+@pytest.mark.parametrize("name", ["exp", "square", "resolvent"])
+def test_functions_of_indefinite_operators_are_unbiased_with_honest_errors(name):
+    f = {"exp": jnp.exp, "square": jnp.square, "resolvent": lambda x: 1 / (3 + x)}[name]
+    eigenvalues = np.linspace(-2.0, 1.0, SIZE)
+    with jax.enable_x64(True):
+        operator = MatrixOperator(symmetric(eigenvalues, np.random.default_rng(0)), symmetric=True)
+
+        def one(key):
+            found = trace_of_function(f, operator, key, matvecs=50)
+            return found.value, found.standard_error
+
+        keys = jax.random.split(KEY, 300)
+        values, errors = map(np.asarray, jax.jit(lambda ks: jax.lax.map(one, ks))(keys))
+        off = values - np.sum(np.asarray(f(jnp.asarray(eigenvalues))))
+    assert abs(stats.ttest_1samp(off, 0.0).statistic) < 3
+    assert 0.8 < np.sqrt(np.mean(errors**2) / np.mean(off**2)) < 1.5
+    assert np.mean(np.abs(off) < stats.t.ppf(0.975, 4) * errors) >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "eigenvalues",
+    [
+        np.linspace(1.0, 3.0, 1000),
+        1 / np.arange(1.0, 1001) + 0.01,
+        0.7 ** np.arange(1000.0) + 1e-3,
+        np.where(np.arange(1000) < 50, 1.0, 1e-3),
+        np.logspace(-6, 0, 1000),
+    ],
+    ids=["flat", "harmonic", "exp", "step", "six decades"],
+)
+def test_the_error_is_honest_whether_probes_or_steps_are_too_few(eigenvalues):
+    """A product of a few reflections and a diagonal matrix costs nothing, and has a basis that signs do not know."""
+    with jax.enable_x64(True):
+        axes = np.random.default_rng(1).normal(size=(3, 1000))
+        axes = jnp.asarray(axes / np.linalg.norm(axes, axis=1, keepdims=True))
+
+        def turned(v, order):
+            for i in order:
+                v = v - 2 * axes[i] * (axes[i] @ v)
+            return v
+
+        def fn(v):
+            return turned(jnp.asarray(eigenvalues) * turned(v, (2, 1, 0)), (0, 1, 2))
+
+        operator = FunctionOperator(fn, jnp.zeros(1000), positive_semidefinite=True, batch_size=32)
+        exact = np.sum(np.log(eigenvalues))
+        for matvecs in (60, 200):
+
+            def one(key, matvecs=matvecs):
+                found = trace_of_function(jnp.log, operator, key, matvecs=matvecs)
+                return found.value, found.standard_error, found.degrees_of_freedom
+
+            keys = jax.random.split(KEY, 100)
+            found = jax.jit(lambda ks, one=one: jax.lax.map(one, ks))(keys)
+            values, errors, freedom = map(np.asarray, found)
+            off = values - exact
+            assert 0.8 < np.sqrt(np.mean(errors**2) / np.mean(off**2)) < 1.5
+            assert np.mean(np.abs(off) < stats.t.ppf(0.975, freedom) * errors) >= 0.93
+
+
+def test_arrays_that_the_function_closes_over_have_derivatives():
+    rng = np.random.default_rng(3)
+    with jax.enable_x64(True):
+        eigenvalues = np.linspace(0.5, 2.0, SIZE)
+        operator = MatrixOperator(symmetric(eigenvalues, rng), symmetric=True)
+
+        def value(power, matvecs):
+            return trace_of_function(lambda x: x**power, operator, KEY, matvecs=matvecs).value
+
+        slope = jax.grad(value)(jnp.asarray(2.0), SIZE)
+        np.testing.assert_allclose(slope, np.sum(eigenvalues**2 * np.log(eigenvalues)), rtol=1e-10)
+        slope = jax.grad(value)(jnp.asarray(2.0), 40)
+        differences = (
+            value(jnp.asarray(2.0 + 1e-6), 40) - value(jnp.asarray(2.0 - 1e-6), 40)
+        ) / 2e-6
+        np.testing.assert_allclose(slope, differences, rtol=1e-6)
+
+
+def test_an_operator_that_is_declared_positive_has_no_negative_eigenvalues():
+    rng = np.random.default_rng(4)
+    low_rank = symmetric(np.arange(SIZE) < 5, rng)
+    operator = MatrixOperator(jnp.asarray(low_rank, jnp.float32), positive_semidefinite=True)
+    for matvecs in (40, SIZE):
+        found = trace_of_function(jnp.sqrt, operator, KEY, matvecs=matvecs)
+        assert found.converged
+        assert abs(found.value - 5) <= 4 * found.standard_error + 0.05
+    wrong = MatrixOperator(
+        jnp.asarray(low_rank - 0.1 * np.eye(SIZE), jnp.float32), positive_semidefinite=True
+    )
+    for matvecs in (40, SIZE):
+        assert not trace_of_function(jnp.sqrt, wrong, KEY, matvecs=matvecs).converged
+
+
+@pytest.mark.parametrize("p", [1, 3.5])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_schatten_norms_are_those_of_the_singular_values(p, is_symmetric):
+    rng = np.random.default_rng(5)
+    matrix = rng.normal(size=(SIZE, SIZE))
+    matrix = matrix + matrix.T if is_symmetric else matrix
+    exact = np.sum(np.linalg.svd(matrix)[1] ** p) ** (1 / p)
+    with jax.enable_x64(True):
+        operator = MatrixOperator(jnp.asarray(matrix), symmetric=is_symmetric)
+        found = schatten_norm(operator, KEY, p, matvecs=2 * SIZE + 1)
+        np.testing.assert_allclose(found.value, exact, rtol=1e-8)
+        assert found.standard_error == 0
+        assert found.matvecs == (SIZE + 1 if is_symmetric else 2 * SIZE + 1)
+        rough = schatten_norm(operator, KEY, p, matvecs=55)
+        assert rough.matvecs <= 55 and abs(rough.value - exact) < 5 * rough.standard_error
+
+
+def test_schatten_norms_have_the_derivative_of_the_norm():
+    rng = np.random.default_rng(6)
+    with jax.enable_x64(True):
+        matrix = jnp.asarray(rng.normal(size=(9, 9)))
+        slope = jax.grad(lambda m: schatten_norm(m, KEY, 3, matvecs=19).value)(matrix)
+        u, s, v = np.linalg.svd(matrix)
+        want = (u * s**2) @ v / np.sum(s**3) ** (2 / 3)
+        np.testing.assert_allclose(slope, want, atol=1e-10)
+
+
+def test_norms_scale_with_the_operator_and_are_zero_for_zero():
+    matrix = jnp.asarray(np.random.default_rng(7).normal(size=(SIZE, SIZE)), jnp.float32)
+
+    @jax.jit
+    def norms(scale):
+        a = schatten_norm(scale * matrix, KEY, 3, matvecs=41)
+        b = frobenius_norm(scale * matrix, KEY, matvecs=20)
+        return jnp.stack([a.value, a.standard_error, b.value, b.standard_error])
+
+    plain = norms(1.0)
+    for scale in (2.0**-27, 2.0**27):
+        np.testing.assert_allclose(norms(scale) / scale, plain, rtol=1e-4)
+    np.testing.assert_array_equal(norms(0.0), np.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_the_frobenius_norm_is_honest_and_its_derivatives_are_right(dtype):
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(2, SIZE, SIZE))
+    x = x if dtype == "float64" else x + 1j * rng.normal(size=x.shape)
+    with jax.enable_x64(True):
+        matrix, way = jnp.asarray(x)
+
+        def value(t, matvecs, key=KEY):
+            return frobenius_norm(matrix + t.astype(matrix.dtype) * way, key, matvecs=matvecs)
+
+        def one(key):
+            found = value(jnp.asarray(0.0), 30, key)
+            return found.value, found.standard_error
+
+        values, errors = jax.jit(lambda ks: jax.lax.map(one, ks))(jax.random.split(KEY, 300))
+        off = np.asarray(values) - np.linalg.norm(x[0])
+        assert 0.8 < np.sqrt(np.mean(np.asarray(errors) ** 2) / np.mean(off**2)) < 1.3
+        at, h = jnp.asarray(0.3), 1e-5
+        slope = jax.grad(lambda t: value(t, SIZE).value)
+        exact = lambda t: np.linalg.norm(x[0] + t * x[1])  # noqa: E731 (a name for five uses)
+        np.testing.assert_allclose(value(at, SIZE).value, exact(0.3), rtol=1e-12)
+        np.testing.assert_allclose(
+            slope(at), (exact(0.3 + h) - exact(0.3 - h)) / (2 * h), rtol=1e-8
+        )
+        want = (exact(0.3 + 1e-3) - 2 * exact(0.3) + exact(0.3 - 1e-3)) / 1e-6
+        np.testing.assert_allclose(jax.grad(slope)(at), want, rtol=1e-4)
+
+
+def test_they_say_what_they_cannot_do():
+    operator = MatrixOperator(jnp.eye(9), symmetric=True)
+    with pytest.raises(ValueError, match="not declared symmetric"):
+        trace_of_function(jnp.exp, jnp.eye(9), KEY, matvecs=9)
+    with pytest.raises(TypeError, match="element by element"):
+        trace_of_function(jnp.sum, operator, KEY, matvecs=9)
+    with pytest.raises(TypeError, match="element by element"):
+        trace_of_function(lambda x: x > 0, operator, KEY, matvecs=9)
+    with pytest.raises(ValueError, match="no p of a norm"):
+        schatten_norm(operator, KEY, 0.5, matvecs=9)
+    with pytest.raises(ValueError, match="`matvecs` is too small"):
+        frobenius_norm(operator, KEY, matvecs=1)

@@ -1,0 +1,116 @@
+"""Budgets that share a compilation, and may be traced."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import estimators
+from vernal.estimators import FunctionOperator, Hutchinson, MatrixOperator, XNysTrace, XTrace
+
+KEY = jax.random.key(0)
+
+
+def low_rank(n: int) -> jax.Array:
+    """Of rank 3: methods with a basis are exact from 4 columns on."""
+    factor = np.random.default_rng(0).standard_normal((n, 3))
+    return jnp.asarray(factor @ factor.T, jnp.float32)
+
+
+# Not captured by the function: functions with equal captured values stand for each other.
+TRACES: list[None] = []
+
+
+def traced_product(vector: jax.Array) -> jax.Array:
+    TRACES.append(None)
+    return 3 * vector
+
+
+@pytest.mark.parametrize(("method", "n"), [(Hutchinson(), 50), (XTrace(), 51), (XNysTrace(), 52)])
+def test_all_budgets_below_one_maximum_share_one_trace(method, n):
+    operator = FunctionOperator(traced_product, jnp.zeros(n), positive_semidefinite=True)
+    counts = [len(TRACES)]
+    for matvecs in (4, 7, 20, 33, 40):
+        got = estimators.trace(operator, KEY, matvecs=matvecs, max_matvecs=40, method=method)
+        np.testing.assert_allclose(got.value, 3 * n, rtol=1e-4)
+        counts.append(len(TRACES))
+    assert counts[1] > counts[0] and len(set(counts[1:])) == 1
+
+
+def test_a_budget_may_be_traced():
+    matrix = low_rank(50)
+
+    @jax.jit
+    def estimate(k):
+        return estimators.trace(matrix, KEY, matvecs=k, max_matvecs=40, method=XTrace())
+
+    for k in (10, 40):
+        got = estimate(k)
+        np.testing.assert_allclose(got.value, jnp.trace(matrix), rtol=1e-4)
+        assert got.matvecs == k
+
+
+def test_a_traced_budget_is_clamped():
+    estimate = jax.jit(
+        lambda k: (
+            estimators.trace(low_rank(50), KEY, matvecs=k, max_matvecs=30, method=XTrace()).matvecs
+        )
+    )
+    assert [int(estimate(k)) for k in (-3, 0, 1, 6, 30, 31, 10**6)] == [4, 4, 4, 6, 30, 30, 30]
+
+
+def test_a_shared_budget_that_reaches_the_size_gives_the_exact_trace():
+    matrix = jnp.asarray(np.random.default_rng(0).standard_normal((30, 30)), jnp.float32)
+
+    @jax.jit
+    def estimate(k):
+        def value(matrix):
+            got = estimators.trace(matrix, KEY, matvecs=k, max_matvecs=100, method=Hutchinson())
+            return got.value, got
+
+        return jax.grad(value, has_aux=True)(matrix)
+
+    gradient, got = estimate(30)
+    np.testing.assert_allclose(got.value, jnp.trace(matrix), rtol=1e-5)
+    np.testing.assert_array_equal(gradient, np.eye(30))
+    assert got.standard_error == 0 and got.matvecs == 30 and got.degrees_of_freedom == jnp.inf
+    gradient, got = estimate(29)
+    assert got.standard_error > 0 and got.matvecs == 29
+    np.testing.assert_allclose(jnp.sum(gradient * matrix), got.value, rtol=1e-4)
+    assert jnp.any(gradient != np.eye(30))
+
+
+def test_a_tiny_operator_is_always_known_exactly():
+    got = jax.jit(
+        lambda k: estimators.trace(3 * jnp.eye(3), KEY, matvecs=k, max_matvecs=50, method=XTrace())
+    )(1)
+    assert got.value == 9 and got.matvecs == 3
+
+
+def test_budgets_can_be_mapped():
+    estimate = jax.vmap(
+        lambda k: estimators.trace(low_rank(50), KEY, matvecs=k, max_matvecs=40, method=XTrace())
+    )
+    got = estimate(jnp.asarray([10, 25, 40]))
+    np.testing.assert_allclose(got.value, jnp.broadcast_to(jnp.trace(low_rank(50)), 3), rtol=1e-4)
+    np.testing.assert_array_equal(got.matvecs, [10, 24, 40])
+
+
+def test_the_gradient_of_a_shared_budget_is_that_of_its_own_products():
+    def value(scale):
+        operator = MatrixOperator(scale * low_rank(50), positive_semidefinite=True)
+        return estimators.trace(
+            operator, KEY, matvecs=jnp.asarray(13), max_matvecs=40, method=Hutchinson()
+        ).value
+
+    np.testing.assert_allclose(jax.grad(value)(1.0), value(1.0), rtol=1e-5)
+
+
+def test_a_shared_budget_works_with_64_bits():
+    with jax.enable_x64(True):
+        matrix = jnp.asarray(low_rank(50), jnp.float64)
+        for method in (Hutchinson(), XTrace(), XNysTrace()):
+            operator = MatrixOperator(matrix, positive_semidefinite=True)
+            got = estimators.trace(operator, KEY, matvecs=20, max_matvecs=40, method=method)
+            assert got.value.dtype == jnp.float64
+            assert abs(got.value - jnp.trace(matrix)) <= 5 * got.standard_error + 1e-10
