@@ -8,7 +8,7 @@ from jax import lax
 
 from tests.estimators._naive import left_out, mean_and_variance, with_basis
 from tests.estimators._spectra import SPECTRA, errors_of, rotated, symmetric
-from vernal.estimators import Budget, MatrixOperator, Signs, XTrace, trace
+from vernal.estimators import Budget, MatrixOperator, Orthogonal, Signs, XNysTrace, XTrace, trace
 
 METHOD = XTrace()
 SEEDS = 200
@@ -168,6 +168,12 @@ def test_it_works_for_a_batch_of_keys_and_of_operators():
 def test_signs_cannot_be_resphered():
     with pytest.raises(ValueError, match="signs cannot be resphered"):
         XTrace(probes=Signs())
+
+
+@pytest.mark.parametrize("method", [XTrace, XNysTrace])
+def test_probes_that_depend_on_each_other_are_refused(method):
+    with pytest.raises(ValueError, match="(?s)the probes depend on each other.*Orthogonal"):
+        method(probes=Orthogonal())
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ._method import Budget, Outcome, TraceMethod, default_probes, masked
+from ._method import Budget, Outcome, TraceMethod, default_probes, masked, products
 from ._operators import Operator
 from ._probes import Probes
 from ._samples import (
@@ -59,7 +59,7 @@ class Hutchinson(TraceMethod):
 
         def add(index: int | Array, known: Samples | None) -> Samples:
             probes, used = drawn.vectors(index)
-            block = probes.astype(work), operator.matmul(probes).astype(work)
+            block = probes.astype(work), products(operator, probes, used).astype(work)
             forms, slopes = forms_of(operator, *block), slopes_of(operator, distribution, *block)
             here = samples_of(forms, slopes, used, pairs_agree(operator, *block))
             return here if known is None else known.joined(here)

@@ -260,19 +260,37 @@ def near_hermitian(matrix: Array, size: Array, operator: Operator) -> Array:
     return jnp.linalg.norm(matrix - matrix.conj().T) <= tolerance * size
 
 
-def check_resphered(probes: Probes | None, resphered: bool, method: str) -> None:
-    """Refuses to scale what is left of probes whose direction is not uniform.
+def check_probes(probes: Probes | None, resphered: bool, method: str) -> None:
+    """Refuses probes with which leave-one-out estimates would be biased.
+
+    Args:
+        probes: what the user chose.
+        resphered: whether what is left of probes is to be scaled, for which no direction may be special.
+        method: its name.
 
     Raises:
         ValueError: if that is so.
     """
+    if probes is None:
+        return
+    name = type(probes).__name__
     if resphered and isinstance(probes, Signs | ComplexSigns):
         raise ValueError(
             message(
                 "signs cannot be resphered: it needs probes of which every direction is equally likely",
                 where=method,
                 expected="resphered=False, or probes such as Normal() or Sphere()",
-                got=f"probes={type(probes).__name__}(), resphered=True",
-                instead=f"{method}(probes={type(probes).__name__}(), resphered=False)",
+                got=f"probes={name}(), resphered=True",
+                instead=f"{method}(probes={name}(), resphered=False)",
+            )
+        )
+    if probes.correlation(2):
+        raise ValueError(
+            message(
+                "the probes depend on each other, and what one of them tests must not depend on the others",
+                where=method,
+                expected="independent probes, such as Normal() or Sphere()",
+                got=f"probes={name}()",
+                instead=f"{method}()",
             )
         )

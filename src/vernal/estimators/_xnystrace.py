@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 from ._leave_out import (
     LeftOut,
     Sketch,
-    check_resphered,
+    check_probes,
     hutchinson,
     mean_of_singles,
     near_hermitian,
@@ -46,7 +46,7 @@ class XNysTrace(TraceMethod):
             of the identity. Needs probes of which every direction is equally likely.
 
     Raises:
-        ValueError: if signs are to be resphered.
+        ValueError: if signs are to be resphered, or probes depend on each other.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -65,7 +65,7 @@ class XNysTrace(TraceMethod):
     needs_positive_semidefinite: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
-        check_resphered(self.probes, self.resphered, "XNysTrace")
+        check_probes(self.probes, self.resphered, "XNysTrace")
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace from `budget.used` probes."""

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 from ._leave_out import (
     LeftOut,
     Sketch,
-    check_resphered,
+    check_probes,
     hutchinson,
     mean_of_singles,
     near_hermitian,
@@ -43,7 +43,7 @@ class XTrace(TraceMethod):
             of the identity. Needs probes of which every direction is equally likely.
 
     Raises:
-        ValueError: if signs are to be resphered.
+        ValueError: if signs are to be resphered, or probes depend on each other.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -61,7 +61,7 @@ class XTrace(TraceMethod):
     minimum: ClassVar[int] = 4
 
     def __check_init__(self) -> None:
-        check_resphered(self.probes, self.resphered, "XTrace")
+        check_probes(self.probes, self.resphered, "XTrace")
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace from `budget.used // 2` probes."""
