@@ -4,20 +4,17 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
 from ._hutch_pp import correlations, outcome_of
 from ._method import Budget, Outcome, TraceMethod, default_probes
 from ._operators import Operator
-from ._orthogonal import filled, orthonormal, product
+from ._orthogonal import orthonormal, product, shifted_cholesky
 from ._parts import deflated_pairs, divided, drawn, outside, together
 from ._probes import Probes
 from ._samples import forms_of, pairs_agree, remainder, samples_of, slopes_of, working_dtype
-
-# How often the shift is increased, and by how much, until it makes a core positive definite in spite of rounding.
-_TRIES, _FACTOR = 4, 16
 
 
 def _halves(matvecs: int) -> tuple[int, int]:
@@ -105,28 +102,13 @@ class NystromPlusPlus(TraceMethod):
 
 def _factor(probes: Array, sketch: Array, mask: Array | None) -> tuple[Array, Array]:
     """`F` with `F F^*` the Nystrom approximation, and whether the core is positive definite but for rounding."""
-    n, k = probes.shape
-    eye = jnp.eye(k, dtype=probes.dtype)
+    n = probes.shape[0]
     gram = product(probes.conj().T, probes)
     core = product(probes.conj().T, sketch)
     core = (core + core.conj().T) / 2
-
-    def lower(shift: Array) -> Array:
-        return jnp.linalg.cholesky(filled(core + shift.astype(core.dtype) * gram, mask))
-
-    def fails(state: tuple[Array, Array, Array]) -> Array:
-        found, _, tries = state
-        return ~jnp.all(jnp.isfinite(found)) & (tries < _TRIES)
-
-    def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        _, shift, tries = state
-        return lower(_FACTOR * shift), _FACTOR * shift, tries + 1
-
     # The probes' products have errors of this size in the direction of the probes. For zero, anything will do.
     size = jnp.linalg.norm(sketch)
     shift = jnp.where(size > 0, size * (jnp.finfo(sketch.dtype).eps / n**0.5), 1)
-    found, _, _ = lax.while_loop(fails, again, (lower(shift), shift, jnp.asarray(0, jnp.int32)))
-    positive = jnp.all(jnp.isfinite(found))
-    found = jnp.where(positive, found, eye)
+    found, _, positive = shifted_cholesky(core, gram, shift, mask)
     # The sketch itself is not shifted: so that zero gives zero. What the shift hides is in the remainder.
     return solve_triangular(found, sketch.conj().T, lower=True).conj().T, positive

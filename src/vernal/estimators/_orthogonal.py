@@ -26,6 +26,8 @@ from jax.scipy.linalg import solve_triangular
 
 # Blocks of random sketches need four at most.
 _PASSES = 6
+# A shift is raised so many times, by this factor: 16**4 roundings are still few.
+_RAISES, _FACTOR = 4, 16
 
 
 def orthonormal(block: Array, mask: Array | None = None) -> tuple[Array, Array]:
@@ -78,6 +80,41 @@ def _pass(x: Array, mask: Array | None) -> tuple[Array, Array, Array]:
     )
     q = solve_triangular(lower, x.conj().T, lower=True).conj().T
     return q, lower.conj().T, near
+
+
+def shifted_cholesky(
+    core: Array, gram: Array, shift: Array, mask: Array | None, raised: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """A Cholesky factor of a matrix that is positive definite but for rounding.
+
+    Args:
+        core: Hermitian, of shape `(k, k)`.
+        gram: positive definite, of the same shape.
+        shift: how much of `gram` to add; of the size of rounding, real. It is raised until there is a factor.
+        mask: which rows and columns are used; None for all of them.
+        raised: what to add instead of `gram`, once that was not enough.
+
+    Returns:
+        `(lower, shift, positive)`: the factor of `core + shift * gram`, what was added in the end, and whether there
+        is such a factor. Without one `lower` is the identity.
+    """
+
+    def factor(shift: Array, gram: Array) -> Array:
+        return jnp.linalg.cholesky(filled(core + shift.astype(core.dtype) * gram, mask))
+
+    def fails(state: tuple[Array, Array, Array]) -> Array:
+        lower, _, raises = state
+        return ~jnp.all(jnp.isfinite(lower)) & (raises < _RAISES)
+
+    def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        _, shift, raises = state
+        more = _FACTOR * shift
+        return factor(more, gram if raised is None else raised), more, raises + 1
+
+    first = factor(shift, gram), shift, jnp.zeros((), jnp.int32)
+    lower, shift, _ = lax.while_loop(fails, again, first)
+    positive = jnp.all(jnp.isfinite(lower))
+    return jnp.where(positive, lower, jnp.eye(core.shape[0], dtype=core.dtype)), shift, positive
 
 
 def _householder(x: Array) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
 """`XNysDiag`: diagonals of positive semidefinite operators by Nystrom approximations."""
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
@@ -11,11 +11,8 @@ from ._leave_out import Sketch, prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
 from ._method import Budget, Outcome, default_probes, masked, products
 from ._operators import Operator
-from ._orthogonal import filled, product
+from ._orthogonal import product, shifted_cholesky
 from ._sensitivity import Stored
-
-# How often the shift of a Gram matrix is made 16 times larger before it is called indefinite.
-_SHIFTS = 5
 
 
 class XNysDiag(DiagonalMethod):
@@ -96,23 +93,12 @@ def _nystrom(sketch: Sketch) -> tuple[Parts, Array]:
     allowed = 10 * float(jnp.finfo(gram.dtype).eps) ** 0.5 * size
     hermitian = jnp.linalg.norm(gram - gram.conj().T) <= allowed
     gram = (gram + gram.conj().T) / 2
-
-    def factor_of(shift: Array, size: int) -> Array:
-        # `size` times the identity is what products of the probes are in the mean, and it is never singular.
-        more = of_probes + size * jnp.eye(columns, dtype=gram.dtype)
-        shifted = gram + shift.astype(gram.dtype) * more
-        return jnp.linalg.cholesky(filled(shifted, sketch.mask)).conj().T
-
-    def fails(state: tuple[Array, Array, Array]) -> Array:
-        return (state[0] < _SHIFTS) & ~jnp.all(jnp.isfinite(state[2]))
-
-    def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        return state[0] + 1, 16 * state[1], factor_of(16 * state[1], probes.shape[0])
-
-    state = jnp.zeros((), jnp.int32), sketch.shift, factor_of(sketch.shift, 0)
-    _, shift, factor = lax.while_loop(fails, again, state)
-    positive = hermitian & jnp.all(jnp.isfinite(factor))
-    factor = jnp.where(positive, factor, jnp.eye(columns, dtype=factor.dtype))
+    # As many times the identity as products of the probes are in the mean: that is never singular.
+    never_singular = of_probes + probes.shape[0] * jnp.eye(columns, dtype=gram.dtype)
+    lower, shift, positive = shifted_cholesky(
+        gram, of_probes, sketch.shift, sketch.mask, raised=never_singular
+    )
+    factor, positive = lower.conj().T, positive & hermitian
 
     shifted = sketch.products + shift.astype(gram.dtype) * probes
     basis = solve_triangular(factor, shifted.T, trans="T").T

@@ -3,7 +3,7 @@
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
@@ -20,7 +20,7 @@ from ._leave_out import (
 )
 from ._method import Budget, Outcome, TraceMethod, masked, products
 from ._operators import Operator
-from ._orthogonal import filled, orthonormal, product
+from ._orthogonal import filled, orthonormal, product, shifted_cholesky
 from ._probes import Normal, Probes
 
 
@@ -127,23 +127,7 @@ def _parts(operator: Operator, sketch: Sketch) -> _Parts:
     forms = jnp.diagonal(core).real
     hermitian = near_hermitian(core, jnp.linalg.norm(sketch.products) * k**0.5, operator)
     core = (core + core.conj().T) / 2
-
-    def factor(shift: Array) -> Array:
-        return jnp.linalg.cholesky(filled(core + shift.astype(core.dtype) * gram, mask))
-
-    def failed(state: tuple[Array, Array, Array]) -> Array:
-        lower, _, tries = state
-        return ~jnp.all(jnp.isfinite(lower)) & (tries < 3)
-
-    def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        _, shift, tries = state
-        return factor(32 * shift), 32 * shift, tries + 1
-
-    lower, shift, _ = lax.while_loop(
-        failed, again, (factor(sketch.shift), sketch.shift, jnp.asarray(0, jnp.int32))
-    )
-    positive = jnp.all(jnp.isfinite(lower))
-    lower = jnp.where(positive, lower, eye)
+    lower, shift, positive = shifted_cholesky(core, gram, sketch.shift, mask)
     shifted = sketch.products + shift.astype(probes.dtype) * probes
     half = solve_triangular(lower, shifted.conj().T, lower=True)
     square = product(half, half.conj().T)
