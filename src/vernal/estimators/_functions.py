@@ -15,6 +15,7 @@ from ._estimate import Estimate
 from ._frechet import Elementwise, carried_dense, derivative, divided_differences
 from ._lanczos import symmetric_operator
 from ._operators import Operator
+from ._orthogonal import power_below
 from ._quadrature import (
     Kept,
     LanczosQuadrature,
@@ -23,10 +24,9 @@ from ._quadrature import (
     limited,
     mean_and_error,
     over_blocks,
-    power_of_two,
     sums,
-    working_dtype,
 )
+from ._samples import working_dtype
 from ._sensitivity import attach
 
 
@@ -144,7 +144,7 @@ def _exact(f: Elementwise, operator: Operator, floor: float | None) -> Estimate:
     given = operator.matmul(eye.astype(operator.dtype)).astype(dtype)
     matrix = (given + given.conj().T) / 2
     largest = jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0)
-    unit = jnp.where(largest > 0, power_of_two(largest), 1)
+    unit = power_below(largest)
     raw, vectors = jnp.linalg.eigh(matrix / unit.astype(dtype), symmetrize_input=False)
     raw = raw * unit
     nodes = limited(raw[None], floor)[0]

@@ -15,8 +15,10 @@ from ._estimate import Estimate
 from ._functions import quadrature_estimate
 from ._method import default_probes
 from ._operators import Operator, as_operator
+from ._orthogonal import power_below
 from ._probes import Probes
-from ._quadrature import Kept, LanczosQuadrature, power_of_two, working_dtype
+from ._quadrature import Kept, LanczosQuadrature
+from ._samples import working_dtype
 from ._sensitivity import attach
 from ._vectors import Structure
 
@@ -110,7 +112,7 @@ def _size_of(operator: Operator, key: PRNGKeyArray) -> Array:
     probe = default_probes(operator).draw(key, operator.size, 1, operator.dtype)
     product = lax.stop_gradient(operator.matmul(probe)).astype(working_dtype(operator))
     largest = jnp.max(jnp.abs(product), initial=0)
-    return jnp.where(largest > 0, power_of_two(largest), 1)
+    return power_below(largest)
 
 
 class _Power(Module):
@@ -196,7 +198,7 @@ def _frobenius(
     products = operator.matmul(vectors).astype(dtype)
     still = lax.stop_gradient(products)
     largest = jnp.max(jnp.abs(still), initial=0)
-    unit = jnp.where(largest > 0, power_of_two(largest), 1)
+    unit = power_below(largest)
     squares = jnp.sum(jnp.abs(still / unit.astype(dtype)) ** 2, axis=0)
     total = jnp.sum(squares) if exact else jnp.mean(squares)
     # d |A w|^2 = 2 Re <A w, dA w>, which depends on A itself: so second derivatives are right.

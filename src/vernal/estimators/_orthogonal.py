@@ -134,9 +134,13 @@ def filled(gram: Array, mask: Array | None) -> Array:
 
 def power_of_two(block: Array) -> Array:
     """A real power of two of the size of the largest element; 1 for a block of zeros."""
-    largest = jnp.max(jnp.abs(block), initial=0)
-    # Not `jnp.frexp`: on JAX 0.12 that cannot be inside of a `linear_call` which is compiled.
+    return power_below(jnp.max(jnp.abs(block), initial=0))
+
+
+def power_below(x: Array) -> Array:
+    """Element by element the power of two next below a positive number; 1 for zero. Has no derivative."""
+    # Not `jnp.frexp`: on JAX 0.12 that cannot be inside of a `linear_call` which is compiled. Not `jnp.log2`: inexact.
     power = lax.reduce_precision(
-        largest, exponent_bits=jnp.finfo(largest.dtype).nexp, mantissa_bits=0
+        lax.stop_gradient(x), exponent_bits=jnp.finfo(x.dtype).nexp, mantissa_bits=0
     )
     return jnp.where((power > 0) & jnp.isfinite(power), power, 1)

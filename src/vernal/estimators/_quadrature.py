@@ -32,7 +32,9 @@ from ._lanczos import decompose
 from ._lanczos_adjoint import Decomposition
 from ._method import default_probes
 from ._operators import Operator
+from ._orthogonal import power_below
 from ._probes import Probes
+from ._samples import working_dtype
 from ._sensitivity import Sensitivity
 
 # Bytes of basis vectors that are in memory at once.
@@ -140,12 +142,6 @@ def drawn(
     return Drawn(vectors.reshape(blocks, columns, size), used.reshape(blocks, columns))
 
 
-def working_dtype(operator: Operator) -> Any:
-    """The dtype of basis vectors: that of the operator, but float32 at least."""
-    dtype = jnp.dtype(operator.dtype)
-    return jnp.float32 if dtype.itemsize < 4 else dtype
-
-
 def over_blocks(fn: Callable[[Array], Any], starts: Array) -> Any:
     """`fn` of each block, one after the other."""
     if starts.shape[0] == 1:
@@ -176,14 +172,9 @@ def tridiagonals(found: Decomposition, levels: int) -> Array:
 def eigen(matrices: Array) -> tuple[Array, Array]:
     """Eigenvalues and vectors, scaled by a power of two before, so that nothing under- or overflows."""
     largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), keepdims=True)
-    scale = jnp.where(largest > 0, power_of_two(largest), 1)
+    scale = power_below(largest)
     nodes, vectors = jnp.linalg.eigh(matrices / scale, symmetrize_input=False)
     return nodes * scale[..., 0], vectors
-
-
-def power_of_two(x: Array) -> Array:
-    """The power of two next below a positive number."""
-    return jnp.exp2(jnp.floor(jnp.log2(x)))
 
 
 def consistent(asymmetry: Array, nodes: Array, size: int, floor: float | None) -> Array:
