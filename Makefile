@@ -31,8 +31,10 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q
 # A whole file goes to one worker: the programs compiled for it are shared and then dropped together.
 PARALLEL := -n 2 --dist loadfile
+# What has a pass of its own.
+APART := --ignore tests/typing --ignore tests/test_readme.py --ignore tests/stack
 
-.PHONY: help demo test lint types test-types test-fast doctest test-docs test-slow browser bench format constraints clean
+.PHONY: help demo test lint types test-types test-fast doctest test-docs test-stack test-slow browser bench format constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -69,6 +71,7 @@ test: $(VENV)/.dev-installed
 	@$(MAKE) --no-print-directory test-fast
 	@$(MAKE) --no-print-directory doctest
 	@$(MAKE) --no-print-directory test-docs
+	@$(MAKE) --no-print-directory test-stack
 	@$(MAKE) --no-print-directory test-slow
 
 lint: $(VENV)/.dev-installed
@@ -86,11 +89,11 @@ test-types: $(VENV)/.dev-installed
 
 test-fast: $(VENV)/.dev-installed
 	@echo "== tests"
-	@$(PYTEST) $(PARALLEL) -m 'not slow' --ignore tests/typing --ignore tests/test_readme.py tests
+	@$(PYTEST) $(PARALLEL) -m 'not slow' $(APART) tests
 
 doctest: $(VENV)/.dev-installed
 	@echo "== examples in docstrings"
-	@$(PYTEST) $(PARALLEL) -p tests.conftest --doctest-modules src/vernal
+	@$(PYTEST) $(PARALLEL) -p tests.conftest --doctest-modules --ignore src/vernal/compat/pytest.py src/vernal
 
 test-docs: $(VENV)/.dev-installed
 	@echo "== examples in README.md and docs/"
@@ -98,7 +101,12 @@ test-docs: $(VENV)/.dev-installed
 
 test-slow: $(VENV)/.dev-installed browser
 	@echo "== slow tests"
-	@$(PYTEST) $(PARALLEL) -m slow --ignore tests/typing --ignore tests/test_readme.py tests
+	@$(PYTEST) $(PARALLEL) -m slow $(APART) tests
+
+# In processes of their own: there, Vernal answers to `import equinox`.
+test-stack: $(VENV)/.dev-installed
+	@echo "== libraries built on Equinox, on Vernal"
+	@$(PYTEST) $(PARALLEL) tests/stack
 
 # The report of compilations is tested in a browser: Debian's Chromium, without a window.
 browser:
@@ -123,7 +131,7 @@ constraints:
 	@rm -rf $(VENV)-resolve
 	@$(PYTHON) -m venv $(VENV)-resolve
 	@$(VENV)-resolve/bin/python -m pip --quiet --disable-pip-version-check install --editable '.[examples,dev]'
-	@$(VENV)-resolve/bin/python -m pip --disable-pip-version-check freeze --exclude-editable > $(CONSTRAINTS)
+	@$(VENV)-resolve/bin/python -m pip --disable-pip-version-check freeze --exclude-editable | sed 's/+cpu$$//' > $(CONSTRAINTS)
 	@rm -rf $(VENV)-resolve
 
 clean:

@@ -18,6 +18,8 @@ from jaxtyping import install_import_hook
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Compiling is most of the time of this suite, and no test asks how fast a program is.
+jax.config.update("jax_disable_most_optimizations", True)
 # A program compiled by yesterday's code must not pass for today's.
 jax.config.update("jax_enable_compilation_cache", False)
 

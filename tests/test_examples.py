@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -23,6 +24,7 @@ SWEEP = ROOT / "examples" / "sweep.py"
 RECOMPILE = ROOT / "examples" / "recompile.py"
 GP_LOGDET = ROOT / "examples" / "gp_logdet.py"
 HESSIAN_TRACE = ROOT / "examples" / "hessian_trace.py"
+GPT = ROOT / "examples" / "gpt.py"
 
 # Runs a script, and interrupts it as Ctrl-C does when it has saved its second checkpoint.
 INTERRUPTED = """
@@ -189,3 +191,23 @@ def test_the_curvature_during_training_is_estimated_with_intervals_that_hold(tmp
     assert sum(row[-1] == "yes" for row in rows) >= 5
     assert "666 parameters" in text
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_the_small_gpt_learns_in_one_program_and_decodes_with_caches_what_it_reads_at_once(
+    tmp_path,
+):
+    text = run(GPT, "--steps", 8, "--length", 40, "--prompt", "Return ", "--out", tmp_path)
+    found = re.search(r"([\d.]+) bits per byte at first, ([\d.]+) at the end", text)
+    first, last = map(float, found.groups())
+    # It begins as one who knows nothing of bytes: 8 bits for each.
+    assert abs(first - 8) < 0.5 and last < 6
+    assert "training step: compiled once" in text and "predictions are equal" in text
+    assert float(re.search(r"logits differ by (\S+) at most", text)[1]) < 1e-4
+    stored = arrays(tmp_path / "model.safetensors")
+    assert {str(array.dtype) for array in stored.values()} == {"float32"}
+    assert stored["model.blocks.layers.attention.key_proj.weight"].shape == (4, 64, 128)
+    # The embedding is tied, and stored once.
+    assert [array.shape for array in stored.values()].count((256, 128)) == 1
+    assert len(text.split("\nReturn ")[1]) > 20
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"

@@ -3,10 +3,13 @@
 import argparse
 import json
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+
+from .compat import install
 
 _STARTUP = Path(__file__).resolve().parent / "_startup"
 
@@ -14,6 +17,11 @@ _COMPILES = """\
 Runs a script, and reports every compilation of JAX in it: of which function, where, how often, how
 long tracing, lowering and compiling took, and why, where that is known. The table is printed to
 the standard error when the script has ended; its own output and exit code are left alone.
+"""
+
+_COMPAT = """\
+Runs a script with Vernal in the place of Equinox: `import equinox`, by the script or by a library that
+is built on it, imports Vernal.
 """
 
 
@@ -29,18 +37,52 @@ def _parser() -> argparse.ArgumentParser:
     compiles.add_argument(
         "--html", metavar="FILE", help="write a page with a timeline as well: one file, no network"
     )
-    run = compiles.add_argument_group("what is run, as after `python`")
+    _add_program(compiles)
+    compiles.set_defaults(run=_compiles, parser=compiles)
+    compat = commands.add_parser(
+        "compat",
+        help="run a script with Vernal in the place of Equinox",
+        description=_COMPAT,
+        usage="python -m vernal compat [-h] (SCRIPT | -m MODULE) [ARGS...]",
+    )
+    _add_program(compat)
+    compat.set_defaults(run=_compat, parser=compat)
+    return parser
+
+
+def _add_program(command: argparse.ArgumentParser) -> None:
+    run = command.add_argument_group("what is run, as after `python`")
     run.add_argument("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER)
     run.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER)
-    compiles.set_defaults(run=_compiles, parser=compiles)
-    return parser
+
+
+def _program(options: argparse.Namespace) -> list[str]:
+    """What is to be run, as after `python`."""
+    command = options.script if options.module is None else ["-m", *options.module]
+    if command in ([], ["-m"]):
+        options.parser.error(
+            f"which script? For example: python -m vernal {options.parser.prog.split()[-1]} train.py"
+        )
+    return command
+
+
+def _compat(options: argparse.Namespace) -> None:
+    command = _program(options)
+    install()
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        # As `python -m`: the folder where it was started comes first.
+        sys.path[0] = os.getcwd()
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path[0] = str(Path(command[0]).resolve().parent)
+        runpy.run_path(command[0], run_name="__main__")
 
 
 def _compiles(options: argparse.Namespace) -> NoReturn:
     parser: argparse.ArgumentParser = options.parser
-    command = options.script if options.module is None else ["-m", *options.module]
-    if command in ([], ["-m"]):
-        parser.error("which script? For example: python -m vernal compiles train.py")
+    command = _program(options)
     if sys.flags.ignore_environment or sys.flags.no_site:
         parser.error("leave out -E, -I and -S: they keep Python from importing what watches")
     page = None if options.html is None else Path(options.html).resolve()

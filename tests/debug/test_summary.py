@@ -193,6 +193,16 @@ def test_a_watched_layer_is_the_layer(getkey):
     assert row(text, ".linear")[2:4] == ["not", "called"]
 
 
+class Keyless(Module):
+    def __call__(self, x):
+        return 2 * x
+
+
+def test_a_watched_layer_is_given_a_key_only_if_the_layer_takes_one():
+    text = summary(Sequential([Keyless(), Dropout(inference=True)]), jnp.ones(3))
+    assert row(text, ".layers[0]")[1:3] == ["Keyless", "f32[3]"]
+
+
 def test_different_outputs_of_one_layer_are_all_shown(getkey):
     class Twice(Module):
         norm: LayerNorm

@@ -15,6 +15,7 @@ from vernal.estimators import (
     LanczosQuadrature,
     MatrixOperator,
     Signs,
+    _quadrature,
     logdet,
 )
 
@@ -226,6 +227,35 @@ def test_the_gradient_keeps_nothing_of_the_products():
 
     used = jax.jit(jax.grad(loss)).lower(jnp.float32(0.3)).compile().memory_analysis()
     assert used.temp_size_in_bytes < 4 * size * width * 4
+
+
+def test_the_memory_of_the_gradient_does_not_grow_with_the_number_of_probes(monkeypatch):
+    # More rows than products, of which there are 1500: otherwise the answer would be exact.
+    size, steps = 1600, 6
+    monkeypatch.setattr(_quadrature, "_BYTES", 16 * size * steps * 4)
+    eigenvalues = jnp.linspace(1.0, 2.0, size)
+
+    def compiled(probes):
+        def loss(theta):
+            operator = FunctionOperator(
+                lambda v: v * (1 + theta) * eigenvalues, jnp.zeros(size), positive_semidefinite=True
+            )
+            method = LanczosQuadrature(steps=steps)
+            found = logdet(operator, jax.random.key(0), matvecs=probes * steps, method=method)
+            return found.value
+
+        return loss, jax.jit(jax.value_and_grad(loss)).lower(jnp.float32(0)).compile()
+
+    (_, few), (loss, many) = compiled(32), compiled(250)
+    used = [run.memory_analysis().temp_size_in_bytes for run in (few, many)]
+    assert used[1] < 1.2 * used[0]
+    # With signs, the trace of a diagonal matrix has no error.
+    zero = jnp.float32(0)
+    value, first = many(zero)
+    np.testing.assert_allclose(value, jnp.sum(jnp.log(eigenvalues)), rtol=1e-4)
+    np.testing.assert_allclose(first, size, rtol=1e-4)
+    second = jax.jit(lambda t: jax.jvp(jax.grad(loss), (t,), (t + 1,))[1])(zero)
+    np.testing.assert_allclose(second, -size, rtol=1e-3)
 
 
 def test_it_says_what_it_cannot_do():

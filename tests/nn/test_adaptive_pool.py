@@ -15,12 +15,15 @@ def test_values_and_gradients_are_equinox_s(getkey, kind, n, target):
     ours, theirs = (getattr(lib, f"{kind}{n}d")(target) for lib in (nn, eqx.nn))
     assert isinstance(ours, nn.AdaptivePool)
     x = jax.random.normal(getkey(), (2,) + (7,) * n)
-    assert jax.eval_shape(ours, x).shape == (2, *ours.target_shape)
-    assert jnp.allclose(jax.jit(ours)(x), jax.jit(theirs)(x), atol=1e-6)
-    our_grad, their_grad = (
-        jax.jit(jax.grad(lambda x, f=f: (f(x) ** 2).sum()))(x) for f in (ours, theirs)
-    )
-    assert jnp.allclose(our_grad, their_grad, atol=1e-5)
+
+    @jax.jit
+    def values_and_gradients(x):
+        return [(f(x), jax.grad(lambda x, f=f: (f(x) ** 2).sum())(x)) for f in (ours, theirs)]
+
+    (y, grad), (their_y, their_grad) = values_and_gradients(x)
+    assert y.shape == (2, *ours.target_shape)
+    np.testing.assert_allclose(y, their_y, atol=1e-6)
+    np.testing.assert_allclose(grad, their_grad, atol=1e-5)
 
 
 def test_the_first_parts_are_the_longer_ones(getkey):
@@ -74,6 +77,6 @@ def test_wrong_targets_are_refused(target):
         nn.AdaptiveMaxPool2d(target)
 
 
-def test_a_forgotten_vmap_is_named():
-    with pytest.raises(ValueError, match=r"expected: \(channels, length\)(.|\n)*jax.vmap\(layer\)"):
-        nn.AdaptiveAvgPool1d(2)(jnp.ones((10, 3, 8)))
+def test_a_wrong_shape_is_refused():
+    with pytest.raises(ValueError, match=r"expected: \(\.\.\., channels, length\)"):
+        nn.AdaptiveAvgPool1d(2)(jnp.ones(8))

@@ -49,15 +49,20 @@ def test_weights_values_and_gradients_are_equinox_s(getkey, settings):
     if ours.bias is not None:
         assert jnp.array_equal(ours.bias, theirs.bias)
     x = jax.random.normal(getkey(), (4, 7, 8))
-    y, pull = jax.vjp(jax.jit(lambda m, x: m(x)), ours, x)
-    their_y, their_pull = eqx.filter_vjp(eqx.filter_jit(lambda m, x: m(x)), theirs, x)
-    assert y.shape == their_y.shape
-    assert jnp.allclose(y, their_y, atol=1e-5)
-    cotangent = jax.random.normal(getkey(), y.shape)
-    for a, b in zip(
-        jax.tree.leaves(pull(cotangent)), jax.tree.leaves(their_pull(cotangent)), strict=True
-    ):
-        assert jnp.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+    @jax.jit
+    def values_and_gradients(ours, their_arrays, x):
+        y, pull = jax.vjp(lambda m, x: m(x), ours, x)
+        cotangent = jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape)
+        peer = eqx.combine(their_arrays, their_rest)
+        their_y, their_pull = eqx.filter_vjp(lambda m, x: m(x), peer, x)
+        return (y, pull(cotangent)), (their_y, their_pull(cotangent))
+
+    their_arrays, their_rest = eqx.partition(theirs, eqx.is_array)
+    found = values_and_gradients(ours, their_arrays, x)
+    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
@@ -131,19 +136,11 @@ def test_jax_takes_the_layer_as_it_is(getkey):
     assert [leaf.shape for leaf in jax.tree.leaves(layer)] == [(2, 3, 3, 3), (2, 1, 1)]
 
 
-def test_a_forgotten_vmap_is_named(getkey):
-    layer = nn.Conv2d(3, 2, 3, key=getkey())
-    with pytest.raises(ValueError, match="was given an input of the wrong shape") as error:
-        layer(jnp.ones((10, 3, 8, 8)))
-    assert "expected: (in_channels=3, height, width)" in str(error.value)
-    assert "jax.vmap(layer)(x)" in str(error.value)
-
-
 @pytest.mark.parametrize("shape", [(8, 8, 3), (8, 8), (10, 8, 8, 3)])
-def test_other_wrong_shapes_do_not_suggest_vmap(getkey, shape):
+def test_wrong_shapes_are_refused(getkey, shape):
     with pytest.raises(ValueError, match="was given an input of the wrong shape") as error:
         nn.Conv2d(3, 2, 3, key=getkey())(jnp.ones(shape))
-    assert "vmap" not in str(error.value)
+    assert "expected: (..., in_channels=3, height, width)" in str(error.value)
 
 
 def test_an_input_of_another_dtype_is_refused(getkey):

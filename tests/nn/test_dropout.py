@@ -69,6 +69,8 @@ def test_each_element_of_a_batch_is_dropped_with_its_own_key(getkey):
     y = jax.vmap(lambda x, key: layer(x, key=key))(x, keys)
     for row, key in zip(y, keys, strict=True):
         assert (row == layer(jnp.ones(30), key=key)).all()
+    together = layer(x, key=keys[0])
+    assert not (together[0] == together[1]).all()
 
 
 def test_an_explicit_mesh_is_kept(getkey):

@@ -28,15 +28,18 @@ def windows_of(x, kernel, stride, padding, use_ceil, empty):
     return np.stack([padded[:, i : i + kernel] for i in starts], axis=1)
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding", "use_ceil"), SETTINGS)
 @pytest.mark.parametrize("size", [5, 8])
-def test_each_window_is_reduced(getkey, kernel, stride, padding, use_ceil, size):
+def test_each_window_is_reduced(getkey, size):
+    @jax.jit
+    def pooled(x):
+        return [(nn.AvgPool1d(*s)(x), nn.MaxPool1d(*s)(x)) for s in SETTINGS]
+
     x = jax.random.normal(getkey(), (2, size))
-    settings = (kernel, stride, padding, use_ceil)
-    expected = windows_of(np.asarray(x), *settings, empty=0).mean(axis=-1)
-    assert np.allclose(nn.AvgPool1d(*settings)(x), expected, atol=1e-6)
-    expected = windows_of(np.asarray(x), *settings, empty=-np.inf).max(axis=-1)
-    assert np.allclose(nn.MaxPool1d(*settings)(x), expected)
+    for settings, (average, greatest) in zip(SETTINGS, pooled(x), strict=True):
+        expected = windows_of(np.asarray(x), *settings, empty=0).mean(axis=-1)
+        np.testing.assert_allclose(average, expected, atol=1e-6, err_msg=str(settings))
+        expected = windows_of(np.asarray(x), *settings, empty=-np.inf).max(axis=-1)
+        np.testing.assert_allclose(greatest, expected, err_msg=str(settings))
 
 
 @pytest.mark.parametrize("kind", ["AvgPool", "MaxPool"])
@@ -50,12 +53,13 @@ def test_values_and_gradients_are_equinox_s(getkey, kind, n, settings):
     ours, theirs = (getattr(lib, f"{kind}{n}d")(*settings) for lib in (nn, eqx.nn))
     assert isinstance(ours, nn.Pool)
     x = jax.random.normal(getkey(), (2,) + (5,) * n)
-    (y, grad), (their_y, their_grad) = (
-        jax.jit(jax.value_and_grad(lambda x, f=f: (f(x) ** 2).sum()))(x) for f in (ours, theirs)
-    )
-    assert ours(x).shape == theirs(x).shape
-    assert jnp.allclose(y, their_y, rtol=1e-5)
-    assert jnp.allclose(grad, their_grad, atol=1e-5)
+
+    @jax.jit
+    def values_and_gradients(x):
+        return [(f(x), jax.grad(lambda x, f=f: (f(x) ** 2).sum())(x)) for f in (ours, theirs)]
+
+    for a, b in zip(*values_and_gradients(x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_an_extra_window_reaches_no_further_than_it_must():
@@ -125,6 +129,6 @@ def test_wrong_settings_are_refused(settings, text):
         nn.MaxPool2d(*settings)
 
 
-def test_a_forgotten_vmap_is_named():
-    with pytest.raises(ValueError, match=r"expected: \(channels, height, width\)(.|\n)*jax.vmap"):
-        nn.AvgPool2d(2)(jnp.ones((10, 3, 8, 8)))
+def test_a_wrong_shape_is_refused():
+    with pytest.raises(ValueError, match=r"expected: \(\.\.\., channels, height, width\)"):
+        nn.AvgPool2d(2)(jnp.ones((8, 8)))

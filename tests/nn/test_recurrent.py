@@ -75,19 +75,37 @@ def test_a_layer_is_its_cells_step_by_step(kind, bidirectional, length, getkey):
     rows = 4 if bidirectional else 2
     xs, hidden = jax.random.normal(getkey(), (5, 3)), jax.random.normal(getkey(), (rows, 2))
     state = state_like(kind, hidden)
-    close(
-        layer(xs, state, length=length),
-        by_hand(layer, xs, state, len(xs) if length is None else length),
-    )
+    steps = len(xs) if length is None else length
+    found, expected = jax.jit(
+        lambda layer, xs, state: (
+            layer(xs, state, length=length),
+            by_hand(layer, xs, state, steps),
+        )
+    )(layer, xs, state)
+    close(found, expected)
 
 
 @both
-def test_lengths_of_a_batch_are_mapped_over(kind, getkey):
+def test_a_batch_has_states_and_lengths_of_its_own(kind, getkey):
     layer = LAYERS[kind](3, 2, bidirectional=True, key=getkey())
     xs, lengths = jax.random.normal(getkey(), (3, 5, 3)), jnp.array([5, 2, 0])
-    batched = jax.vmap(lambda x, n: layer(x, length=n))(xs, lengths)
-    for i, n in enumerate([5, 2, 0]):
-        close(jax.tree.map(lambda y, i=i: y[i], batched), layer(xs[i], length=n))
+    hidden = state_like(kind, jax.random.normal(getkey(), (3, 2, 2)))
+
+    @jax.jit
+    def all_ways(layer, xs, lengths, state):
+        one_by_one = [
+            layer(xs[i], jax.tree.map(lambda s, i=i: s[i], state), length=n)
+            for i, n in enumerate([5, 2, 0])
+        ]
+        return (
+            layer(xs, state, length=lengths),
+            jax.vmap(lambda x, h, n: layer(x, h, length=n))(xs, state, lengths),
+            jax.tree.map(lambda *parts: jnp.stack(parts), *one_by_one),
+        )
+
+    batched, mapped, stacked = all_ways(layer, xs, lengths, hidden)
+    close(batched, stacked)
+    close(mapped, stacked)
     assert not batched[0][1, 2:].any()
 
 
@@ -115,12 +133,22 @@ def test_dropout_is_between_the_layers_only(getkey):
 
 
 @both
+def test_dropout_is_independent_for_each_sequence_of_a_batch(kind, getkey):
+    layer = LAYERS[kind](3, 20, num_layers=2, dropout_p=0.5, key=getkey())
+    xs = jnp.broadcast_to(jax.random.normal(getkey(), (4, 3)), (2, 4, 3))
+    ys, _ = jax.jit(layer)(xs, key=getkey())
+    assert not jnp.allclose(ys[0], ys[1])
+
+
+@both
 def test_wrong_shapes_are_refused(kind, getkey):
     layer = LAYERS[kind](3, 2, key=getkey())
-    with pytest.raises(ValueError, match=rf"(?s)`{kind}`.*argument `xs`.*\(time, input_size=3\)"):
+    with pytest.raises(ValueError, match=rf"(?s)`{kind}`.*argument `xs`.*\(\.\.\., time, input_size=3\)"):
         layer(jnp.ones((5, 4)))
     with pytest.raises(ValueError, match=r"(?s)argument `state`.*num_layers \* directions=1"):
         layer(jnp.ones((5, 3)), state_like(kind, jnp.ones((3, 2))))
+    with pytest.raises(ValueError, match=r"(?s)argument `length`.*expected: \(7,\)"):
+        layer(jnp.ones((7, 5, 3)), length=3)
     with pytest.raises(ValueError, match="num_layers"):
         LAYERS[kind](3, 2, num_layers=0, key=getkey())
     cell = layer.cells[0][0]

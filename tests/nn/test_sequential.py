@@ -138,3 +138,36 @@ def test_lambda_drops_the_key_and_keeps_the_arrays_of_a_module(getkey):
     assert nn.Lambda(jnp.abs)(jnp.array(-1.0), key=getkey()) == 1
     assert jax.tree.leaves(nn.Lambda(jnp.abs)) == []
     assert len(jax.tree.leaves(nn.Lambda(nn.LayerNorm(2)))) == 2
+
+
+class Counting(nn.StatefulLayer):
+    calls: nn.StateIndex
+    wants_state: bool = True
+
+    def __init__(self, wants_state=True):
+        self.calls = nn.StateIndex(0)
+        self.wants_state = wants_state
+
+    def is_stateful(self):
+        return self.wants_state
+
+    def __call__(self, x, state=None):
+        if state is None:
+            return -x
+        calls = state.get(self.calls) + 1
+        return calls + x, state.set(self.calls, calls)
+
+
+def test_state_is_threaded_through_the_layers_that_want_it():
+    make = lambda: nn.Sequential(  # noqa: E731
+        [Counting(), jnp.negative, Counting(False), nn.Sequential([Counting()]), nn.Identity()]
+    )
+    model, state = nn.make_with_state(make)()
+    assert model.is_stateful() and not model[1:3].is_stateful()
+    y, state = model(jnp.array(10), state)
+    assert y == 1 + (10 + 1)
+    y, state = model(jnp.array(10), state)
+    assert y == 2 + (10 + 2) and state.get(model[3][0].calls) == 2
+    y, state = model[1:3](jnp.array(10), state)
+    assert y == 10 and state.get(model[0].calls) == 2
+    assert model(jnp.array(10)) == 10

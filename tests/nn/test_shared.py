@@ -9,6 +9,7 @@ import pytest
 
 import vernal
 from vernal import nn
+from vernal.trees import tree_check
 
 
 class Tied(vernal.Module):
@@ -86,3 +87,25 @@ def test_nodes_that_differ_are_refused(getkey):
     layers = nn.Linear(3, 3, key=getkey()), nn.Linear(3, 2, key=getkey())
     with pytest.raises(ValueError, match=r"(?s)what is to be shared is not alike.*\[2,3\]"):
         nn.Shared(layers, lambda m: m[1].weight, lambda m: m[0].weight)
+
+
+class Twice(vernal.Module):
+    """Stores one layer in two places, which is not sharing: see what `tree_check` says."""
+
+    layers: list[nn.Linear]
+
+    def __init__(self, key):
+        layer = nn.Linear(3, 3, key=key)
+        self.layers = [layer, layer]
+
+
+def test_a_layer_stored_twice_is_found_at_construction_and_a_shared_one_counts_once(getkey):
+    with pytest.raises(
+        ValueError, match=r"(?s)one node of type Linear is in two places.*layers\[1\]"
+    ):
+        tree_check(Twice(getkey()))
+    model = Tied(getkey())
+    tree_check(model)
+    text = vernal.debug.summary(model, jnp.array(2))
+    total = next(line for line in text.splitlines() if "total" in line.lower())
+    assert str(5 * 3 + 5) in total.split()

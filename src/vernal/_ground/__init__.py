@@ -16,6 +16,7 @@ from ._collector import WithoutCollecting as WithoutCollecting
 from ._failure import RuntimeCheckError as RuntimeCheckError
 from ._failure import failure_of as failure_of
 from ._functions import function_token as function_token
+from ._jax_private import UNSPECIFIED as UNSPECIFIED
 from ._jax_private import ArrayImpl as ArrayImpl
 from ._jax_private import ClosedJaxpr as ClosedJaxpr
 from ._jax_private import Primitive as Primitive
@@ -23,11 +24,15 @@ from ._jax_private import UndefinedPrimal as UndefinedPrimal
 from ._jax_private import Zero as Zero
 from ._jax_private import add_tangents as add_tangents
 from ._jax_private import batch_axis_in_front as batch_axis_in_front
+from ._jax_private import close_jaxpr as close_jaxpr
 from ._jax_private import concrete_value as concrete_value
 from ._jax_private import convert_constvars_jaxpr as convert_constvars_jaxpr
+from ._jax_private import current_program as current_program
+from ._jax_private import current_scope as current_scope
 from ._jax_private import custom_jvp_call_p as custom_jvp_call_p
 from ._jax_private import custom_vjp_call_p as custom_vjp_call_p
 from ._jax_private import emit_python_callback as emit_python_callback
+from ._jax_private import equation_context as equation_context
 from ._jax_private import fancy_primitive_batchers as fancy_primitive_batchers
 from ._jax_private import flatten_none_is_leaf as flatten_none_is_leaf
 from ._jax_private import hide_frames as hide_frames
@@ -41,6 +46,7 @@ from ._jax_private import primitive_transposes as primitive_transposes
 from ._jax_private import register_lowering as register_lowering
 from ._jax_private import remat_p as remat_p
 from ._jax_private import runs_alone as runs_alone
+from ._jax_private import scan_parts as scan_parts
 from ._jax_private import stop_gradient_p as stop_gradient_p
 from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval

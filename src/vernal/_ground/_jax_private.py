@@ -4,7 +4,10 @@ Where a name is in `jax.extend` too, it is taken from where that has it: importi
 fifth of the time of importing Vernal.
 """
 
-from collections.abc import Callable
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -47,10 +50,24 @@ from jax._src.custom_derivatives import custom_vjp_call_p as custom_vjp_call_p  
 # version that forgets a failed program once its error has been raised.
 from jax._src.dispatch import runtime_tokens as runtime_tokens
 
+# A program without constants as the parameter of an operation (a jaxpr that is closed, on JAX 0.10).
+# Present in JAX 0.10.2 to 0.12. Retired by: any JAX version without open jaxprs, 0.12 among them.
+from jax._src.interpreters.partial_eval import close_jaxpr as close_jaxpr
+
 # A program whose constants are its first arguments, so that whoever keeps the program does not keep
 # the constants (from JAX 0.12 a jaxpr holds them). Present in JAX 0.10.2 to 0.12. Retired by: any JAX
 # version with a public way to take the constants out.
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr as convert_constvars_jaxpr
+
+# What an inner `jit` says of an argument or a result whose sharding is left to the compiler: for those
+# that are added to a program. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version with a
+# public way to rewrite an inner `jit`.
+from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
+
+# The named scopes around an operation, and where the user wrote it: kept when a program is evaluated
+# operation by operation, and read for messages. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
+# version whose `eval_jaxpr` takes a function to be called for each operation.
+from jax._src.source_info_util import current_name_stack, user_context
 
 # Leaving a file of ours out of the frames that `jax.debug.breakpoint` shows. Present in JAX 0.10.2
 # to 0.12. Retired by: any JAX version whose breakpoint can be told which frame is the first.
@@ -106,6 +123,43 @@ def concrete_value(x: Any) -> Any:
     while isinstance(x, Tracer):
         x = getattr(x, "primal", getattr(x, "val", None))
     return x if isinstance(x, jax.Array) else None
+
+
+_programs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_number = itertools.count(1)
+
+
+def current_program() -> int:
+    """A number for the program (jaxpr) that is being traced, the innermost one; 0 outside of tracing."""
+    # Present in JAX 0.10.2 to 0.12: a trace that writes a program has a frame, the others a parent.
+    trace = core.trace_ctx.trace
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return 0 if trace is None else _programs.setdefault(trace, next(_number))
+
+
+def current_scope() -> str:
+    """The named scopes (`jax.named_scope`) that the program is in, as `outer/inner`."""
+    return str(current_name_stack())
+
+
+@contextlib.contextmanager
+def equation_context(eqn: Any) -> Iterator[None]:
+    """The settings (precision, mesh, ...), named scopes and place in the user's source under which an
+    equation was traced."""
+    stack = current_name_stack() + eqn.source_info.name_stack
+    with user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        yield
+
+
+def scan_parts(params: dict[str, Any], args: Sequence[Any]) -> list[list[Any]]:
+    """What belongs to the arguments of a scan, taken apart: constants, carry, and what is scanned over."""
+    if "ft_in" in params:  # JAX 0.12
+        sizes = [len(list(part)) for part in params["ft_in"].unpack()]
+    else:  # JAX 0.10 and 0.11
+        sizes = [params["num_consts"], params["num_carry"], len(args)]
+    first, second = sizes[0], sizes[0] + sizes[1]
+    return [list(args[:first]), list(args[first:second]), list(args[second:])]
 
 
 def jitted_options(fn: Any) -> Any:

@@ -127,6 +127,11 @@ class Watched:
             raise AttributeError(name)
         return getattr(self._layer, name)
 
+    # Whoever asks how this is called, such as for a `key`, is asking for the layer.
+    @property
+    def __wrapped__(self) -> Any:
+        return self._layer
+
     # `isinstance` asks for it.
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] (nobody is to set it)

@@ -8,10 +8,11 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..show import message
-from ._adaptive_run import CHUNK, Run
+from ._adaptive_run import Run
 from ._arguments import positive_int
 from ._choose import Deflation
 from ._exact import exact_trace
+from ._growing import CHUNK
 from ._hutchinson import Hutchinson
 from ._method import Outcome, TraceMethod, check_tags, selected
 from ._operators import Operator

@@ -1,24 +1,23 @@
 """`diagonal`: the one entry to the estimation of diagonals."""
 
+from functools import partial
 from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax import Array, lax
+from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from ..transforms import filter_jit
-from ..trees import is_inexact_array
-from ._arguments import positive_int, whole_number
 from ._diagonal_method import DiagonalMethod
 from ._estimate import Estimate
 from ._exact import UnitVectors, exact_diagonal, looks_semidefinite
 from ._hutchinson_diagonal import HutchinsonDiagonal
-from ._method import Budget, Outcome, check_tags, selected
+from ._method import Budget, Outcome, found_or_exact, planned
 from ._operators import Operator, as_operator
 from ._samples import is_real
-from ._sensitivity import attach
+from ._sensitivity import attach, still
 from ._vectors import to_tree
 from ._xdiag import XDiag
 from ._xnysdiag import XNysDiag
@@ -88,18 +87,9 @@ def diagonal(
     """
     where = "diagonal(operator, key)"
     operator = as_operator(operator, where)
-    most = positive_int(
-        *((matvecs, "matvecs") if max_matvecs is None else (max_matvecs, "max_matvecs")), where
-    )
-    if method is None:
-        method = _choose(operator, most)
-    check_tags(operator, method, where, otherwise="XDiag()")
-    least = max(1, min(method.minimum, operator.size))
-    positive_int(most, "matvecs" if max_matvecs is None else "max_matvecs", where, minimum=least)
-    if max_matvecs is None:
-        return _estimated(operator, key, method, Budget(most, most))
-    number = whole_number(matvecs, "matvecs", where, minimum=least, most=most)
-    return _estimated(operator, key, method, Budget(most, number))
+    wanted = matvecs, max_matvecs
+    method, budget = planned(operator, method, _choose, wanted, where, otherwise="XDiag()")
+    return _estimated(operator, key, method, budget)
 
 
 def _choose(operator: Operator, matvecs: int) -> DiagonalMethod:
@@ -115,7 +105,8 @@ def _choose(operator: Operator, matvecs: int) -> DiagonalMethod:
 def _estimated(
     operator: Operator, key: PRNGKeyArray, method: DiagonalMethod, budget: Budget
 ) -> Estimate:
-    outcome = _still(_outcome(_still(operator), key, method, budget))
+    quiet = still(operator)
+    outcome = still(found_or_exact(quiet, key, method, budget, partial(_exact, quiet)))
     return Estimate(
         value=_tree(operator, attach(outcome.value, operator, outcome.sensitivity)),
         standard_error=_tree(operator, jnp.sqrt(outcome.variance)),
@@ -125,23 +116,7 @@ def _estimated(
     )
 
 
-def _outcome(
-    operator: Operator, key: PRNGKeyArray, method: DiagonalMethod, budget: Budget
-) -> Outcome:
-    """What the method finds, or the exact diagonal if the budget reaches that."""
-    size = operator.size
-    if budget.most < size:
-        return method.estimate(operator, key, budget)
-    if not budget.is_shared or size <= method.minimum:
-        return _exact(operator)
-    exact = jnp.asarray(budget.used) >= size
-    # Where the answer is exact, the method makes the fewest products that it can.
-    used = jnp.where(exact, method.minimum, budget.used)
-    found = method.estimate(operator, key, Budget(size - 1, used))
-    return selected(exact.astype(int), (found, _exact(operator, wanted=exact)))
-
-
-def _exact(operator: Operator, *, wanted: Array | None = None) -> Outcome:
+def _exact(operator: Operator, wanted: Array | None) -> Outcome:
     """The diagonal without an error; zeros and no work if it is not wanted."""
     value = exact_diagonal(operator, wanted=wanted)
     zeros = jnp.zeros_like(value.real)
@@ -155,11 +130,6 @@ def _exact(operator: Operator, *, wanted: Array | None = None) -> Outcome:
         else jnp.asarray(True),
         sensitivity=UnitVectors(operator.size, operator.dtype),
     )
-
-
-def _still(tree: Any) -> Any:
-    """Operators and outcomes without derivatives."""
-    return jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)
 
 
 def _tree(operator: Operator, flat: Array) -> Any:

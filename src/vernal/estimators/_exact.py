@@ -68,7 +68,7 @@ def exact_diagonal(operator: Operator, *, wanted: Array | None = None) -> Array:
     return out[: operator.size]
 
 
-def exact_trace(operator: Operator, *, wanted: Array | None = None) -> Outcome:
+def exact_trace(operator: Operator, wanted: Array | None = None) -> Outcome:
     """The trace without an error.
 
     Args:

@@ -8,6 +8,7 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from .._ground import callable_name
+from ..modules import Module
 from ..show import message, spec_text
 from ..transforms import closure_to_pytree, filter_jit
 from ._arguments import positive_int
@@ -19,14 +20,14 @@ from ._orthogonal import power_below
 from ._quadrature import (
     Kept,
     LanczosQuadrature,
+    MadeAgain,
+    Starts,
+    Sums,
     consistent,
-    drawn,
     limited,
     mean_and_error,
-    over_blocks,
     sums,
 )
-from ._samples import working_dtype
 from ._sensitivity import attach
 
 
@@ -45,7 +46,8 @@ def trace_of_function(
 
     Derivatives with respect to the operator and to arrays that `f` closes over are those of the trace: estimates of
     `tr(f'(A) dA)` and of the trace of the derivative of `f`, without bias but for the error of the quadrature. They
-    make no further products but those with `dA`, in blocks. Second derivatives are right in the same sense; those of
+    make no further products but those with `dA`, in blocks; but if all Lanczos vectors together would take more than
+    128 MiB, they make all products again, block by block. Second derivatives are right in the same sense; those of
     third order go through the eigenvalues of small matrices, and are `nan` where these coincide.
 
     Args:
@@ -114,23 +116,27 @@ def _estimated(
     steps: int,
     floor: float | None,
 ) -> Estimate:
-    starts = drawn(operator, key, method.probes, count, steps)
-    size = operator.size
-    found = over_blocks(
-        lambda block: sums(operator, block, steps, checked(f), floor), starts.starts
-    )
-    levels = found.values.shape[1]
-    values = jnp.moveaxis(found.values, 1, 0).reshape(levels, -1)
-    used = starts.used.reshape(-1)
-    value, error = mean_and_error(values, used, steps)
-    left = found.products.reshape(-1, size)[:count].T / jnp.asarray(count, found.products.dtype)
-    right = starts.starts.reshape(-1, size)[:count].T
-    agrees = jnp.all(found.consistent.reshape(-1) | ~used)
+    starts, f = Starts.of(operator, key, method.probes, count, steps), Checked(f)
+    is_kept = starts.blocks == 1
+
+    def of_block(block: Array) -> Sums | tuple[Array, Array]:
+        found = sums(operator, block, steps, f, floor)
+        return found if is_kept else (found.values, found.consistent)
+
+    found = starts.over(of_block)
+    if isinstance(found, Sums):
+        values, agrees = found.values, found.consistent
+        left = found.products.T / jnp.asarray(count, found.products.dtype)
+        pairs = Kept.of(operator, left, starts.block(0).T)
+    else:
+        values, agrees = found
+        pairs = MadeAgain(operator, starts, steps, f, floor)
+    value, error = mean_and_error(values, steps)
     return Estimate(
-        value=attach(value, operator, Kept.of(operator, left, right)),
+        value=attach(value, operator, pairs),
         standard_error=lax.stop_gradient(error),
         matvecs=jnp.asarray(count * steps, jnp.int32),
-        converged=agrees & jnp.isfinite(lax.stop_gradient(value)),
+        converged=jnp.all(agrees) & jnp.isfinite(lax.stop_gradient(value)),
         degrees_of_freedom=jnp.asarray(count - 1, value.dtype),
     )
 
@@ -138,10 +144,10 @@ def _estimated(
 @filter_jit
 def _exact(f: Elementwise, operator: Operator, floor: float | None) -> Estimate:
     """By the eigenvalues of the matrix, which is made with unit vectors."""
-    f, g = checked(f), derivative(checked(f))
-    size, dtype = operator.size, working_dtype(operator)
+    f, g = Checked(f), derivative(Checked(f))
+    size, dtype = operator.size, operator.dtype
     eye = jnp.eye(size, dtype=dtype)
-    given = operator.matmul(eye.astype(operator.dtype)).astype(dtype)
+    given = operator.matmul(eye)
     matrix = (given + given.conj().T) / 2
     largest = jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0)
     unit = power_below(largest)
@@ -166,25 +172,26 @@ def _exact(f: Elementwise, operator: Operator, floor: float | None) -> Estimate:
     )
 
 
-def checked(f: Elementwise) -> Elementwise:
-    """`f`, which must map real arrays to real arrays of the same shape.
+class Checked(Module):
+    """A function that must map real arrays to real arrays of the same shape, and returns the dtype that it is given."""
 
-    Raises:
-        TypeError: when called, if it does not.
-    """
+    f: Elementwise
 
-    def called(x: Array) -> Array:
-        out = f(x)
+    def __call__(self, x: Array) -> Array:
+        """Its values.
+
+        Raises:
+            TypeError: if it is no such function.
+        """
+        out = self.f(x)
         if jnp.shape(out) != x.shape or not jnp.issubdtype(jnp.result_type(out), jnp.floating):
             raise TypeError(
                 message(
                     "the function does not act on real numbers element by element",
-                    where=f"`{callable_name(f)}`",
+                    where=f"`{callable_name(self.f)}`",
                     expected=spec_text(x),
                     got=spec_text(out),
                     instead="a function such as `jnp.exp` or `lambda x: jnp.log1p(scale * x)`",
                 )
             )
         return out.astype(x.dtype)
-
-    return called

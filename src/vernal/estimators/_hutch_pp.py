@@ -12,7 +12,7 @@ from ._operators import Operator
 from ._orthogonal import orthonormal, product
 from ._parts import deflated_pairs, divided, drawn, outside, together
 from ._probes import Probes
-from ._samples import Samples, is_real, pairs_agree, remainder, rounding, working_dtype
+from ._samples import Samples, is_real, pairs_agree, remainder, rounding
 from ._sensitivity import Sensitivity
 
 
@@ -65,15 +65,14 @@ class HutchPlusPlus(TraceMethod):
         first, second, third = divided(budget, _thirds, self.minimum)
         of_sketch, of_rest = jax.random.split(key)
         sketch = products(operator, drawn(operator, distribution, of_sketch, first), first.used)
-        work = working_dtype(operator)
-        basis, _ = orthonormal(sketch.astype(work), first.mask())
-        probes = drawn(operator, distribution, of_rest, third).astype(work)
+        basis, _ = orthonormal(sketch, first.mask())
+        probes = drawn(operator, distribution, of_rest, third)
         rest = outside(basis, probes)
         along, across = together(operator, [basis, rest], [second, third])
 
         inside = jnp.sum(basis.conj() * along, axis=0)
         agrees = pairs_agree(operator, basis, along)
-        dimension = jnp.asarray(operator.size - first.used, jnp.finfo(work).dtype)
+        dimension = jnp.asarray(operator.size - first.used, jnp.finfo(operator.dtype).dtype)
         # Both have the same forms; only slopes need more.
         block = (probes, outside(basis, across)) if operator.symmetric else (rest, across)
         samples = remainder(operator, distribution, block, (rest, dimension), third.used, agrees)
@@ -85,7 +84,7 @@ class HutchPlusPlus(TraceMethod):
             known=(jnp.sum(inside), jnp.sum(jnp.abs(inside))),
             correlated=correlations(operator, distribution, samples.number),
             matvecs=budget.used,
-            sensitivity=deflated_pairs(basis, rest, third.used, operator.dtype),
+            sensitivity=deflated_pairs(basis, rest, third.used),
         )
 
 
@@ -123,7 +122,6 @@ class NAHutchPlusPlus(TraceMethod):
         """Estimates the trace from `budget.used` products; see `TraceMethod`."""
         distribution = self.probes or default_probes(operator)
         parts = divided(budget, _quarters, self.minimum)
-        work = working_dtype(operator)
         blocks = [
             drawn(operator, distribution, one, part)
             for one, part in zip(jax.random.split(key, 3), parts, strict=True)
@@ -132,8 +130,8 @@ class NAHutchPlusPlus(TraceMethod):
             below, above, across = together(operator, blocks, list(parts))
         else:
             above, across = together(operator, blocks[1:], list(parts[1:]))
-            below = products(operator, blocks[0], parts[0].used, adjoint=True).astype(work)
-        left, right, probes = (block.astype(work) for block in blocks)
+            below = products(operator, blocks[0], parts[0].used, adjoint=True)
+        left, right, probes = blocks
 
         agrees = pairs_agree(operator, right, above)
         approximation = _oblique(above, below, product(left.conj().T, above))
@@ -152,9 +150,7 @@ class NAHutchPlusPlus(TraceMethod):
             known=(approximation.trace, approximation.size),
             correlated=correlations(operator, distribution, samples.number),
             matvecs=budget.used,
-            sensitivity=deflated_pairs(
-                basis, outside(basis, probes), parts[2].used, operator.dtype
-            ),
+            sensitivity=deflated_pairs(basis, outside(basis, probes), parts[2].used),
         )
 
 

@@ -16,7 +16,6 @@ from ._samples import (
     rounding,
     samples_of,
     slopes_of,
-    working_dtype,
 )
 from ._sensitivity import Sensitivity
 
@@ -55,11 +54,10 @@ class Hutchinson(TraceMethod):
         """Estimates the trace block by block; see `TraceMethod`."""
         distribution = self.probes or default_probes(operator)
         drawn = _Drawn(operator, key, distribution, budget)
-        work = working_dtype(operator)
 
         def add(index: int | Array, known: Samples | None) -> Samples:
             probes, used = drawn.vectors(index)
-            block = probes.astype(work), products(operator, probes, used).astype(work)
+            block = probes, products(operator, probes, used)
             forms, slopes = forms_of(operator, *block), slopes_of(operator, distribution, *block)
             here = samples_of(forms, slopes, used, pairs_agree(operator, *block))
             return here if known is None else known.joined(here)

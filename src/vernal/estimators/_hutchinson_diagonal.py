@@ -12,7 +12,7 @@ from ._hutchinson import _Drawn
 from ._method import Budget, Outcome, default_probes
 from ._operators import Operator
 from ._probes import Probes
-from ._samples import is_real, tolerance, working_dtype
+from ._samples import is_real, tolerance
 from ._sensitivity import Sensitivity
 
 
@@ -50,16 +50,16 @@ class HutchinsonDiagonal(DiagonalMethod):
         """Estimates the diagonal block by block; see `DiagonalMethod`."""
         distribution = self.probes or default_probes(operator)
         drawn = _Drawn(operator, key, distribution, budget)
-        real, work = is_real(operator), working_dtype(operator)
+        real = is_real(operator)
 
         def add(index: int | Array, known: Slopes) -> Slopes:
             probes, _ = drawn.vectors(index)
             made = operator.matmul(probes)
-            return known.joined(slopes(probes.astype(work), made.astype(work), real=real))
+            return known.joined(slopes(probes, made, real=real))
 
         blocks = drawn.blocks()
         one = isinstance(blocks, int) and blocks == 1
-        nothing = no_slopes(operator.size, work, real=real)
+        nothing = no_slopes(operator.size, operator.dtype, real=real)
         found = add(0, nothing) if one else lax.fori_loop(0, blocks, add, nothing)
         consistent = jnp.asarray(True)
         if operator.positive_semidefinite:

@@ -23,22 +23,76 @@ Glossary: "single" the estimates t_i, of shape (k,); "double" the estimates with
 unit vector in the span of all products that is orthogonal to all of them but one.
 """
 
-from typing import NamedTuple
+import abc
+from typing import ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
+from jaxtyping import PRNGKeyArray
 
 from ..show import message
-from ._method import Outcome
+from ._method import Budget, Outcome, TraceMethod, masked, products
 from ._operators import Operator
 from ._orthogonal import orthonormal, power_of_two, product
-from ._probes import ComplexSigns, Probes, Signs
+from ._probes import ComplexSigns, Normal, Probes, Signs
 from ._sensitivity import Sensitivity
 
 # Of the variance: the spread of the estimates, of which it is never less, has k - 1.
 _LEAST_FREEDOM = 5
+
+
+class LeaveOneOut(TraceMethod):
+    """A method of which every probe in turn is the test vector for a low-rank approximation from the others."""
+
+    probes: Probes | None = None
+    resphered: bool = True
+
+    per_probe: ClassVar[int]
+    """How many products there are for each probe."""
+
+    def __check_init__(self) -> None:
+        name, probes = type(self).__name__, type(self.probes).__name__
+        if self.resphered and isinstance(self.probes, Signs | ComplexSigns):
+            raise ValueError(
+                message(
+                    "signs cannot be resphered: it needs probes of which every direction is equally likely",
+                    where=name,
+                    expected="resphered=False, or probes such as Normal() or Sphere()",
+                    got=f"probes={probes}(), resphered=True",
+                    instead=f"{name}(probes={probes}(), resphered=False)",
+                )
+            )
+        if self.probes is not None and self.probes.correlation(2):
+            raise ValueError(
+                message(
+                    "the probes depend on each other, and what one of them tests must not depend on the others",
+                    where=name,
+                    expected="independent probes, such as Normal() or Sphere()",
+                    got=f"probes={probes}()",
+                    instead=f"{name}()",
+                )
+            )
+
+    def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
+        """Estimates the trace from as many probes as the budget is enough for; see `TraceMethod`."""
+        part = budget.part(self.per_probe)
+        drawn = (self.probes or Normal()).draw(key, operator.size, part.most, operator.dtype)
+        drawn = masked(drawn, part.mask())
+        return self.from_sketch(operator, drawn, products(operator, drawn, part.used), part.used)
+
+    @abc.abstractmethod
+    def from_sketch(
+        self, operator: Operator, probes: Array, products: Array, used: int | Array
+    ) -> Outcome:
+        """Estimates the trace from probes and their products.
+
+        Args:
+            operator: the operator, without derivatives.
+            probes: of shape `(n, k)`; columns from `used` on are zero.
+            products: of the operator with the probes, of shape `(n, k)`.
+            used: how many probes there are, at least 2.
+        """
 
 
 class Mean(NamedTuple):
@@ -211,7 +265,7 @@ class Sketch(NamedTuple):
     """Probes and their products, prepared.
 
     Attributes:
-        probes: of shape `(n, k)`, in at least single precision.
+        probes: of shape `(n, k)`.
         products: of the operator, with probes; divided by `scale`.
         scale: a power of two, real.
         shift: what to add to the (divided) operator, a multiple of the identity, so that products are linearly
@@ -235,11 +289,8 @@ class Sketch(NamedTuple):
 def prepared(operator: Operator, probes: Array, products: Array, used: int | Array) -> Sketch:
     """A sketch of an operator of any scale, and of zero, with numbers of the size of one."""
     n, k = probes.shape
-    with jax.numpy_dtype_promotion("standard"):
-        work = jnp.promote_types(operator.dtype, jnp.float32)
-    probes, products = probes.astype(work), products.astype(work)
     scale = power_of_two(products)
-    products = products / scale.astype(work)
+    products = products / scale.astype(products.dtype)
     size = jnp.linalg.norm(products)
     eps = float(jnp.finfo(operator.dtype).eps)
     shift = jnp.where(size > 0, size * (eps / n**0.5), 1)
@@ -258,39 +309,3 @@ def near_hermitian(matrix: Array, size: Array, operator: Operator) -> Array:
     """
     tolerance = 10 * float(jnp.finfo(operator.dtype).eps) ** 0.5
     return jnp.linalg.norm(matrix - matrix.conj().T) <= tolerance * size
-
-
-def check_probes(probes: Probes | None, resphered: bool, method: str) -> None:
-    """Refuses probes with which leave-one-out estimates would be biased.
-
-    Args:
-        probes: what the user chose.
-        resphered: whether what is left of probes is to be scaled, for which no direction may be special.
-        method: its name.
-
-    Raises:
-        ValueError: if that is so.
-    """
-    if probes is None:
-        return
-    name = type(probes).__name__
-    if resphered and isinstance(probes, Signs | ComplexSigns):
-        raise ValueError(
-            message(
-                "signs cannot be resphered: it needs probes of which every direction is equally likely",
-                where=method,
-                expected="resphered=False, or probes such as Normal() or Sphere()",
-                got=f"probes={name}(), resphered=True",
-                instead=f"{method}(probes={name}(), resphered=False)",
-            )
-        )
-    if probes.correlation(2):
-        raise ValueError(
-            message(
-                "the probes depend on each other, and what one of them tests must not depend on the others",
-                where=method,
-                expected="independent probes, such as Normal() or Sphere()",
-                got=f"probes={name}()",
-                instead=f"{method}()",
-            )
-        )

@@ -1,7 +1,8 @@
 """What a method of trace estimation is, to those who write one: what it is given and what it hands back."""
 
 import abc
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -9,6 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
 from ..show import message
+from ._arguments import positive_int, whole_number
 from ._operators import Operator
 from ._probes import ComplexSigns, Probes, Signs
 from ._sensitivity import Chosen, Sensitivity
@@ -72,6 +74,9 @@ class Method(Module):
     """Whether it refuses operators that do not promise to be positive semidefinite."""
 
 
+_M = TypeVar("_M", bound=Method)
+
+
 class TraceMethod(Method):
     """A way to estimate a trace from products with random vectors."""
 
@@ -107,6 +112,72 @@ def check_tags(
                 f"or a method for every operator: `{otherwise}`",
             )
         )
+
+
+def planned(
+    operator: Operator,
+    method: _M | None,
+    choose: Callable[[Operator, int], _M],
+    budget: tuple[Any, Any],
+    where: str,
+    *,
+    otherwise: str = "XTrace()",
+) -> tuple[_M, Budget]:
+    """What a user asks for: a method that is one for the operator, and a number of products.
+
+    Args:
+        operator: what the user gave.
+        method: likewise, or None.
+        choose: the method for an operator and a number of products.
+        budget: `matvecs` and `max_matvecs`, or None for the latter; what the user gave.
+        where: the function, for the message.
+        otherwise: a method for every operator.
+
+    Raises:
+        TypeError: if a number is not whole, or traced where it cannot be.
+        ValueError: if a number is too small, or the operator is not declared to be what the method needs.
+    """
+    matvecs, given = budget
+    name = "matvecs" if given is None else "max_matvecs"
+    most = positive_int(matvecs if given is None else given, name, where)
+    if method is None:
+        method = choose(operator, most)
+    check_tags(operator, method, where, otherwise=otherwise)
+    # As many as there are rows are always enough.
+    least = max(1, min(method.minimum, operator.size))
+    positive_int(most, name, where, minimum=least)
+    if given is None:
+        return method, Budget(most, most)
+    number = whole_number(matvecs, "matvecs", where, minimum=least, most=most)
+    return method, Budget(most, number)
+
+
+def found_or_exact(
+    operator: Operator,
+    key: PRNGKeyArray,
+    method: Any,
+    budget: Budget,
+    exact: Callable[[Array | None], Outcome],
+) -> Outcome:
+    """What a method finds, or the exact answer if the budget reaches that.
+
+    Args:
+        operator: without derivatives.
+        key: a random key.
+        method: a `TraceMethod`, or a `DiagonalMethod`.
+        budget: how many products may be made.
+        exact: makes the exact answer if its argument is True, or None.
+    """
+    size = operator.size
+    if budget.most < size:
+        return method.estimate(operator, key, budget)
+    if not budget.is_shared or size <= method.minimum:
+        return exact(None)
+    wanted = jnp.asarray(budget.used) >= size
+    # Where the answer is exact, the method makes the fewest products that it can.
+    used = jnp.where(wanted, method.minimum, budget.used)
+    found = method.estimate(operator, key, Budget(size - 1, used))
+    return selected(wanted.astype(int), (found, exact(wanted)))
 
 
 def selected(which: Array, outcomes: tuple[Outcome, ...]) -> Outcome:

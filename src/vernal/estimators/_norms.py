@@ -18,7 +18,6 @@ from ._operators import Operator, as_operator
 from ._orthogonal import power_below
 from ._probes import Probes
 from ._quadrature import Kept, LanczosQuadrature
-from ._samples import working_dtype
 from ._sensitivity import attach
 from ._vectors import Structure
 
@@ -110,7 +109,7 @@ def _schatten(
 def _size_of(operator: Operator, key: PRNGKeyArray) -> Array:
     """A power of two near the root mean square of the singular values."""
     probe = default_probes(operator).draw(key, operator.size, 1, operator.dtype)
-    product = lax.stop_gradient(operator.matmul(probe)).astype(working_dtype(operator))
+    product = lax.stop_gradient(operator.matmul(probe))
     largest = jnp.max(jnp.abs(product), initial=0)
     return power_below(largest)
 
@@ -189,13 +188,13 @@ def frobenius_norm(
 def _frobenius(
     operator: Operator, key: PRNGKeyArray, count: int, probes: Probes | None
 ) -> Estimate:
-    size, dtype = operator.size, working_dtype(operator)
+    size, dtype = operator.size, operator.dtype
     exact = count == size
     if exact:
         vectors = jnp.eye(size, dtype=operator.dtype)
     else:
         vectors = (probes or default_probes(operator)).draw(key, size, count, operator.dtype)
-    products = operator.matmul(vectors).astype(dtype)
+    products = operator.matmul(vectors)
     still = lax.stop_gradient(products)
     largest = jnp.max(jnp.abs(still), initial=0)
     unit = power_below(largest)

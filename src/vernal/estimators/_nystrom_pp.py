@@ -14,7 +14,7 @@ from ._operators import Operator
 from ._orthogonal import orthonormal, product, shifted_cholesky
 from ._parts import deflated_pairs, divided, drawn, outside, together
 from ._probes import Probes
-from ._samples import forms_of, pairs_agree, remainder, samples_of, slopes_of, working_dtype
+from ._samples import forms_of, pairs_agree, remainder, samples_of, slopes_of
 
 
 def _halves(matvecs: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class NystromPlusPlus(TraceMethod):
             for one, part in zip(jax.random.split(key), parts, strict=True)
         ]
         sketch, across = together(operator, blocks, list(parts))
-        left, probes = (block.astype(working_dtype(operator)) for block in blocks)
+        left, probes = blocks
 
         factor, positive = _factor(left, sketch, parts[0].mask())
         basis, _ = orthonormal(sketch, parts[0].mask())
@@ -96,7 +96,7 @@ class NystromPlusPlus(TraceMethod):
             known=(known, known + plain.size),
             correlated=correlated + jnp.where(consistent, 0, of_sketch),
             matvecs=budget.used,
-            sensitivity=deflated_pairs(basis, outer, parts[1].used, operator.dtype),
+            sensitivity=deflated_pairs(basis, outer, parts[1].used),
         )
 
 

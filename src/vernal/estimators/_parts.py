@@ -14,7 +14,6 @@ from ._method import Budget, masked, products
 from ._operators import Operator
 from ._orthogonal import product
 from ._probes import Probes
-from ._samples import working_dtype
 from ._sensitivity import Stored
 
 
@@ -50,9 +49,8 @@ def together(operator: Operator, blocks: list[Array], parts: list[Budget]) -> li
         parts: one for each block.
 
     Returns:
-        The products of each block, in the working dtype.
+        The products of each block.
     """
-    blocks = [block.astype(operator.dtype) for block in blocks]
     starts: list[int | Array] = [0]
     for part in parts:
         starts.append(starts[-1] + part.used)
@@ -62,7 +60,7 @@ def together(operator: Operator, blocks: list[Array], parts: list[Budget]) -> li
         joined = jnp.zeros_like(joined)
         for block, start in zip(blocks, starts, strict=False):
             joined = lax.dynamic_update_slice_in_dim(joined, block, start, axis=1)
-    made = products(operator, joined, starts[-1]).astype(working_dtype(operator))
+    made = products(operator, joined, starts[-1])
     return [
         masked(lax.dynamic_slice_in_dim(made, start, part.most, axis=1), part.mask())
         for start, part in zip(starts, parts, strict=False)
@@ -74,7 +72,7 @@ def outside(basis: Array, block: Array) -> Array:
     return block - product(basis, product(basis.conj().T, block))
 
 
-def deflated_pairs(basis: Array, rest: Array, count: int | Array, dtype: jnp.dtype) -> Stored:
+def deflated_pairs(basis: Array, rest: Array, count: int | Array) -> Stored:
     """The derivative as tr(Q^* dA Q), for a basis Q of a sketch, and the mean of r^* dA r for what Q leaves of probes.
 
     Unbiased if the probes are independent of the sketch.
@@ -83,8 +81,7 @@ def deflated_pairs(basis: Array, rest: Array, count: int | Array, dtype: jnp.dty
         basis: Q, of shape `(size, k)`.
         rest: all r, of shape `(size, l)`.
         count: how many probes there are; the others are zero.
-        dtype: that of the operator.
     """
     number = jnp.asarray(count, jnp.finfo(rest.dtype).dtype).astype(rest.dtype)
     left = jnp.concatenate([basis, rest / number], axis=1)
-    return Stored(left.astype(dtype), jnp.concatenate([basis, rest], axis=1).astype(dtype))
+    return Stored(left, jnp.concatenate([basis, rest], axis=1))

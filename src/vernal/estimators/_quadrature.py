@@ -8,7 +8,9 @@ Plan. The rule of m nodes is made from Lanczos' recurrence (the eigenvalues of T
 first elements of its eigenvectors the weights), those of m - 1 and m - 2 nodes from the leading parts of the same T.
 What the last two nodes changed says how much the next ones would. The probes' error is their sample variance. The
 derivative is that of the trace, not of the computation: d tr f(A) = tr(f'(A) dA), estimated by pairs (f'(A) w, w), of
-which the first vector comes from the same basis.
+which the first vector comes from the same basis. Probes come in blocks, by the memory of their bases. The pairs of a
+single block take less than its bases did, and are kept. Those of several blocks are not: the derivative draws the
+probes and makes the bases again, block by block, so that no memory grows with the number of probes.
 
 Invariants. Nodes of steps that were not made (after a breakdown) have no weight and lie where f is evaluated anyway.
 Multiplying A by a power of two multiplies the nodes by it, and changes nothing else.
@@ -25,7 +27,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..modules import Module
+from ..modules import Module, field
 from ..show import message
 from ._frechet import Elementwise, Nodes, carried, derivative, divided_differences
 from ._lanczos import decompose
@@ -34,7 +36,6 @@ from ._method import default_probes
 from ._operators import Operator
 from ._orthogonal import power_below
 from ._probes import Probes
-from ._samples import working_dtype
 from ._sensitivity import Sensitivity
 
 # Bytes of basis vectors that are in memory at once.
@@ -114,39 +115,56 @@ class LanczosQuadrature(Module):
         return matvecs // steps, steps
 
 
-class Drawn(Module):
-    """The quadrature rules of all probes, in blocks: leading dimensions `(blocks, b)`.
+class Starts(Module):
+    """The probes of a quadrature, in blocks such that the bases of one fit into memory; drawn where they are needed.
 
     Args:
-        starts: the probes, `(blocks, b, n)`; zero vectors fill the last block.
-        used: which of them are probes, `(blocks, b)`.
+        key: a random key.
+        probes: the distribution.
+        size: of a probe.
+        dtype: of a probe.
+        count: how many there are.
+        columns: of a block; the last one is filled up with zero vectors.
     """
 
-    starts: Array
-    used: Array
+    key: PRNGKeyArray
+    probes: Probes
+    size: int
+    dtype: Any = field(static=True)
+    count: int
+    columns: int
 
+    @staticmethod
+    def of(
+        operator: Operator, key: PRNGKeyArray, probes: Probes | None, count: int, steps: int
+    ) -> "Starts":
+        """So many probes, for so many steps from each."""
+        basis = operator.size * steps * jnp.dtype(operator.dtype).itemsize
+        blocks = -(-count // max(1, min(count, _BYTES // max(basis, 1))))
+        probes = probes or default_probes(operator)
+        return Starts(key, probes, operator.size, operator.dtype, count, -(-count // blocks))
 
-def drawn(
-    operator: Operator, key: PRNGKeyArray, probes: Probes | None, count: int, steps: int
-) -> Drawn:
-    """Probes in blocks such that the bases of a block fit into memory."""
-    size, dtype = operator.size, working_dtype(operator)
-    basis = size * steps * jnp.dtype(dtype).itemsize
-    blocks = -(-count // max(1, min(count, _BYTES // max(basis, 1))))
-    columns = -(-count // blocks)
-    vectors = (
-        (probes or default_probes(operator)).draw(key, size, count, operator.dtype).astype(dtype).T
-    )
-    vectors = jnp.pad(vectors, ((0, blocks * columns - count), (0, 0)))
-    used = jnp.arange(blocks * columns) < count
-    return Drawn(vectors.reshape(blocks, columns, size), used.reshape(blocks, columns))
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-self.count // self.columns)
 
+    def used(self, index: int | Array) -> Array:
+        """Which vectors of a block are probes, of shape `(columns,)`."""
+        return index * self.columns + jnp.arange(self.columns) < self.count
 
-def over_blocks(fn: Callable[[Array], Any], starts: Array) -> Any:
-    """`fn` of each block, one after the other."""
-    if starts.shape[0] == 1:
-        return jax.tree.map(lambda x: x[None], fn(starts[0]))
-    return lax.map(fn, starts)
+    def block(self, index: int | Array) -> Array:
+        """The probes of a block, of shape `(columns, size)`."""
+        key = self.key if self.blocks == 1 else jax.random.fold_in(self.key, index)
+        vectors = self.probes.draw(key, self.size, self.columns, self.dtype).T
+        return jnp.where(self.used(index)[:, None], vectors, 0)
+
+    def over(self, fn: Callable[[Array], Any]) -> Any:
+        """`fn` of each block, one after the other, for arrays of shape `(columns, ...)`; all rows that are probes."""
+        if self.blocks == 1:
+            return fn(self.block(0))
+        found = lax.map(lambda index: fn(self.block(index)), jnp.arange(self.blocks))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: self.count], found)
 
 
 def tridiagonals(found: Decomposition, levels: int) -> Array:
@@ -211,7 +229,7 @@ class Sums(Module):
     """What a block of probes contributes.
 
     Args:
-        values: w^* f(A) w by the rules of m, m - 1 and m - 2 nodes (as many as there are), `(levels, b)`.
+        values: w^* f(A) w by the rules of m, m - 1 and m - 2 nodes (as many as there are), `(b, levels)`.
         products: f'(A) w, `(b, n)`, differentiable with respect to the operator.
         consistent: whether nothing contradicted the operator's tags, `(b,)`.
     """
@@ -238,23 +256,20 @@ def sums(operator: Operator, starts: Array, steps: int, f: Elementwise, floor: A
     moving_nodes, vectors = eigen(matrices[0])
     small = Nodes(limited(moving_nodes, floor), vectors)
     products = carried(products, operator, found, small, divided_differences(g, small.nodes))
-    return Sums(values, products, consistent(still.asymmetry, all_nodes[0], operator.size, floor))
+    return Sums(values.T, products, consistent(still.asymmetry, all_nodes[0], operator.size, floor))
 
 
-def mean_and_error(values: Array, used: Array, steps: int) -> tuple[Array, Array]:
+def mean_and_error(values: Array, steps: int) -> tuple[Array, Array]:
     """The mean of the best rules and its standard error.
 
     Args:
-        values: `(levels, count)`, the best rule first.
-        used: which columns count.
+        values: `(count, levels)`, the best rule first.
         steps: nodes of the best rule.
     """
-    weights = used.astype(values.dtype)
-    count = weights.sum()
-    means = jnp.sum(values * weights[None], axis=1) / count
-    spread = jnp.sum(weights * (values[0] - means[0]) ** 2)
-    variance = spread / (count * (count - 1)) + _truncation(means, steps) ** 2
-    rounding = jnp.finfo(values.dtype).eps * jnp.sum(jnp.abs(values[0]) * weights) / count
+    count = values.shape[0]
+    means, best = jnp.mean(values, axis=0), values[:, 0]
+    variance = jnp.var(best, ddof=1) / count + _truncation(means, steps) ** 2
+    rounding = jnp.finfo(values.dtype).eps * jnp.mean(jnp.abs(best))
     return means[0], jnp.sqrt(variance + rounding**2)
 
 
@@ -292,10 +307,7 @@ class Kept(Sensitivity):
         """Pairs in blocks that suit an operator."""
         columns = max(1, min(left.shape[1], operator.products_at_once(left.shape[1])))
         width = ((0, 0), (0, -left.shape[1] % columns))
-        dtype = operator.dtype
-        return Kept(
-            jnp.pad(left, width).astype(dtype), jnp.pad(right, width).astype(dtype), columns
-        )
+        return Kept(jnp.pad(left, width), jnp.pad(right, width), columns)
 
     def blocks(self) -> int:
         """How many there are."""
@@ -308,3 +320,32 @@ class Kept(Sensitivity):
             lax.dynamic_slice_in_dim(self.left, start, self.columns, axis=1),
             lax.dynamic_slice_in_dim(self.right, start, self.columns, axis=1),
         )
+
+
+class MadeAgain(Sensitivity):
+    """The pairs f'(A) w and w of several blocks: one block of them after the other, with products of its own.
+
+    Args:
+        operator: A.
+        starts: the probes w.
+        steps: as for `sums`.
+        f: likewise.
+        floor: likewise.
+    """
+
+    operator: Operator
+    starts: Starts
+    steps: int
+    f: Elementwise
+    floor: float | None
+
+    def blocks(self) -> int:
+        """How many there are."""
+        return self.starts.blocks
+
+    def block(self, index: int | Array) -> tuple[Array, Array]:
+        """The pairs of a block."""
+        vectors = self.starts.block(index)
+        products = sums(self.operator, vectors, self.steps, self.f, self.floor).products
+        left = jnp.where(self.starts.used(index)[:, None], products, 0)
+        return left.T / jnp.asarray(self.starts.count, left.dtype), vectors.T

@@ -88,12 +88,6 @@ class Samples(NamedTuple):
         return self.agrees & (self.lowest >= -tolerance(operator) * size)
 
 
-def working_dtype(operator: Operator) -> jnp.dtype:
-    """At least single precision."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.promote_types(operator.dtype, jnp.float32)
-
-
 def tolerance(operator: Operator) -> float:
     """What rounding can do to a promise, relative."""
     return 10 * float(jnp.finfo(operator.dtype).eps) ** 0.5
@@ -185,8 +179,7 @@ def remainder(
 
 def no_samples(operator: Operator, distribution: Probes) -> Samples:
     """Of no block yet."""
-    work = working_dtype(operator)
-    like, yes = jax.ShapeDtypeStruct((operator.size, 1), work), jnp.asarray(True)
+    like, yes = jax.ShapeDtypeStruct((operator.size, 1), operator.dtype), jnp.asarray(True)
 
     def one(w: Array, aw: Array) -> Samples:
         return samples_of(

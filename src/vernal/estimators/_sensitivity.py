@@ -18,7 +18,7 @@ does not stop their gradient.
 import abc
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ from ..primitives import linear_call
 from ..transforms import filter_custom_jvp, is_zero
 from ..trees import combine, is_array, is_inexact_array, partition
 from ._operators import Operator
+
+_T = TypeVar("_T")
 
 
 class Sensitivity(Module):
@@ -91,6 +93,11 @@ class Chosen(Sensitivity):
             return jnp.pad(left, missing), jnp.pad(right, missing)
 
         return lax.switch(self.which, [partial(padded, choice) for choice in self.choices], index)
+
+
+def still(tree: _T) -> _T:
+    """A tree, such as an operator or an outcome, without derivatives."""
+    return jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)
 
 
 @filter_custom_jvp

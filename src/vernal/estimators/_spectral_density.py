@@ -13,7 +13,7 @@ from ..transforms import filter_jit
 from ._arguments import positive_int
 from ._lanczos import decompose, symmetric_operator
 from ._operators import Operator
-from ._quadrature import LanczosQuadrature, consistent, drawn, eigen, over_blocks, tridiagonals
+from ._quadrature import LanczosQuadrature, Starts, consistent, eigen, tridiagonals
 
 # The default width of a bump, as a part of the range of the spectrum.
 _RANGE_PER_WIDTH = 50
@@ -122,15 +122,13 @@ def _estimated(
 ) -> SpectralDensity:
     operator = nondifferentiable(operator, name="the operator of a spectral density")
     floor = 0.0 if operator.positive_semidefinite else None
-    starts = drawn(operator, key, method.probes, count, steps)
 
     def rules(block: Array) -> tuple[Array, Array, Array]:
         found = decompose(operator, block, steps)
         nodes, vectors = eigen(tridiagonals(found, 1)[0])
         return nodes, vectors[:, 0] ** 2, consistent(found.asymmetry, nodes, operator.size, floor)
 
-    nodes, weights, agrees = over_blocks(rules, starts.starts)
-    nodes, weights = (x.reshape(-1, steps)[:count] for x in (nodes, weights))
+    nodes, weights, agrees = Starts.of(operator, key, method.probes, count, steps).over(rules)
     low, high = jnp.min(nodes), jnp.max(nodes)
     if width is None:
         span = high - low
@@ -156,5 +154,5 @@ def _estimated(
         standard_error=error,
         width=width,
         matvecs=jnp.asarray(count * steps, jnp.int32),
-        converged=jnp.all(agrees.reshape(-1)[:count]),
+        converged=jnp.all(agrees),
     )

@@ -1,32 +1,29 @@
 """`trace`: the one entry to the estimation of traces."""
 
-from typing import Any, SupportsIndex, TypeVar
+from functools import partial
+from typing import Any, SupportsIndex
 
-import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
 from ..show import message
 from ..transforms import filter_jit
-from ..trees import is_inexact_array
 from ._adaptive import adaptive_method, adaptive_trace
-from ._arguments import positive_int, tolerance, whole_number
+from ._arguments import positive_int, tolerance
 from ._choose import Deflation, choose
 from ._estimate import Estimate
 from ._exact import exact_trace
 from ._hutchinson import Hutchinson
-from ._method import Budget, Outcome, TraceMethod, check_tags, selected
+from ._method import Budget, Outcome, TraceMethod, found_or_exact, planned
 from ._operators import Operator, as_operator
-from ._sensitivity import attach
+from ._sensitivity import attach, still
 
 # Up to this size an operator is known exactly after as many products as anybody would make without being asked.
 _SMALL = 1000
 _DEFAULT_MOST = 200
-
-_T = TypeVar("_T")
 
 
 def trace(
@@ -111,16 +108,7 @@ def trace(
             tolerance(rtol, "rtol", where, real), tolerance(atol, "atol", where, real), most
         )
         return _within(operator, key, adapted, wanted)
-    if most is None:
-        number = positive_int(matvecs, "matvecs", where)
-        method = _method_for(operator, method, number, where)
-        positive_int(number, "matvecs", where, minimum=_least(operator, method))
-        return _estimated(operator, key, method, Budget(number, number))
-    method = _method_for(operator, method, most, where)
-    least = _least(operator, method)
-    positive_int(most, "max_matvecs", where, minimum=least)
-    number = whole_number(matvecs, "matvecs", where, minimum=least, most=most)
-    return _estimated(operator, key, method, Budget(most, number))
+    return _estimated(operator, key, *planned(operator, method, choose, (matvecs, most), where))
 
 
 def _check_way(where: str, matvecs: Any, tolerances: tuple[Any, Any], most: Any) -> None:
@@ -149,21 +137,6 @@ def _check_way(where: str, matvecs: Any, tolerances: tuple[Any, Any], most: Any)
         )
 
 
-def _method_for(
-    operator: Operator, method: TraceMethod | None, most: int, where: str
-) -> TraceMethod:
-    """The method, if the operator is one for it."""
-    if method is None:
-        return choose(operator, most)
-    check_tags(operator, method, where)
-    return method
-
-
-def _least(operator: Operator, method: TraceMethod) -> int:
-    """The fewest products; as many as there are rows are always enough."""
-    return max(1, min(method.minimum, operator.size))
-
-
 class _Tolerance(Module):
     """When to stop."""
 
@@ -176,7 +149,8 @@ class _Tolerance(Module):
 def _estimated(
     operator: Operator, key: PRNGKeyArray, method: TraceMethod, budget: Budget
 ) -> Estimate:
-    outcome = _outcome(_still(operator), key, method, budget)
+    quiet = still(operator)
+    outcome = found_or_exact(quiet, key, method, budget, partial(exact_trace, quiet))
     return _finished(operator, outcome, outcome.consistent)
 
 
@@ -188,32 +162,13 @@ def _within(
     wanted: _Tolerance,
 ) -> Estimate:
     outcome, met = adaptive_trace(
-        _still(operator), key, method, (wanted.rtol, wanted.atol), wanted.most
+        still(operator), key, method, (wanted.rtol, wanted.atol), wanted.most
     )
     return _finished(operator, outcome, met)
 
 
-def _outcome(operator: Operator, key: PRNGKeyArray, method: TraceMethod, budget: Budget) -> Outcome:
-    """What the method finds, or the exact trace if the budget reaches that."""
-    size = operator.size
-    if budget.most < size:
-        return method.estimate(operator, key, budget)
-    if not budget.is_shared or size <= method.minimum:
-        return exact_trace(operator)
-    exact = jnp.asarray(budget.used) >= size
-    # Where the answer is exact, the method makes the fewest products that it can.
-    used = jnp.where(exact, method.minimum, budget.used)
-    found = method.estimate(operator, key, Budget(size - 1, used))
-    return selected(exact.astype(int), (found, exact_trace(operator, wanted=exact)))
-
-
-def _still(tree: _T) -> _T:
-    """An operator, or an outcome, without derivatives."""
-    return jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)
-
-
 def _finished(operator: Operator, outcome: Outcome, converged: Array) -> Estimate:
-    outcome = _still(outcome)
+    outcome = still(outcome)
     return Estimate(
         value=attach(outcome.value, operator, outcome.sensitivity),
         standard_error=jnp.sqrt(outcome.variance),

@@ -56,8 +56,8 @@ class XDiag(DiagonalMethod):
         is_zero = jnp.all(sketch.products == 0)
         factor = jnp.where(is_zero, jnp.eye(half.most, dtype=factor.dtype), factor)
         final = jnp.where(is_zero, 0, sketch.scale)
-        images = products(operator, basis.astype(operator.dtype), half.used, adjoint=True)
-        images = images.astype(basis.dtype) / scale
+        images = products(operator, basis, half.used, adjoint=True)
+        images = images / scale
         parts, control = _parts(probes, basis, factor, images, sketch.mask)
         value, variance, freedom = averaged(
             parts, control, probes, half.used, real=is_real(operator)

@@ -7,7 +7,7 @@ from jaxtyping import PRNGKeyArray
 
 from ._diagonal_method import DiagonalMethod
 from ._hutchinson_diagonal import slopes
-from ._leave_out import Sketch, prepared, unit_duals
+from ._leave_out import Sketch, near_hermitian, prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
 from ._method import Budget, Outcome, default_probes, masked, products
 from ._operators import Operator
@@ -52,8 +52,8 @@ class XNysDiag(DiagonalMethod):
         drawn = masked(drawn, budget.mask())
         sketch = prepared(operator, drawn, products(operator, drawn, budget.used), budget.used)
         probes, count = sketch.probes, jnp.asarray(budget.used, sketch.scale.dtype)
-        parts, positive = _nystrom(sketch)
-        control, _ = _nystrom(_of_identity(sketch))
+        parts, positive = _nystrom(operator, sketch)
+        control, _ = _nystrom(operator, _of_identity(sketch))
         value, variance, freedom = averaged(parts, control, probes, budget.used, real=True)
         # Rounding of sums over the probes, and of the products, of which much the same is in all estimates.
         elements = count * jnp.asarray(operator.size, count.dtype)
@@ -80,7 +80,7 @@ def _of_identity(sketch: Sketch) -> Sketch:
     return sketch._replace(products=sketch.probes, shift=size * float(jnp.finfo(size.dtype).eps))
 
 
-def _nystrom(sketch: Sketch) -> tuple[Parts, Array]:
+def _nystrom(operator: Operator, sketch: Sketch) -> tuple[Parts, Array]:
     """The Nystrom approximation from a sketch of M, and whether M looks positive semidefinite.
 
     A shift of M makes the Gram matrix positive definite in spite of rounding; it is taken from the diagonal again.
@@ -90,8 +90,7 @@ def _nystrom(sketch: Sketch) -> tuple[Parts, Array]:
     gram = product(probes.conj().T, sketch.products)
     of_probes = product(probes.conj().T, probes)
     size = jnp.linalg.norm(sketch.products) * float(columns) ** 0.5
-    allowed = 10 * float(jnp.finfo(gram.dtype).eps) ** 0.5 * size
-    hermitian = jnp.linalg.norm(gram - gram.conj().T) <= allowed
+    hermitian = near_hermitian(gram, size, operator)
     gram = (gram + gram.conj().T) / 2
     # As many times the identity as products of the probes are in the mean: that is never singular.
     never_singular = of_probes + probes.shape[0] * jnp.eye(columns, dtype=gram.dtype)

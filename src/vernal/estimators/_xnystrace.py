@@ -5,12 +5,11 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import PRNGKeyArray
 
 from ._leave_out import (
+    LeaveOneOut,
     LeftOut,
     Sketch,
-    check_probes,
     hutchinson,
     mean_of_singles,
     near_hermitian,
@@ -18,13 +17,12 @@ from ._leave_out import (
     prepared,
     usable_pairs,
 )
-from ._method import Budget, Outcome, TraceMethod, masked, products
+from ._method import Outcome
 from ._operators import Operator
 from ._orthogonal import filled, orthonormal, product, shifted_cholesky
-from ._probes import Normal, Probes
 
 
-class XNysTrace(TraceMethod):
+class XNysTrace(LeaveOneOut):
     """The mean of leave-one-out estimates with Nystrom approximations, for positive semidefinite operators.
 
     From `m` probes and one product with each. Every probe in turn is the test vector for what the approximation from
@@ -58,23 +56,9 @@ class XNysTrace(TraceMethod):
         True
     """
 
-    probes: Probes | None = None
-    resphered: bool = True
-
     minimum: ClassVar[int] = 2
+    per_probe: ClassVar[int] = 1
     needs_positive_semidefinite: ClassVar[bool] = True
-
-    def __check_init__(self) -> None:
-        check_probes(self.probes, self.resphered, "XNysTrace")
-
-    def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
-        """Estimates the trace from `budget.used` probes."""
-        distribution = self.probes or Normal()
-        probes = distribution.draw(key, operator.size, budget.most, operator.dtype)
-        probes = masked(probes, budget.mask())
-        return self.from_sketch(
-            operator, probes, products(operator, probes, budget.used), budget.used
-        )
 
     def from_sketch(
         self, operator: Operator, probes: Array, products: Array, used: int | Array

@@ -4,12 +4,11 @@ from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import PRNGKeyArray
 
 from ._leave_out import (
+    LeaveOneOut,
     LeftOut,
     Sketch,
-    check_probes,
     hutchinson,
     mean_of_singles,
     near_hermitian,
@@ -18,13 +17,12 @@ from ._leave_out import (
     unit_duals,
     usable_pairs,
 )
-from ._method import Budget, Outcome, TraceMethod, masked, products
+from ._method import Outcome, products
 from ._operators import Operator
 from ._orthogonal import orthonormal, product
-from ._probes import Normal, Probes
 
 
-class XTrace(TraceMethod):
+class XTrace(LeaveOneOut):
     """The mean of leave-one-out estimates with low-rank approximations. Works for every square operator.
 
     From `k = m // 2` probes and `m` products: half of the products are with the probes, half with an orthonormal basis
@@ -55,38 +53,33 @@ class XTrace(TraceMethod):
         True
     """
 
-    probes: Probes | None = None
-    resphered: bool = True
-
     minimum: ClassVar[int] = 4
-
-    def __check_init__(self) -> None:
-        check_probes(self.probes, self.resphered, "XTrace")
-
-    def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
-        """Estimates the trace from `budget.used // 2` probes."""
-        part = budget.part(2)
-        distribution = self.probes or Normal()
-        probes = distribution.draw(key, operator.size, part.most, operator.dtype)
-        probes = masked(probes, part.mask())
-        return self.from_sketch(operator, probes, products(operator, probes, part.used), part.used)
+    per_probe: ClassVar[int] = 2
 
     def from_sketch(
-        self, operator: Operator, probes: Array, products: Array, used: int | Array
+        self,
+        operator: Operator,
+        probes: Array,
+        products: Array,
+        used: int | Array,
+        matrix: Array | None = None,
     ) -> Outcome:
         """Estimates the trace from probes and products that are there already, and one more product for each.
+
+        If the operator A is known on a space with the orthonormal basis Z that holds both, no product is made.
 
         Args:
             operator: the operator, without derivatives.
             probes: of shape `(n, k)`; columns from `used` on are zero.
             products: of the operator with the probes, of shape `(n, k)`.
             used: how many probes there are, at least 2.
+            matrix: `Z^* A Z`. With it, probes and products are coordinates with respect to Z.
 
         Returns:
             The estimate, with `2 * used` as the number of products.
         """
         sketch = prepared(operator, probes, products, used)
-        parts = _parts(operator, sketch, used)
+        parts = _parts(operator, sketch, used, matrix)
         best = mean_of_singles(*_left_out(parts, operator.size, used, self.resphered), used)
         best = best.shifted(sketch.shift * operator.size, 2.3, parts.size)
         plain = hutchinson(jnp.sum(sketch.probes.conj() * sketch.products, axis=0), used)
@@ -127,12 +120,12 @@ class _Parts(NamedTuple):
     consistent: Array
 
 
-def _parts(operator: Operator, sketch: Sketch, used: int | Array) -> _Parts:
-    """Makes the second half of the products."""
+def _parts(operator: Operator, sketch: Sketch, used: int | Array, matrix: Array | None) -> _Parts:
+    """Makes the second half of the products, unless they are known."""
     probes, shift = sketch.probes, sketch.shift.astype(sketch.probes.dtype)
     shifted = sketch.shifted()
     q, r = orthonormal(shifted, sketch.mask)
-    more = products(operator, q.astype(operator.dtype), used).astype(q.dtype)
+    more = products(operator, q, used) if matrix is None else product(matrix, q)
     more = more / sketch.scale.astype(q.dtype) + shift * q
     q_star = q.conj().T
     w, h = product(q_star, probes), product(q_star, more)

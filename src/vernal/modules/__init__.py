@@ -10,6 +10,7 @@ from ._frozen import trainable as trainable
 from ._frozen import unfreeze as unfreeze
 from ._methods import BoundMethod as BoundMethod
 from ._module import Module as Module
+from ._module import ModuleMeta as ModuleMeta
 from ._module import module_classes as module_classes
 from ._module import module_update_wrapper as module_update_wrapper
 from ._partial import Partial as Partial

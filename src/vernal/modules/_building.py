@@ -11,6 +11,7 @@ from ..trees import is_array, node_parts
 from . import _refusals as refuse
 from ._attributes import attributes_of
 from ._fields import array_dtype_for, resolve_annotation
+from ._marks import freeze_fields
 from ._sorting import (
     CONTAINERS,
     Kind,
@@ -47,6 +48,12 @@ class ClassInfo:
     def __reduce__(self) -> Any:
         return class_info, (self.cls,)
 
+    def filled(self) -> "ClassInfo":
+        """These notes, complete. (The first instance may come from a pickle.)"""
+        if not self.ready:
+            self.fill()
+        return self
+
     def fill(self) -> None:
         fields = dataclasses.fields(self.cls)  # pyright: ignore[reportArgumentType] (every module class is a dataclass)
         self.names = tuple(f.name for f in fields)
@@ -59,6 +66,7 @@ class ClassInfo:
         self.defaults = {f.name: f.default for f in fields}
         self.annotations = {f.name: f.type for f in fields if not f.metadata.get("static")}
         self.named = tuple((f.name, bool(f.metadata.get("static"))) for f in fields)
+        self.buffers = tuple(f.name for f in fields if not f.metadata.get("trainable", True))
         self.checks = [
             klass.__dict__["__check_init__"]
             for klass in self.cls.__mro__
@@ -92,9 +100,7 @@ NUMBERS = frozenset({bool, int, float, complex})
 
 def check_declared(info: ClassInfo, name: str) -> None:
     """Refuses `self.name = value` in `__init__` where the class declares no such field."""
-    if not info.ready:
-        info.fill()
-    if name not in info.declared:
+    if name not in info.filled().declared:
         raise dataclasses.FrozenInstanceError(refuse.undeclared(info.cls, name, info.names))
 
 
@@ -128,6 +134,8 @@ def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
         layout = info.by_kinds[key] = layout_of(
             info.cls, {n: k for n, k in zip(info.names, key, strict=True) if k is not None}
         )
+    if info.buffers:
+        layout = layout_of(info.cls, freeze_fields(layout.kinds, values, info.buffers))
     values[KEY] = structure_of(layout, values).aux
     for check in info.checks:
         check(self)

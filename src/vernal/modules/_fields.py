@@ -26,15 +26,19 @@ def field(
     *,
     converter: Callable[[Any], Any] | None = None,
     static: bool = False,
+    trainable: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """`dataclasses.field` with two more settings.
+    """`dataclasses.field` with three more settings.
 
     Args:
         converter: called with the field's value once `__init__` has finished; its result is stored
             instead.
         static: if True the value is always structure (part of the treedef), never a child. It must
             hold no array.
+        trainable: if False the arrays in this field are buffers, such as running statistics: frozen
+            from construction on, as by `vernal.freeze`, and so are those in modules in this field.
+            Derivatives, optimisers and weight decay leave them alone; `vernal.unfreeze` does too.
         **kwargs: as for `dataclasses.field`: `default`, `default_factory`, `init`, `repr`,
             `kw_only`, `metadata`, ...
 
@@ -42,22 +46,37 @@ def field(
         The field, to be assigned in the class body.
 
     Raises:
-        TypeError: if `metadata` already has an entry named `"converter"` or `"static"` although
-            the argument is given.
+        TypeError: if `metadata` already has an entry named `"converter"`, `"static"` or
+            `"trainable"` although the argument is given; if `trainable=False` is given with
+            `static=True`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> import vernal
         >>> class Scale(vernal.Module):
         ...     factor: jnp.ndarray = vernal.field(converter=jnp.asarray)
+        ...     offset: jnp.ndarray = vernal.field(trainable=False)
         ...     name: str = vernal.field(static=True, default="scale")
-        >>> Scale([1.0, 2.0])
-        Scale(factor=f32[2])
+        >>> scale = Scale([1.0, 2.0], jnp.zeros(2))
+        >>> scale
+        Scale(factor=f32[2], offset=f32[2])
+        >>> vernal.trainable(scale)
+        Scale(factor=True, offset=False)
     """
+    if static and not trainable:
+        raise TypeError(
+            message(
+                "a static field holds no arrays that could be trained or not",
+                where="field(static=True, trainable=False)",
+                expected="one of the two",
+                instead="field(static=True) for structure, field(trainable=False) for arrays that are buffers",
+            )
+        )
     metadata = dict(kwargs.pop("metadata", None) or {})
     for key, value, given in (
         ("converter", converter, converter is not None),
         ("static", static, static),
+        ("trainable", trainable, not trainable),
     ):
         if not given:
             continue

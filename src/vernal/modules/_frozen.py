@@ -9,7 +9,7 @@ the old one.
 """
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -19,28 +19,13 @@ import jax.tree_util as jtu
 from ..show import FROZEN, message, short
 from ..trees import Pattern, is_inexact_array, path_name, picked_nodes
 from ._attributes import attributes_of
-from ._module import ModuleMeta, _assemble
-from ._structure import KEY
+from ._marks import buffer_leaves, is_marked, is_module, own, remark
 
 T = TypeVar("T")
 
 Where = str | Sequence[str] | Callable[[Any], Any]
 
 _SHOWN = 10
-
-
-def _is_module(x: Any) -> bool:
-    return isinstance(type(x), ModuleMeta)
-
-
-def _is_marked(x: Any) -> bool:
-    # Not by `_is_module`: this runs for every node of a model at every derivative.
-    return isinstance(type(x), ModuleMeta) and FROZEN in attributes_of(x)
-
-
-def _own(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """What a node itself holds: its arrays and the modules in it, with their paths."""
-    return jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node and _is_module(x))
 
 
 def frozen_leaves(pytree: Any) -> list[bool]:
@@ -60,13 +45,13 @@ def frozen_leaves(pytree: Any) -> list[bool]:
         ([(3, 2), (3,)], [False, True])
     """
     frozen: list[bool] = []
-    for node in jtu.tree_leaves(pytree, is_leaf=_is_marked):
-        if not _is_marked(node):
+    for node in jtu.tree_leaves(pytree, is_leaf=is_marked):
+        if not is_marked(node):
             frozen.append(False)
             continue
         names = attributes_of(node)[FROZEN]
-        for path, x in _own(node)[0]:
-            frozen.extend(frozen_leaves(x) if _is_module(x) else [path_name(path) in names])
+        for path, x in own(node)[0]:
+            frozen.extend(frozen_leaves(x) if is_module(x) else [path_name(path) in names])
     return frozen
 
 
@@ -85,8 +70,11 @@ def _patterns(where: Any, transform: str) -> list[str]:
     return list(patterns)
 
 
-def _covered(pytree: Any, where: Any, transform: str) -> list[bool]:
-    """For every leaf, whether `where` names it or a part that it is in."""
+def _covered(
+    pytree: Any, where: Any, transform: str, apart: Sequence[bool] | None = None
+) -> list[bool]:
+    """For every leaf, whether `where` names it or a part that it is in, and it is not set
+    apart."""
     paths = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
     if callable(where):
         parts = [path for path, _ in picked_nodes(where, pytree)]
@@ -98,6 +86,11 @@ def _covered(pytree: Any, where: Any, transform: str) -> list[bool]:
     idle = [name for name, hit in zip(names, hits, strict=True) if not any(hit)]
     if idle:
         raise _refusal(idle, paths, transform)
+    if apart is not None:
+        hits = [[h and not a for h, a in zip(hit, apart, strict=True)] for hit in hits]
+        idle = [name for name, hit in zip(names, hits, strict=True) if not any(hit)]
+        if idle:
+            raise _only_buffers(idle, transform)
     return [any(hit[i] for hit in hits) for i in range(len(paths))]
 
 
@@ -122,55 +115,14 @@ def _refusal(idle: list[str], paths: list[Any], transform: str) -> ValueError:
     )
 
 
-def _with_mark(module: Any, names: set[str]) -> Any:
-    """The module with just these arrays of its own frozen."""
-    current = attributes_of(module)
-    kinds = dict(current[KEY][0].layout.kinds)
-    kinds.pop(FROZEN, None)
-    values = {name: current[name] for name in kinds}
-    if names:
-        kinds[FROZEN], values[FROZEN] = False, tuple(sorted(names))
-    return _assemble(type(module), kinds, values)
-
-
-def _remark(node: Any, chosen: Iterator[bool], change: Callable[[set[str], set[str]], Any]) -> Any:
-    """The node with its marks changed.
-
-    Args:
-        node: a module, or a whole tree.
-        chosen: for each of its leaves, whether it is to be changed.
-        change: computes the names of the frozen arrays of a module from the old ones, and those of
-            its arrays that are chosen.
-    """
-    own, treedef = _own(node)
-    here: set[str] = set()
-    parts: list[Any] = []
-    for path, x in own:
-        if _is_module(x):
-            x = _remark(x, chosen, change)
-        elif next(chosen):
-            here.add(path_name(path))
-        parts.append(x)
-    unchanged = all(part is x for part, (_, x) in zip(parts, own, strict=True))
-    if not _is_module(node):
-        if change(set(), here):
-            raise _unowned(here)
-        return node if unchanged else treedef.unflatten(parts)
-    old = set(attributes_of(node).get(FROZEN, ()))
-    new = change(old, here)
-    if new == old:
-        return node if unchanged else treedef.unflatten(parts)
-    return _with_mark(treedef.unflatten(parts), new)
-
-
-def _unowned(names: set[str]) -> ValueError:
+def _only_buffers(idle: list[str], transform: str) -> ValueError:
     return ValueError(
         message(
-            "only arrays in a module can be frozen: it is their module that remembers it",
-            where=", ".join(sorted(names)[:_SHOWN]) or "the array itself",
-            expected="arrays in a vernal.Module",
-            got="arrays that are in no module",
-            instead="vernal.trainable(tree, where) makes a tree of bools for wrt= and for Optax's masks",
+            "buffers are never trained: their class declares so",
+            where=f"{transform}(model, where)",
+            expected="names or patterns of at least one array that is not in such a field",
+            got=", ".join(map(repr, idle)),
+            instead="a class whose field is not declared field(trainable=False)",
         )
     )
 
@@ -212,21 +164,24 @@ def freeze(model: T, where: Where) -> T:
         >>> grads.layers[0].weight is None, grads.layers[1].weight.shape
         (True, (1, 8))
     """
-    return _remark(model, iter(_covered(model, where, "freeze")), set.union)
+    return remark(model, iter(_covered(model, where, "freeze")), set.union)
 
 
 def unfreeze(model: T, where: Where = "**") -> T:
     """Undoes `freeze`.
+
+    Buffers, arrays in a field that is declared `vernal.field(trainable=False)`, stay frozen: that
+    is no choice of the moment but what their class is made for.
 
     Args:
         model: a module, or a tree of modules.
         where: which arrays, as for `freeze`. All of them by default. They need not be frozen.
 
     Returns:
-        The model with these arrays trainable.
+        The model with these arrays trainable, but for buffers.
 
     Raises:
-        ValueError: as for `freeze`.
+        ValueError: as for `freeze`; if a pattern names nothing but buffers.
         TypeError: as for `freeze`.
 
     Example:
@@ -239,7 +194,8 @@ def unfreeze(model: T, where: Where = "**") -> T:
         >>> vernal.unfreeze(frozen) == model
         True
     """
-    return _remark(model, iter(_covered(model, where, "unfreeze")), set.difference)
+    chosen = _covered(model, where, "unfreeze", apart=buffer_leaves(model))
+    return remark(model, iter(chosen), set.difference)
 
 
 def _is_parameter(x: Any) -> bool:

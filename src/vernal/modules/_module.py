@@ -25,13 +25,14 @@ from ..show import tree_pformat
 from ..trees import tree_equal
 from . import _refusals as refuse
 from ._abstract import owed, take_abstract
-from ._attributes import Attributes, attributes_of, set_attributes
+from ._attributes import Attributes, attributes_of
 from ._building import NUMBERS, ClassInfo, check_declared, finish
 from ._fields import array_dtype_for, field, resolve_annotation
+from ._marks import freeze_fields
 from ._methods import Method
 from ._sorting import Kind, is_data, sort_again
 from ._strict import check_strict
-from ._structure import FLAT, KEY, layout_of, structure_of
+from ._structure import FLAT, KEY, assemble, layout_of, structure_of
 from ._waiting import FORM, filled
 
 # Every class of modules. (JAX's registry of pytrees keeps them alive as well.)
@@ -303,7 +304,7 @@ class Module(Attributes, metaclass=ModuleMeta):
         current = filled(self)
         kinds = current[KEY][0].layout.kinds
         values = {name: by_name(current[name]) for name in kinds}
-        return _assemble, (type(self), kinds, values)
+        return assemble, (type(self), kinds, values)
 
     def __copy__(self) -> Any:
         # What cannot change is its own copy.
@@ -311,13 +312,13 @@ class Module(Attributes, metaclass=ModuleMeta):
 
     def __tree_fields__(self) -> dict[str, Any]:
         """What surgery may reach: every field that is not declared static, with its value."""
-        info = type(self)._vernal_class
+        info = type(self)._vernal_class.filled()
         values = filled(self)
         return {name: values[name] for name, static in info.named if not static and name in values}
 
     def __tree_replace__(self, changes: dict[str, Any], sort: bool = True) -> Any:
         """A copy with some fields replaced and, if `sort`, sorted afresh. No `__init__`, no checks."""
-        info = type(self)._vernal_class
+        info = type(self)._vernal_class.filled()
         current = filled(self)
         kinds = dict(current[KEY][0].layout.kinds)
         values = {name: current[name] for name in kinds}
@@ -327,14 +328,9 @@ class Module(Attributes, metaclass=ModuleMeta):
             if sort and not info.every_field_is_child:
                 kinds[name] = sort_again(values[name], kinds[name], value)
             values[name] = value
-        return _assemble(type(self), kinds, values)
-
-
-def _assemble(cls: Any, kinds: dict[str, Kind], values: dict[str, Any]) -> Any:
-    """A finished module from its parts. No `__init__`, no checks. Pickles call it by this name."""
-    module: Any = object.__new__(cls)
-    set_attributes(module, {**values, KEY: structure_of(layout_of(cls, kinds), values).aux})
-    return module
+        if sort and info.buffers:
+            kinds = freeze_fields(kinds, values, info.buffers)
+        return assemble(type(self), kinds, values)
 
 
 _WRAPPER_NAMES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
@@ -385,4 +381,4 @@ def module_update_wrapper(wrapper: Any, wrapped: Any = None) -> Any:
         if hasattr(source, name):
             values[name] = getattr(source, name)
             kinds[name] = False
-    return _assemble(cls, kinds, values)
+    return assemble(cls, kinds, values)

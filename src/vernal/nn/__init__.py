@@ -9,6 +9,12 @@ from ._adaptive_pool import AdaptiveMaxPool1d as AdaptiveMaxPool1d
 from ._adaptive_pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
 from ._adaptive_pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
 from ._adaptive_pool import AdaptivePool as AdaptivePool
+from ._apply import apply as apply
+from ._attention import attention as attention
+from ._batch_norm import BatchNorm as BatchNorm
+from ._cast import Cast as Cast
+from ._cast import Policy as Policy
+from ._cast import cast as cast
 from ._cells import GRUCell as GRUCell
 from ._cells import LSTMCell as LSTMCell
 from ._conv import Conv as Conv
@@ -22,9 +28,13 @@ from ._conv_transpose import ConvTranspose3d as ConvTranspose3d
 from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
 from ._inference import inference_mode as inference_mode
+from ._initialise import initialise as initialise
+from ._keys import keys as keys
+from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity
 from ._linear import Linear as Linear
 from ._mlp import MLP as MLP
+from ._multihead import MultiheadAttention as MultiheadAttention
 from ._normalisation import GroupNorm as GroupNorm
 from ._normalisation import LayerNorm as LayerNorm
 from ._normalisation import RMSNorm as RMSNorm
@@ -35,12 +45,20 @@ from ._pool import MaxPool1d as MaxPool1d
 from ._pool import MaxPool2d as MaxPool2d
 from ._pool import MaxPool3d as MaxPool3d
 from ._pool import Pool as Pool
+from ._random import key_field as key_field
 from ._recurrent import GRU as GRU
 from ._recurrent import LSTM as LSTM
 from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential
 from ._shared import Shared as Shared
+from ._spectral_norm import SpectralNorm as SpectralNorm
+from ._stack import Stack as Stack
+from ._state import State as State
+from ._state import StatefulLayer as StatefulLayer
+from ._state import StateIndex as StateIndex
 from ._weight_norm import WeightNorm as WeightNorm
+from ._with_state import delete_init_state as delete_init_state
+from ._with_state import make_with_state as make_with_state
 
 publish(__name__, globals())

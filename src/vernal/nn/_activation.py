@@ -46,7 +46,8 @@ class PReLU(Module):
         """Applies the rectifier to each element.
 
         Args:
-            x: an array that the slopes broadcast to: any array, if there is one slope.
+            x: an array that the slopes broadcast to: any array, if there is one slope; in front of
+                them any number of further axes, such as those of a batch.
             key: not used; every layer takes one.
 
         Returns:
@@ -61,7 +62,7 @@ class PReLU(Module):
         tail = x.shape[x.ndim - slope.ndim :] if slope.ndim <= x.ndim else None
         if tail is None or any(n not in (1, m) for n, m in zip(slope.shape, tail, strict=True)):
             raise wrong_shape(
-                "PReLU", x.shape, ("...", *("any" if n == 1 else n for n in slope.shape))
+                "PReLU", x.shape, (..., *("any" if n == 1 else n for n in slope.shape))
             )
         wide = widen(x)
         slopes = jnp.broadcast_to(slope.astype(wide.dtype), x.shape)

@@ -29,7 +29,7 @@ class AdaptivePool(Module):
 
     Raises:
         ValueError: for sizes that are not positive integers, or a sequence of the wrong length;
-            when called, for an input that is not one example, or smaller than the target.
+            when called, for an input of the wrong shape, or smaller than the target.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,26 +58,29 @@ class AdaptivePool(Module):
         """Reduces the parts.
 
         Args:
-            x: shape `(channels, *spatial)`.
+            x: shape `(..., channels, *spatial)`, where `...` are batch axes: any number of them, or
+                none.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            Shape `(channels, *target_shape)`.
+            Shape `(..., channels, *target_shape)`.
         """
         layer = type(self).__name__
         check_shape(layer, x, image_shape("channels", len(self.target_shape)))
         x = jnp.asarray(x)
-        if any(n < t for n, t in zip(x.shape[1:], self.target_shape, strict=True)):
+        leading = x.ndim - len(self.target_shape)
+        spatial = x.shape[leading:]
+        if any(n < t for n, t in zip(spatial, self.target_shape, strict=True)):
             raise ValueError(
                 message(
                     f"`{layer}` cannot divide its input into more parts than it has entries",
                     where="argument `x`",
                     expected=f"spatial sizes of at least {self.target_shape}",
-                    got=str(x.shape[1:]),
+                    got=str(spatial),
                     instead="a smaller `target_shape`",
                 )
             )
-        for axis, parts in enumerate(self.target_shape, start=1):
+        for axis, parts in enumerate(self.target_shape, start=leading):
             x = _reduce_parts(x, axis, parts, self.operation)
         return x
 
@@ -117,8 +120,8 @@ class _AdaptiveMaxPool(AdaptivePool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """The mean of each of a given number of parts, over one spatial dimension: `(channels,
-    length)`.
+    """The mean of each of a given number of parts, over one spatial dimension:
+    `(..., channels, length)`.
 
     Args:
         target_shape: as for `AdaptivePool`.
@@ -134,8 +137,8 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    """The mean of each of a given number of parts, over two spatial dimensions: `(channels,
-    height, width)`.
+    """The mean of each of a given number of parts, over two spatial dimensions:
+    `(..., channels, height, width)`.
 
     Args:
         target_shape: as for `AdaptivePool`.
@@ -152,7 +155,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
     """The mean of each of a given number of parts, over three spatial dimensions:
-    `(channels, depth, height, width)`.
+    `(..., channels, depth, height, width)`.
 
     Args:
         target_shape: as for `AdaptivePool`.
@@ -168,8 +171,8 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPool):
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    """The maximum of each of a given number of parts, over one spatial dimension: `(channels,
-    length)`.
+    """The maximum of each of a given number of parts, over one spatial dimension:
+    `(..., channels, length)`.
 
     Args:
         target_shape: as for `AdaptivePool`.
@@ -185,8 +188,8 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    """The maximum of each of a given number of parts, over two spatial dimensions: `(channels,
-    height, width)`.
+    """The maximum of each of a given number of parts, over two spatial dimensions:
+    `(..., channels, height, width)`.
 
     Args:
         target_shape: as for `AdaptivePool`.
@@ -203,7 +206,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):
     """The maximum of each of a given number of parts, over three spatial dimensions:
-    `(channels, depth, height, width)`.
+    `(..., channels, depth, height, width)`.
 
     Args:
         target_shape: as for `AdaptivePool`.

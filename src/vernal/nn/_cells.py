@@ -14,6 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
+from ._batch import batched, in_front
 from ._check import check_shape, check_size
 from ._init import limit, uniform, weight_dtype
 
@@ -63,17 +64,16 @@ class RecurrentCell(Module, Generic[_State]):
     def project(self, x: Array) -> Array:
         """The share of the input in all gates; `x` may have axes in front, such as that of time."""
         out = x @ self.weight_ih.T
-        return out if self.bias is None else out + _in_front(self.bias, out.ndim)
+        return out if self.bias is None else out + in_front(self.bias, out.ndim)
+
+    def _next(self, x: Array, state: _State) -> _State:
+        return self.step(self.project(x), state)
 
     def _check(self, input: ArrayLike, *states: tuple[str, ArrayLike]) -> None:
         name = type(self).__name__
-        check_shape(name, input, (("input_size", self.input_size),), "input")
+        batch = check_shape(name, input, (..., ("input_size", self.input_size)), "input")
         for argument, state in states:
-            check_shape(name, state, (("hidden_size", self.hidden_size),), argument)
-
-
-def _in_front(bias: Array, ndim: int) -> Array:
-    return bias.reshape((1,) * (ndim - 1) + bias.shape)
+            check_shape(name, state, (*batch, ("hidden_size", self.hidden_size)), argument)
 
 
 class GRUCell(RecurrentCell[Array]):
@@ -151,15 +151,15 @@ class GRUCell(RecurrentCell[Array]):
         """One step.
 
         Args:
-            input: x, of shape `(input_size,)`.
-            hidden: h, of shape `(hidden_size,)`.
+            input: x, of shape `(..., input_size)`, where `...` are batch axes, if any.
+            hidden: h, of shape `(..., hidden_size)`, with the same.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            h', of shape `(hidden_size,)`.
+            h', of shape `(..., hidden_size)`.
         """
         self._check(input, ("hidden", hidden))
-        return self.step(self.project(jnp.asarray(input)), jnp.asarray(hidden))
+        return batched(self._next, jnp.asarray(input), 1, jnp.asarray(hidden))
 
 
 class LSTMCell(RecurrentCell[tuple[Array, Array]]):
@@ -234,13 +234,13 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
         """One step.
 
         Args:
-            input: x, of shape `(input_size,)`.
-            hidden: `(h, c)`, each of shape `(hidden_size,)`.
+            input: x, of shape `(..., input_size)`, where `...` are batch axes, if any.
+            hidden: `(h, c)`, each of shape `(..., hidden_size)`, with the same.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            `(h', c')`, each of shape `(hidden_size,)`.
+            `(h', c')`, each of shape `(..., hidden_size)`.
         """
         h, c = hidden
         self._check(input, ("hidden[0]", h), ("hidden[1]", c))
-        return self.step(self.project(jnp.asarray(input)), (jnp.asarray(h), jnp.asarray(c)))
+        return batched(self._next, jnp.asarray(input), 1, (jnp.asarray(h), jnp.asarray(c)))

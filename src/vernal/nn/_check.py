@@ -1,10 +1,10 @@
 """What layers ask of their arguments, and the errors that say which one was wrong.
 
-Layers take one example, without a batch axis. An input of the wrong shape is nearly always a batch
-that was not mapped over, so the error looks for exactly that.
+Layers take batch axes in front of an example; in an expected shape they are written `...`.
 """
 
 from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,20 @@ from jax.typing import ArrayLike
 
 from ..show import message, short
 
-Axis = int | str | tuple[str, int]
+Axis = int | str | tuple[str, int] | EllipsisType
 """One axis of an expected shape: an exact size, the name of an axis of any size, or a name and its
-size."""
+size. As the first of them, `...` stands for any number of batch axes."""
 
 
 def _size(axis: Axis) -> int | None:
-    if isinstance(axis, str):
-        return None
-    return axis if isinstance(axis, int) else axis[1]
+    if isinstance(axis, int):
+        return axis
+    return axis[1] if isinstance(axis, tuple) else None
 
 
 def _axis_text(axis: Axis) -> str:
+    if axis is ...:
+        return "..."
     return f"{axis[0]}={axis[1]}" if isinstance(axis, tuple) else str(axis)
 
 
@@ -33,34 +35,30 @@ def _tuple_text(items: Sequence[str]) -> str:
 
 def fits(shape: Sequence[int], expected: Sequence[Axis]) -> bool:
     """Whether a shape is the expected one."""
+    if expected and expected[0] is ...:
+        expected = expected[1:]
+        shape = shape[max(0, len(shape) - len(expected)) :]
     return len(shape) == len(expected) and all(
         _size(axis) in (None, n) for n, axis in zip(shape, expected, strict=True)
     )
 
 
 def wrong_shape(
-    layer: str, shape: Sequence[int], expected: Sequence[Axis], argument: str = "x"
+    layer: str,
+    shape: Sequence[int],
+    expected: Sequence[Axis],
+    argument: str = "x",
+    instead: str | None = None,
 ) -> ValueError:
     """The error of a layer that was given an array of the wrong shape.
 
     Args:
         layer: the name of the layer's class.
         shape: the shape that was given.
-        expected: the shape of one example.
+        expected: the shape of one example, after `...` if there may be batch axes.
         argument: the name of the argument.
-
-    Returns:
-        The error. If the shape is the expected one with more axes in front, it says that
-        `jax.vmap` was forgotten.
+        instead: what to write instead, if that can be known.
     """
-    extra = len(shape) - len(expected)
-    instead = None
-    if extra > 0 and fits(shape[extra:], expected):
-        call = "layer"
-        for _ in range(extra):
-            call = f"jax.vmap({call})"
-        front = _tuple_text([str(n) for n in shape[:extra]])
-        instead = f"{call}({argument}): a layer takes one example, and {front} looks like a batch"
     return ValueError(
         message(
             f"`{layer}` was given an input of the wrong shape",
@@ -72,12 +70,15 @@ def wrong_shape(
     )
 
 
-def check_shape(layer: str, x: ArrayLike, expected: Sequence[Axis], argument: str = "x") -> None:
+def check_shape(
+    layer: str, x: ArrayLike, expected: Sequence[Axis], argument: str = "x"
+) -> tuple[int, ...]:
     """Refuses an input whose shape is not the expected one; the arguments are those of
-    `wrong_shape`."""
+    `wrong_shape`. Returns the batch axes, which `...` stands for."""
     shape = np.shape(x)
     if not fits(shape, expected):
         raise wrong_shape(layer, shape, expected, argument)
+    return shape[: len(shape) - len(expected) + 1] if ... in expected else ()
 
 
 def check_size(layer: str, argument: str, value: Any, minimum: int = 1) -> int:
@@ -139,10 +140,10 @@ def padding_pairs(layer: str, value: Any, n: int, words: str = "") -> tuple[tupl
 
 
 def image_shape(channels: Axis, n: int) -> tuple[Axis, ...]:
-    """The expected shape `(channels, *spatial)` of what a layer over `n` spatial dimensions is
-    given."""
+    """The expected shape `(..., channels, *spatial)` of what a layer over `n` spatial dimensions
+    is given."""
     names = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
-    return (channels, *names.get(n, tuple(f"dim_{i}" for i in range(n))))
+    return (..., channels, *names.get(n, tuple(f"dim_{i}" for i in range(n))))
 
 
 def check_window_fits(

@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import message, short
+from ._batch import batched, in_front
 from ._check import (
     check_shape,
     check_size,
@@ -48,7 +49,7 @@ class AbstractConv(Module):
 
     @abc.abstractmethod
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
-        """Applies the convolution to one example of shape `(in_channels, *spatial)`."""
+        """Applies the convolution to an input of shape `(..., in_channels, *spatial)`."""
 
     def _set(
         self,
@@ -117,17 +118,28 @@ class AbstractConv(Module):
             )
         return x
 
+    def _spatial(self, x: jax.Array) -> tuple[int, ...]:
+        return x.shape[x.ndim - self.num_spatial_dims :]
+
+    def _pad(self, x: jax.Array, pads: Sequence[tuple[int, int]], mode: str) -> jax.Array:
+        return jnp.pad(x, ((0, 0),) * (x.ndim - len(pads)) + tuple(pads), mode=mode)
+
     def _convolve(self, x: jax.Array, pads: Sequence[tuple[int, int]], **strides: Any) -> jax.Array:
-        y = lax.conv_general_dilated(
-            lax.expand_dims(x, (0,)),
-            self.weight,
-            padding=pads,
-            rhs_dilation=self.dilation,
-            feature_group_count=self.groups,
-            **strides,
-        )
-        y = lax.squeeze(y, (0,))
-        return y if self.bias is None else y + self.bias
+        def with_one_batch_axis(x: jax.Array) -> jax.Array:
+            return lax.conv_general_dilated(
+                x,
+                self.weight,
+                padding=pads,
+                rhs_dilation=self.dilation,
+                feature_group_count=self.groups,
+                **strides,
+            )
+
+        single = x.ndim == 1 + self.num_spatial_dims
+        x = lax.expand_dims(x, (0,)) if single else x
+        y = batched(with_one_batch_axis, x, 2 + self.num_spatial_dims)
+        y = lax.squeeze(y, (0,)) if single else y
+        return y if self.bias is None else y + in_front(self.bias, y.ndim)
 
 
 def _parse_padding(layer: str, padding: Any, n: int) -> str | tuple[tuple[int, int], ...]:
@@ -159,7 +171,7 @@ def _parse_mode(layer: str, mode: str, padding: Any) -> str:
 
 
 class Conv(AbstractConv):
-    """Convolution over any number of spatial dimensions, channels first, of one example.
+    """Convolution over any number of spatial dimensions, channels first.
 
     As everywhere in deep learning it is a cross-correlation: the kernel is not flipped. Weight and
     bias are drawn uniformly between `-1/sqrt(n)` and `1/sqrt(n)`, where `n = in_channels/groups *
@@ -192,7 +204,7 @@ class Conv(AbstractConv):
     Raises:
         ValueError: for sizes that are not positive integers, sequences of the wrong length,
             channels that the groups do not divide, an unknown padding; when called, for an input
-            that is not one example or too small.
+            of the wrong shape or too small.
         TypeError: when called, for an input of another dtype than the weights.
 
     Example:
@@ -230,20 +242,21 @@ class Conv(AbstractConv):
         """Applies the convolution.
 
         Args:
-            x: shape `(in_channels, *spatial)`.
+            x: shape `(..., in_channels, *spatial)`, where `...` are batch axes: any number of them,
+                or none.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            Shape `(out_channels, *spatial)`, each size
+            Shape `(..., out_channels, *spatial)`, each size
             `floor((size + before + after - dilation * (kernel_size - 1) - 1) / stride) + 1`.
         """
         x = self._checked(x)
         pads = self.padding
         if isinstance(pads, str):
-            pads = lax.padtype_to_pads(x.shape[1:], self._window, self.stride, pads)
-        check_window_fits(type(self).__name__, x.shape[1:], pads, self._window)
+            pads = lax.padtype_to_pads(self._spatial(x), self._window, self.stride, pads)
+        check_window_fits(type(self).__name__, self._spatial(x), pads, self._window)
         if self.padding_mode != "ZEROS":
-            x = jnp.pad(x, ((0, 0), *pads), mode=_PAD_MODES[self.padding_mode])
+            x = self._pad(x, pads, _PAD_MODES[self.padding_mode])
             pads = ((0, 0),) * self.num_spatial_dims
         return self._convolve(x, pads, window_strides=self.stride)
 
@@ -285,7 +298,7 @@ class _FixedConv(Conv):
 
 
 class Conv1d(_FixedConv):
-    """`Conv` over one spatial dimension: `(in_channels, length)`.
+    """`Conv` over one spatial dimension: `(..., in_channels, length)`.
 
     Args:
         in_channels: and all others: as for `Conv`, without `num_spatial_dims`.
@@ -301,7 +314,7 @@ class Conv1d(_FixedConv):
 
 
 class Conv2d(_FixedConv):
-    """`Conv` over two spatial dimensions: `(in_channels, height, width)`.
+    """`Conv` over two spatial dimensions: `(..., in_channels, height, width)`.
 
     Args:
         in_channels: and all others: as for `Conv`, without `num_spatial_dims`.
@@ -310,7 +323,7 @@ class Conv2d(_FixedConv):
         >>> import jax, jax.numpy as jnp
         >>> import vernal.nn as nn
         >>> layer = nn.Conv2d(3, 8, kernel_size=3, padding=1, key=jax.random.key(0))
-        >>> jax.vmap(layer)(jnp.ones((10, 3, 8, 8))).shape
+        >>> layer(jnp.ones((10, 3, 8, 8))).shape
         (10, 8, 8, 8)
     """
 
@@ -318,7 +331,7 @@ class Conv2d(_FixedConv):
 
 
 class Conv3d(_FixedConv):
-    """`Conv` over three spatial dimensions: `(in_channels, depth, height, width)`.
+    """`Conv` over three spatial dimensions: `(..., in_channels, depth, height, width)`.
 
     Args:
         in_channels: and all others: as for `Conv`, without `num_spatial_dims`.

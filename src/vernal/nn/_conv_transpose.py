@@ -9,7 +9,6 @@ its channel axes are swapped). It is computed as an ordinary convolution over th
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
@@ -20,7 +19,7 @@ from ._conv import AbstractConv, Padding, Sizes
 
 
 class ConvTranspose(AbstractConv):
-    """Transposed convolution over any number of spatial dimensions, channels first, of one example.
+    """Transposed convolution over any number of spatial dimensions, channels first.
 
     Where `Conv` with the same settings makes `small` from `large`, this makes something of the
     size of `large` from something of the size of `small`. The initial weights are drawn as those
@@ -55,7 +54,7 @@ class ConvTranspose(AbstractConv):
     Raises:
         ValueError: for sizes that are not positive integers, sequences of the wrong length,
             channels that the groups do not divide, an unknown padding, an `output_padding` that is
-            not less than the stride; when called, for an input that is not one example, or of
+            not less than the stride; when called, for an input of the wrong shape, or of
             which all would be cut off.
         NotImplementedError: for a `padding_mode` that this layer does not have.
         TypeError: when called, for an input of another dtype than the weights.
@@ -151,17 +150,18 @@ class ConvTranspose(AbstractConv):
         """Applies the transposed convolution.
 
         Args:
-            x: shape `(in_channels, *spatial)`.
+            x: shape `(..., in_channels, *spatial)`, where `...` are batch axes: any number of them,
+                or none.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            Shape `(out_channels, *spatial)`, each size `(size - 1) * stride + dilation *
+            Shape `(..., out_channels, *spatial)`, each size `(size - 1) * stride + dilation *
             (kernel_size - 1) + 1 - before - after + output_padding`; with `"SAME"` and
             `"SAME_LOWER"`, `size * stride - output_padding`.
         """
         x = self._checked(x)
         around = self._zeros_around()
-        spread = [(n - 1) * s + 1 for n, s in zip(x.shape[1:], self.stride, strict=True)]
+        spread = [(n - 1) * s + 1 for n, s in zip(self._spatial(x), self.stride, strict=True)]
         check_window_fits(type(self).__name__, spread, around, self._window)
         if self.padding_mode == "CIRCULAR":
             x, around = self._wrap(x, around)
@@ -185,7 +185,7 @@ class ConvTranspose(AbstractConv):
             copied = max(0, -(-before // stride)), max(0, after // stride)
             copies.append(copied)
             rest.append((before - copied[0] * stride, after - copied[1] * stride))
-        return jnp.pad(x, ((0, 0), *copies), mode="wrap"), rest
+        return self._pad(x, copies, "wrap"), rest
 
 
 # Subclasses for the reason given at `_FixedConv`.
@@ -228,7 +228,7 @@ class _FixedConvTranspose(ConvTranspose):
 
 
 class ConvTranspose1d(_FixedConvTranspose):
-    """`ConvTranspose` over one spatial dimension: `(in_channels, length)`.
+    """`ConvTranspose` over one spatial dimension: `(..., in_channels, length)`.
 
     Args:
         in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by
@@ -245,7 +245,7 @@ class ConvTranspose1d(_FixedConvTranspose):
 
 
 class ConvTranspose2d(_FixedConvTranspose):
-    """`ConvTranspose` over two spatial dimensions: `(in_channels, height, width)`.
+    """`ConvTranspose` over two spatial dimensions: `(..., in_channels, height, width)`.
 
     Args:
         in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by
@@ -263,7 +263,7 @@ class ConvTranspose2d(_FixedConvTranspose):
 
 
 class ConvTranspose3d(_FixedConvTranspose):
-    """`ConvTranspose` over three spatial dimensions: `(in_channels, depth, height, width)`.
+    """`ConvTranspose` over three spatial dimensions: `(..., in_channels, depth, height, width)`.
 
     Args:
         in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by

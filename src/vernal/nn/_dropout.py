@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module
 from ..show import message
 from ._precision import narrow, widen
+from ._random import key_field, needed_key
 
 
 class Dropout(Module):
@@ -23,6 +24,9 @@ class Dropout(Module):
     Args:
         p: the probability of zero, from 0 to 1.
         inference: True lets everything through, as is wanted when the model is used rather than trained.
+
+    Attributes:
+        key: a random key for calls without one, from `vernal.nn.keys`; None at first.
 
     Raises:
         ValueError: if `p` is a number outside 0 to 1.
@@ -39,6 +43,7 @@ class Dropout(Module):
 
     p: int | float | Array
     inference: bool
+    key: PRNGKeyArray | None = key_field()
 
     def __init__(self, p: int | float | Array = 0.5, inference: bool = False):
         if not isinstance(p, Array) and not 0 <= p <= 1:
@@ -60,8 +65,9 @@ class Dropout(Module):
         """Drops out some elements.
 
         Args:
-            x: an array of any shape. Under `jax.vmap` give one key to each element of the batch.
-            key: a `jax.random` key. Not needed for inference, nor if `p` is 0.
+            x: an array of any shape, with or without batch axes: every element has its own chance. (Under `jax.vmap`
+                give one key to each example, or all of them lose the same elements.)
+            key: a `jax.random` key; the layer's own by default. Not needed for inference, nor if `p` is 0.
             inference: overrides the layer's own setting, for this call.
 
         Returns:
@@ -69,23 +75,14 @@ class Dropout(Module):
             through.)
 
         Raises:
-            RuntimeError: if a key is needed and not given.
+            RuntimeError: if a key is needed, and neither given nor stored.
         """
         x = jnp.asarray(x)
         inference = self.inference if inference is None else inference
         known = not isinstance(self.p, Array)
         if inference or (known and self.p == 0):
             return x
-        if key is None:
-            raise RuntimeError(
-                message(
-                    "Dropout needs a random key while training",
-                    where="Dropout.__call__(x, key=...)",
-                    expected="a key from jax.random.key or jax.random.split",
-                    got="key=None",
-                    instead="model(x, key=key); when not training, vernal.nn.inference_mode(model)",
-                )
-            )
+        key = needed_key(key, self.key, "Dropout")
         if known and self.p == 1:
             return jnp.zeros_like(x)
         wide = widen(x)

@@ -35,7 +35,7 @@ class Embedding(Module):
         >>> table = vernal.nn.Embedding(weight=jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
         >>> table(1)
         Array([3., 4.], dtype=float32)
-        >>> jax.vmap(table)(jnp.array([2, 0]))
+        >>> table(jnp.array([2, 0]))
         Array([[5., 6.],
                [1., 2.]], dtype=float32)
     """
@@ -63,63 +63,52 @@ class Embedding(Module):
 
     @jax.named_scope("vernal.nn.Embedding")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """Looks up one row.
+        """Looks up rows.
 
         Args:
-            x: the number of the row: an integer, or an integer array of shape `()`. Several at
-                once go through `jax.vmap(layer)`. Negative numbers count from the end. A number
-                outside the table gives its first or last row, because compiled code cannot raise
-                an error.
+            x: the number of a row, or an array of any shape of such numbers. Negative numbers
+                count from the end. A number outside the table gives its first or last row, because
+                compiled code cannot raise an error.
             key: not used; every layer takes one.
 
         Returns:
-            An array of shape `(embedding_size,)` and the type of the table. On a mesh with
-            explicit axes it is sharded as the columns of the table are.
+            An array of shape `(*x.shape, embedding_size)` and the type of the table. On a mesh
+            with explicit axes it is sharded as `x` and the columns of the table are.
 
         Raises:
-            ValueError: if `x` has more than one element.
-            TypeError: if `x` is not an integer.
+            TypeError: if `x` does not hold integers.
         """
         index = jnp.asarray(x)
-        if index.ndim:
-            raise ValueError(
-                message(
-                    "Embedding looks up one row at a time",
-                    where="argument `x` of Embedding",
-                    expected="one integer: shape ()",
-                    got=short(x),
-                    instead="jax.vmap(embedding)(x), with one more jax.vmap for each further axis",
-                )
-            )
         if not jnp.issubdtype(index.dtype, jnp.integer):
             raise TypeError(
                 message(
                     "Embedding looks up rows by their number",
                     where="argument `x` of Embedding",
-                    expected="an integer",
+                    expected="integers",
                     got=short(x),
                     instead="embedding(x.astype(int))",
                 )
             )
         # An array of one index, because for a scalar JAX forgets `out_sharding` when it is batched.
-        row = self.weight.at[index[None]].get(
-            mode="clip", out_sharding=_row_sharding(self.weight, index)
+        indices = index if index.ndim else index[None]
+        rows = self.weight.at[indices].get(
+            mode="clip", out_sharding=_row_sharding(self.weight, indices)
         )
-        return row[0]
+        return rows if index.ndim else rows[0]
 
 
-def _row_sharding(table: Array, index: Array) -> NamedSharding | None:
-    """How looked-up rows (a leading axis, then the columns) lie on a mesh; None unless its axes
-    are explicit.
+def _row_sharding(table: Array, indices: Array) -> NamedSharding | None:
+    """How looked-up rows (the axes of the indices, then the columns) lie on a mesh; None unless its
+    axes are explicit.
 
-    JAX must be told: the rows may lie on other devices than the index. Batch axes of a surrounding
-    `jax.vmap` it adds itself.
+    JAX must be told: the rows may lie on other devices than the indices. Batch axes of a
+    surrounding `jax.vmap` it adds itself.
     """
-    for x in (table, index):
+    for x in (table, indices):
         mesh = jax.typeof(x).sharding.mesh
         if AxisType.Explicit in mesh.axis_types:
             columns = jax.typeof(table).sharding.spec[1]
-            return NamedSharding(mesh, PartitionSpec(None, columns))
+            return NamedSharding(mesh, PartitionSpec(*jax.typeof(indices).sharding.spec, columns))
     return None
 
 

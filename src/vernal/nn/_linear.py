@@ -4,10 +4,12 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
+from ._batch import in_front
 from ._check import Axis, check_shape, check_size
 from ._init import limit, uniform, weight_dtype
 
@@ -20,8 +22,8 @@ def features(layer: str, argument: str, size: Any) -> int | Literal["scalar"]:
 
 
 def vector_shape(name: str, size: int | Literal["scalar"]) -> tuple[Axis, ...]:
-    """The shape of a vector of so many features: `()` for `"scalar"`."""
-    return () if size == "scalar" else ((name, size),)
+    """The shape of a vector of so many features, after batch axes; of a number for `"scalar"`."""
+    return (...,) if size == "scalar" else (..., (name, size))
 
 
 class Linear(Module):
@@ -43,7 +45,7 @@ class Linear(Module):
 
     Raises:
         ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when
-            called, for an input that is not one example.
+            called, for an input of the wrong shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -51,7 +53,7 @@ class Linear(Module):
         >>> layer = nn.Linear(2, 3, key=jax.random.key(0))
         >>> layer(jnp.ones(2)).shape
         (3,)
-        >>> jax.vmap(layer)(jnp.ones((5, 2))).shape
+        >>> layer(jnp.ones((5, 2))).shape
         (5, 3)
     """
 
@@ -85,19 +87,21 @@ class Linear(Module):
         """Applies the map.
 
         Args:
-            x: shape `(in_features,)`, or `()`.
+            x: shape `(..., in_features)`, or `(...)` for a scalar, where `...` are batch axes: any
+                number of them, or none.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            Shape `(out_features,)`, or `()`.
+            Shape `(..., out_features)`, or `(...)`.
         """
         check_shape("Linear", x, vector_shape("in_features", self.in_features))
         if self.in_features == "scalar":
-            x = jnp.reshape(x, (1,))
-        y = self.weight @ x
+            x = jnp.expand_dims(x, -1)
+        # One matrix product for a whole batch, without a transposition.
+        y = self.weight @ x if jnp.ndim(x) == 1 else jnp.tensordot(x, self.weight, (-1, 1))
         if self.bias is not None:
-            y = y + self.bias
-        return jnp.reshape(y, ()) if self.out_features == "scalar" else y
+            y = y + in_front(self.bias, y.ndim)
+        return lax.squeeze(y, (y.ndim - 1,)) if self.out_features == "scalar" else y
 
 
 class Identity(Module):

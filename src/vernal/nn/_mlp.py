@@ -11,8 +11,10 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..trees import combine, is_array, partition
+from ._batch import batched
 from ._check import check_shape, check_size
 from ._linear import Linear, features, vector_shape
+from ._places import Unrolled
 
 Activation = Callable[[Any], Any]
 
@@ -72,13 +74,13 @@ class MLP(Module):
 
     Raises:
         ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when
-            called, for an input that is not one example.
+            called, for an input of the wrong shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import vernal.nn as nn
         >>> model = nn.MLP(2, "scalar", width_size=8, depth=2, activation=jax.nn.tanh, key=jax.random.key(0))
-        >>> jax.jit(jax.vmap(model))(jnp.ones((5, 2))).shape
+        >>> jax.jit(model)(jnp.ones((5, 2))).shape
         (5,)
         >>> jax.grad(lambda m: m(jnp.ones(2)))(model).layers[0].weight.shape
         (8, 2)
@@ -140,13 +142,17 @@ class MLP(Module):
         """Applies the layers.
 
         Args:
-            x: shape `(in_size,)`, or `()`.
+            x: shape `(..., in_size)`, or `(...)` for a scalar, where `...` are batch axes: any number
+                of them, or none. Activations are given one example at a time.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            Shape `(out_size,)`, or `()`.
+            Shape `(..., out_size)`, or `(...)`.
         """
         check_shape("MLP", x, vector_shape("in_size", self.in_size))
+        return batched(self._one, jnp.asarray(x), 0 if self.in_size == "scalar" else 1)
+
+    def _one(self, x: jax.Array) -> jax.Array:
         if self.scan and self.depth > 0:
             x = self._hidden_by_scan(x)
         else:
@@ -154,7 +160,7 @@ class MLP(Module):
                 x = _activate(_copy(self.activation, i), layer(x))
         return _activate(self.final_activation, self.layers[-1](x))
 
-    def _hidden_by_scan(self, x: ArrayLike) -> jax.Array:
+    def _hidden_by_scan(self, x: jax.Array) -> jax.Array:
         first, between, _ = self.layers
         arrays, rest = partition(_copy(self.activation, slice(1, None)), is_array)
 
@@ -164,3 +170,9 @@ class MLP(Module):
 
         x = _activate(_copy(self.activation, 0), first(x))
         return jax.lax.scan(step, x, (between, arrays))[0]
+
+    def __unrolled__(self) -> Unrolled:
+        if not (self.scan and self.depth > 0):
+            return []
+        hidden = tuple(f"layers.{i}" for i in range(1, self.depth))
+        return [(("layers", "1"), hidden), (("layers", "2"), f"layers.{self.depth}")]

@@ -17,7 +17,8 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import message
-from ._check import check_shape, check_size, wrong_shape
+from ._batch import in_front
+from ._check import check_shape, check_size, image_shape, wrong_shape
 from ._init import weight_dtype
 from ._precision import narrow, widen
 
@@ -31,9 +32,9 @@ def _unit_size(x: Array, axes: tuple[int, ...], eps: float, centre: bool) -> Arr
 
 def _scale_and_shift(x: Array, weight: Array | None, bias: Array | None) -> Array:
     if weight is not None:
-        x = x * weight.astype(x.dtype)
+        x = x * in_front(weight.astype(x.dtype), x.ndim)
     if bias is not None:
-        x = x + bias.astype(x.dtype)
+        x = x + in_front(bias.astype(x.dtype), x.ndim)
     return x
 
 
@@ -67,8 +68,8 @@ class _ShapeNorm(Module):
 
     def _normalise(self, x: ArrayLike, centre: bool) -> Array:
         x = jnp.asarray(x)
-        check_shape(type(self).__name__, x, self.shape)
-        y = _unit_size(widen(x), tuple(range(x.ndim)), self.eps, centre)
+        batch = check_shape(type(self).__name__, x, (..., *self.shape))
+        y = _unit_size(widen(x), tuple(range(len(batch), x.ndim)), self.eps, centre)
         return narrow(_scale_and_shift(y, self.weight, self.bias), x)
 
 
@@ -97,10 +98,10 @@ class LayerNorm(_ShapeNorm):
 
     @jax.named_scope("vernal.nn.LayerNorm")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """Normalises one input.
+        """Normalises one input, or each of a batch.
 
         Args:
-            x: an array of shape `shape`. A batch goes through `jax.vmap(layer)`.
+            x: an array of shape `(..., *shape)`, where `...` are batch axes: any number of them, or none.
             key: not used; every layer takes one.
 
         Returns:
@@ -108,7 +109,7 @@ class LayerNorm(_ShapeNorm):
             gives floats.)
 
         Raises:
-            ValueError: if the shape of `x` is not `shape`.
+            ValueError: if the shape of `x` does not end with `shape`.
         """
         return self._normalise(x, centre=True)
 
@@ -138,10 +139,10 @@ class RMSNorm(_ShapeNorm):
 
     @jax.named_scope("vernal.nn.RMSNorm")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """Normalises one input.
+        """Normalises one input, or each of a batch.
 
         Args:
-            x: an array of shape `shape`. A batch goes through `jax.vmap(layer)`.
+            x: an array of shape `(..., *shape)`, where `...` are batch axes: any number of them, or none.
             key: not used; every layer takes one.
 
         Returns:
@@ -149,7 +150,7 @@ class RMSNorm(_ShapeNorm):
             gives floats.)
 
         Raises:
-            ValueError: if the shape of `x` is not `shape`.
+            ValueError: if the shape of `x` does not end with `shape`.
         """
         return self._normalise(x, centre=False)
 
@@ -157,7 +158,7 @@ class RMSNorm(_ShapeNorm):
 class GroupNorm(Module):
     r"""`LayerNorm` over each of several groups of channels, with one weight and one bias a channel.
 
-    The input has its channels first. Group `i` holds channels `i*c/g` to `(i+1)*c/g - 1` at all positions. One
+    The channels of an example come first. Group `i` holds channels `i*c/g` to `(i+1)*c/g - 1` at all positions. One
     group is a layer norm over everything; as many groups as channels is known as instance normalisation.
     Wu, He, "Group Normalization", 2018, arXiv:1803.08494.
 
@@ -168,6 +169,8 @@ class GroupNorm(Module):
         channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and
             `bias` (zeros).
         dtype: of `weight` and `bias`; JAX's default float if None.
+        num_spatial_dims: how many axes an example has after its channels. Without it an example may have any number
+            of them; a batch cannot be told from an example then, and takes `jax.vmap(layer)`.
 
     Raises:
         ValueError: if `groups` does not divide `channels`, or `channels` is needed and not given.
@@ -178,12 +181,16 @@ class GroupNorm(Module):
         >>> norm = vernal.nn.GroupNorm(groups=2, channels=4)
         >>> norm(jnp.array([1.0, 3.0, 10.0, 50.0])).round(3)
         Array([-1.,  1., -1.,  1.], dtype=float32)
+        >>> images = jnp.ones((10, 4, 8, 8))
+        >>> vernal.nn.GroupNorm(2, 4, num_spatial_dims=2)(images).shape
+        (10, 4, 8, 8)
     """
 
     groups: int = field(static=True)
     channels: int | None = field(static=True)
     eps: float = field(static=True)
     channelwise_affine: bool = field(static=True)
+    num_spatial_dims: int | None = field(static=True)
     weight: Array | None
     bias: Array | None
 
@@ -194,8 +201,12 @@ class GroupNorm(Module):
         eps: float = 1e-5,
         channelwise_affine: bool = True,
         dtype: DTypeLike | None = None,
+        *,
+        num_spatial_dims: int | None = None,
     ):
         dtype = weight_dtype("GroupNorm", dtype)
+        if num_spatial_dims is not None:
+            num_spatial_dims = check_size("GroupNorm", "num_spatial_dims", num_spatial_dims, 0)
         groups = check_size("GroupNorm", "groups", groups)
         if channels is None and channelwise_affine:
             raise ValueError(
@@ -220,6 +231,7 @@ class GroupNorm(Module):
         self.channels = channels
         self.eps = eps
         self.channelwise_affine = channelwise_affine
+        self.num_spatial_dims = num_spatial_dims
         self.weight = jnp.ones(channels, dtype) if channelwise_affine and channels else None
         self.bias = jnp.zeros(channels, dtype) if channelwise_affine and channels else None
 
@@ -228,8 +240,9 @@ class GroupNorm(Module):
         """Normalises one input.
 
         Args:
-            x: an array of shape `(channels, ...)`: any number of further axes, or none. A batch
-                goes through `jax.vmap(layer)`.
+            x: an array of shape `(channels, ...)`: any number of further axes, or none, but no batch
+                axes. With `num_spatial_dims` its shape is `(..., channels, *spatial)`, where `...`
+                are batch axes: any number of them, or none.
             key: not used; every layer takes one.
 
         Returns:
@@ -237,27 +250,42 @@ class GroupNorm(Module):
             gives floats.)
 
         Raises:
-            ValueError: if the first axis of `x` is not `channels`, or cannot be divided into
-                groups.
+            ValueError: if `x` has not `channels` channels, or a number of them that cannot be
+                divided into groups.
         """
         x = jnp.asarray(x)
-        if x.ndim == 0 or not self._fits(x.shape[0]):
-            looks_batched = x.ndim > 1 and self._fits(x.shape[1])
-            channels = (
-                f"a multiple of {self.groups}"
-                if self.channels is None
-                else ("channels", self.channels)
-            )
-            expected = (channels, *["any"] * (x.ndim - 1 - looks_batched))
-            raise wrong_shape("GroupNorm", x.shape, expected)
-        groups = widen(x).reshape(self.groups, x.shape[0] // self.groups, *x.shape[1:])
-        y = _unit_size(groups, tuple(range(1, groups.ndim)), self.eps, centre=True).reshape(x.shape)
+        channels, spatial = self._divided(x)
+        batch = x.shape[: x.ndim - 1 - len(spatial)]
+        groups = widen(x).reshape(*batch, self.groups, channels // self.groups, *spatial)
+        inside = tuple(range(len(batch) + 1, groups.ndim))
+        y = _unit_size(groups, inside, self.eps, centre=True).reshape(x.shape)
         if self.weight is not None and self.bias is not None:
-            per_channel = (x.shape[0],) + (1,) * (x.ndim - 1)
+            per_channel = (channels,) + (1,) * len(spatial)
             y = _scale_and_shift(
                 y, self.weight.reshape(per_channel), self.bias.reshape(per_channel)
             )
         return narrow(y, x)
+
+    def _divided(self, x: Array) -> tuple[int, tuple[int, ...]]:
+        """The number of channels and the spatial sizes of an input, if they are as they should be."""
+        n = self.num_spatial_dims
+        axis = 0 if n is None else x.ndim - 1 - n
+        if 0 <= axis < x.ndim and self._fits(x.shape[axis]):
+            return x.shape[axis], x.shape[axis + 1 :]
+        channels = (
+            f"a multiple of {self.groups}" if self.channels is None else ("channels", self.channels)
+        )
+        if n is not None:
+            raise wrong_shape("GroupNorm", x.shape, image_shape(channels, n))
+        further = x.ndim - 1
+        instead = None
+        if x.ndim > 1 and self._fits(x.shape[1]):
+            further -= 1
+            instead = (
+                f"GroupNorm(..., num_spatial_dims={further}) for batches, or jax.vmap(layer)(x)"
+            )
+        expected = (channels, *["any"] * further)
+        raise wrong_shape("GroupNorm", x.shape, expected, instead=instead)
 
     def _fits(self, channels: int) -> bool:
         return channels % self.groups == 0 if self.channels is None else channels == self.channels

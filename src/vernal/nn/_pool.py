@@ -37,8 +37,8 @@ class Pool(Module):
 
     Raises:
         ValueError: for sizes that are not positive integers, sequences of the wrong length, a
-            padding that is negative or as large as the window; when called, for an input that is
-            not one example or too small.
+            padding that is negative or as large as the window; when called, for an input of
+            the wrong shape or too small.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -94,26 +94,28 @@ class Pool(Module):
         """Reduces the windows.
 
         Args:
-            x: shape `(channels, *spatial)`.
+            x: shape `(..., channels, *spatial)`, where `...` are batch axes: any number of them, or
+                none.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            Shape `(channels, *spatial)`, each size `(size + before + after - kernel_size) / stride
+            Shape `(..., channels, *spatial)`, each size `(size + before + after - kernel_size) / stride
             + 1`, rounded down, or up if `use_ceil`. The dtype is that of `x`, except that means of
             integers are floating-point numbers.
         """
         layer = type(self).__name__
         check_shape(layer, x, image_shape("channels", self.num_spatial_dims))
         x = jnp.asarray(x)
-        pads = self._reach(x.shape[1:]) if self.use_ceil else self.padding
-        check_window_fits(layer, x.shape[1:], pads, self.kernel_size)
+        leading = x.ndim - self.num_spatial_dims
+        pads = self._reach(x.shape[leading:]) if self.use_ceil else self.padding
+        check_window_fits(layer, x.shape[leading:], pads, self.kernel_size)
         return lax.reduce_window(
             x,
             _initial(self.init, x.dtype),
             self.operation,
-            (1, *self.kernel_size),
-            (1, *self.stride),
-            ((0, 0), *pads),
+            (1,) * leading + self.kernel_size,
+            (1,) * leading + self.stride,
+            ((0, 0),) * leading + pads,
         )
 
     def _reach(self, spatial: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -127,7 +129,8 @@ class Pool(Module):
             if last >= size + before:
                 # It would begin behind the input.
                 last -= stride
-            pads.append((before, last + k - size - before))
+            # Never negative: what is left over ends no window, and need not be cropped.
+            pads.append((before, max(0, last + k - size - before)))
         return tuple(pads)
 
 
@@ -184,7 +187,7 @@ class _MaxPool(Pool):
 
 
 class AvgPool1d(_AvgPool):
-    """The mean of each window over one spatial dimension: `(channels, length)`.
+    """The mean of each window over one spatial dimension: `(..., channels, length)`.
 
     Padding counts as zeros.
 
@@ -202,7 +205,7 @@ class AvgPool1d(_AvgPool):
 
 
 class AvgPool2d(_AvgPool):
-    """The mean of each window over two spatial dimensions: `(channels, height, width)`.
+    """The mean of each window over two spatial dimensions: `(..., channels, height, width)`.
 
     Padding counts as zeros.
 
@@ -220,7 +223,8 @@ class AvgPool2d(_AvgPool):
 
 
 class AvgPool3d(_AvgPool):
-    """The mean of each window over three spatial dimensions: `(channels, depth, height, width)`.
+    """The mean of each window over three spatial dimensions:
+    `(..., channels, depth, height, width)`.
 
     Padding counts as zeros.
 
@@ -238,7 +242,7 @@ class AvgPool3d(_AvgPool):
 
 
 class MaxPool1d(_MaxPool):
-    """The maximum of each window over one spatial dimension: `(channels, length)`.
+    """The maximum of each window over one spatial dimension: `(..., channels, length)`.
 
     Padding never wins.
 
@@ -256,7 +260,7 @@ class MaxPool1d(_MaxPool):
 
 
 class MaxPool2d(_MaxPool):
-    """The maximum of each window over two spatial dimensions: `(channels, height, width)`.
+    """The maximum of each window over two spatial dimensions: `(..., channels, height, width)`.
 
     Padding never wins.
 
@@ -274,7 +278,8 @@ class MaxPool2d(_MaxPool):
 
 
 class MaxPool3d(_MaxPool):
-    """The maximum of each window over three spatial dimensions: `(channels, depth, height, width)`.
+    """The maximum of each window over three spatial dimensions:
+    `(..., channels, depth, height, width)`.
 
     Padding never wins.
 

@@ -4,6 +4,7 @@ The share of the input in the gates of all steps is one matrix product, made bef
 does only what depends on the state.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -15,6 +16,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import message, short
+from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell
 from ._check import check_shape, check_size
 from ._dropout import Dropout
@@ -72,24 +74,30 @@ class Recurrent(Module, Generic[_State]):
         self, xs: ArrayLike, state: _State | None, length: ArrayLike | None, key: Any
     ) -> tuple[Array, _State]:
         name = type(self).__name__
-        check_shape(name, xs, ("time", ("input_size", self.input_size)), "xs")
-        self._check_state(state)
+        batch = check_shape(name, xs, (..., "time", ("input_size", self.input_size)), "xs")
+        self._check_state(state, batch)
         xs = jnp.asarray(xs)
-        valid = None if length is None else jnp.arange(xs.shape[0]) < jnp.asarray(length)
+        valid = None
+        if length is not None:
+            check_shape(name, length, batch, "length")
+            steps = in_front(jnp.arange(xs.shape[-2]), xs.ndim - 1)
+            valid = steps < jnp.expand_dims(length, -1)
+        key = self.dropout.key if key is None else key
         finals: list[_State] = []
         for i, layer in enumerate(self.cells):
             if i > 0:
                 xs = self.dropout(xs, key=None if key is None else jax.random.fold_in(key, i))
             outputs: list[Array] = []
             for cell in layer:
-                first = cell.zero_state(xs.dtype) if state is None else _row(state, len(finals))
-                ys, final = _over_time(cell, xs, first, valid, reverse=len(outputs) == 1)
+                first = None if state is None else _row(state, len(finals))
+                run = functools.partial(_over_time, cell, reverse=len(outputs) == 1)
+                ys, final = batched(run, xs, 2, first, valid)
                 outputs.append(ys)
                 finals.append(final)
             xs = jnp.concatenate(outputs, axis=-1)
-        return xs, jax.tree.map(lambda *parts: jnp.stack(parts), *finals)
+        return xs, jax.tree.map(lambda *parts: jnp.stack(parts, axis=-2), *finals)
 
-    def _check_state(self, state: Any) -> None:
+    def _check_state(self, state: Any, batch: tuple[int, ...]) -> None:
         if state is None:
             return
         name, rows = type(self).__name__, self.num_layers * len(self.cells[0])
@@ -104,19 +112,19 @@ class Recurrent(Module, Generic[_State]):
                 )
             )
         for leaf in jax.tree.leaves(state):
-            shape = (("num_layers * directions", rows), ("hidden_size", self.hidden_size))
+            shape = (*batch, ("num_layers * directions", rows), ("hidden_size", self.hidden_size))
             check_shape(name, leaf, shape, "state")
 
 
 def _row(state: Any, index: int) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(x)[index], state)
+    return jax.tree.map(lambda x: jnp.asarray(x)[..., index, :], state)
 
 
 def _over_time(
-    cell: RecurrentCell[Any], xs: Array, first: Any, valid: Array | None, reverse: bool
+    cell: RecurrentCell[Any], xs: Array, first: Any, valid: Array | None, *, reverse: bool
 ) -> tuple[Array, Any]:
-    """The hidden states of all steps and the final state. Where a step is not valid the state stays, and the output is
-    zero."""
+    """The hidden states of all steps of one sequence, and the final state. Where a step is not valid the state stays,
+    and the output is zero."""
 
     def step(state: Any, given: tuple[Array, Array | None]) -> tuple[Any, Array]:
         projected, here = given
@@ -127,6 +135,7 @@ def _over_time(
         kept = jax.tree.map(lambda new, old: jnp.where(here, new, old), after, state)
         return kept, jnp.where(here, hidden, jnp.zeros_like(hidden))
 
+    first = cell.zero_state(xs.dtype) if first is None else first
     final, ys = lax.scan(step, first, (cell.project(xs), valid), reverse=reverse)
     return ys, final
 
@@ -171,15 +180,15 @@ class GRU(Recurrent[Array]):
         """Runs over a sequence.
 
         Args:
-            xs: of shape `(time, input_size)`.
-            state: of shape `(num_layers * directions, hidden_size)`: for each layer, forward and then backward. None
-                is zeros.
-            length: how many steps of `xs` are valid, from the first; None for all. The others change no state, and
-                their outputs are zero.
-            key: for dropout.
+            xs: of shape `(..., time, input_size)`, where `...` are batch axes, if any.
+            state: of shape `(..., num_layers * directions, hidden_size)`: for each layer, forward and then backward.
+                None is zeros.
+            length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
+                no state, and their outputs are zero.
+            key: for dropout, which is independent for each sequence of a batch.
 
         Returns:
-            The outputs of the last layer, of shape `(time, directions * hidden_size)`, and the final state, of the
+            The outputs of the last layer, of shape `(..., time, directions * hidden_size)`, and the final state, of the
             shape of `state`: after the last valid step or, for the backward direction, after the first.
         """
         return self._run(xs, state, length, key)
@@ -225,15 +234,15 @@ class LSTM(Recurrent[tuple[Array, Array]]):
         """Runs over a sequence.
 
         Args:
-            xs: of shape `(time, input_size)`.
-            state: hidden state and memory, each of shape `(num_layers * directions, hidden_size)`: for each layer,
-                forward and then backward. None is zeros.
-            length: how many steps of `xs` are valid, from the first; None for all. The others change no state, and
-                their outputs are zero.
-            key: for dropout.
+            xs: of shape `(..., time, input_size)`, where `...` are batch axes, if any.
+            state: hidden state and memory, each of shape `(..., num_layers * directions, hidden_size)`: for each
+                layer, forward and then backward. None is zeros.
+            length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
+                no state, and their outputs are zero.
+            key: for dropout, which is independent for each sequence of a batch.
 
         Returns:
-            The outputs of the last layer, of shape `(time, directions * hidden_size)`, and the final state, of the
+            The outputs of the last layer, of shape `(..., time, directions * hidden_size)`, and the final state, of the
             structure and shape of `state`: after the last valid step or, for the backward direction, after the first.
         """
         return self._run(xs, state, length, key)

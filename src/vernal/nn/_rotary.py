@@ -8,7 +8,8 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import message, short
-from ._check import check_shape, check_size
+from ._batch import in_front
+from ._check import check_shape, check_size, wrong_shape
 from ._precision import widen
 
 
@@ -72,28 +73,40 @@ class RotaryPositionalEmbedding(Module):
         """Rotates every row.
 
         Args:
-            x: of shape `(length, embedding_size)`.
-            positions: of the rows, of shape `(length,)`, or one number for the first row, which the others follow.
-                None is 0.
+            x: of shape `(..., length, embedding_size)`, with any number of batch axes in front.
+            positions: of the rows, of shape `(length,)` or, if they differ in the batch, `(..., length)`, where batch
+                axes may be 1; or one number for the first row, which the others follow. None is 0.
             key: ignored; here so that all layers are called alike.
 
         Returns:
             An array of the shape and dtype of `x`.
         """
         name = "RotaryPositionalEmbedding"
-        check_shape(name, x, ("length", ("embedding_size", self.embedding_size)))
+        check_shape(name, x, (..., "length", ("embedding_size", self.embedding_size)))
         x = jnp.asarray(x)
         dtype = self.dtype or x.dtype
         angle_dtype = widen(jnp.zeros((), dtype)).dtype
         at = jnp.asarray(0 if positions is None else positions)
         if at.ndim == 0:
-            at = at + jnp.arange(len(x), dtype=at.dtype)
-        check_shape(name, at, (("length", len(x)),), "positions")
+            at = at + jnp.arange(x.shape[-2], dtype=at.dtype)
+        self._check_positions(at, x)
         half = self.embedding_size // 2
         exponents = jnp.arange(half, dtype=angle_dtype) / max(half, 1)
         frequencies = jnp.power(jnp.asarray(self.theta, angle_dtype), -exponents)
-        angles = at.astype(angle_dtype)[:, None] * frequencies[None, :]
-        cos, sin = jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
-        first, second = x[:, :half].astype(dtype), x[:, half:].astype(dtype)
+        angles = at.astype(angle_dtype)[..., None] * in_front(frequencies, at.ndim + 1)
+        cos, sin = (in_front(f(angles).astype(dtype), x.ndim) for f in (jnp.cos, jnp.sin))
+        first, second = x[..., :half].astype(dtype), x[..., half:].astype(dtype)
         turned = first * cos - second * sin, second * cos + first * sin
-        return jnp.concatenate(turned, axis=1).astype(x.dtype)
+        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+    def _check_positions(self, at: Array, x: Array) -> None:
+        """Refuses positions that are not those of the rows of `x`."""
+        rows = x.shape[:-1]
+        one_by_one = len(at.shape) == len(rows) and at.shape[-1] == rows[-1]
+        fits_batch = one_by_one and all(
+            n in (1, size) for n, size in zip(at.shape, rows, strict=True)
+        )
+        if at.shape != rows[-1:] and not fits_batch:
+            raise wrong_shape(
+                "RotaryPositionalEmbedding", at.shape, (..., ("length", rows[-1])), "positions"
+            )

@@ -12,6 +12,7 @@ from jaxtyping import PRNGKeyArray
 from .._ground import signature_of
 from ..modules import Module, Partial
 from ..show import message, short
+from ._state import State, StatefulLayer
 
 # Whether functions (and other callables) take a key. A signature takes longer to read than a small
 # layer to run.
@@ -41,12 +42,17 @@ def _takes_key(layer: Any) -> bool:
     return found
 
 
-class Sequential(Module):
+def _is_stateful(layer: Any) -> bool:
+    return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
+class Sequential(StatefulLayer):
     """Calls layers one after another, each with what the one before returned.
 
     Layers may be modules, and plain functions such as `jax.nn.relu`. Each layer that has a
     parameter `key` (or `**kwargs`) is given a random key of its own; the others are called with
-    the input alone.
+    the input alone. Called with a `state` (see `make_with_state`), it hands it through the layers that are a
+    `StatefulLayer`; without, a layer with state has it in the model (see `apply`).
 
     `len`, iteration, `model[i]` (a layer) and `model[i:j]` (a `Sequential`) work as on a tuple.
 
@@ -83,22 +89,39 @@ class Sequential(Module):
                 )
 
     @jax.named_scope("vernal.nn.Sequential")
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(
+        self, x: Any, state: State | None = None, *, key: PRNGKeyArray | None = None
+    ) -> Any:
         """Runs `x` through all layers.
 
         Args:
             x: what the first layer takes.
+            state: of a model made by `make_with_state`.
             key: a `jax.random` key, split into one for each layer; None gives `key=None` to those
                 that take one.
 
         Returns:
-            What the last layer returns; `x` itself if there are no layers.
+            What the last layer returns, or `x` itself if there are no layers; with `state`, a pair of it and the
+            new state.
         """
         n = len(self.layers)
         keys = [None] * n if key is None or n == 0 else jax.random.split(key, n)
+        given = state is not None
         for layer, layer_key in zip(self.layers, keys, strict=True):
-            x = layer(x, key=layer_key) if _takes_key(layer) else layer(x)
-        return x
+            options = {"key": layer_key} if _takes_key(layer) else {}
+            if given and _is_stateful(layer):
+                x, state = layer(x, state, **options)
+            else:
+                x = layer(x, **options)
+        return (x, state) if given else x
+
+    def is_stateful(self) -> bool:
+        """Whether one of the layers wants `state`.
+
+        Returns:
+            True if there is a `StatefulLayer` among them that says so.
+        """
+        return any(map(_is_stateful, self.layers))
 
     def __getitem__(self, i: int | slice) -> Any:
         return Sequential(self.layers[i]) if isinstance(i, slice) else self.layers[i]

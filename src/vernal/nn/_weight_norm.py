@@ -74,7 +74,7 @@ class WeightNorm(Module):
         """Calls the layer with the normalised weight.
 
         Args:
-            x: what the layer takes.
+            x: what the layer takes; with batch axes, if it takes them.
             key: handed on to the layer, if given.
 
         Returns:

@@ -1,5 +1,5 @@
 """Saving: trees of arrays in files, by name (safetensors) or in the order of their leaves
-(Equinox's `.eqx`)."""
+(Equinox's `.eqx`); and weights from elsewhere (PyTorch, Hugging Face)."""
 
 from .._ground import publish
 from ._named import LoadReport as LoadReport
@@ -10,5 +10,15 @@ from ._stream import default_deserialise_filter_spec as default_deserialise_filt
 from ._stream import default_serialise_filter_spec as default_serialise_filter_spec
 from ._stream import tree_deserialise_leaves as tree_deserialise_leaves
 from ._stream import tree_serialise_leaves as tree_serialise_leaves
+from ._torch import from_torch as from_torch
+from ._torch import to_torch as to_torch
+from ._torch_layers import attention_rules as attention_rules
+from ._torch_layers import conv_transpose_rules as conv_transpose_rules
+from ._torch_layers import gru_cell_rules as gru_cell_rules
+from ._torch_layers import gru_rules as gru_rules
+from ._torch_layers import lstm_cell_rules as lstm_cell_rules
+from ._torch_layers import lstm_rules as lstm_rules
+from ._torch_rules import Conversion as Conversion
+from ._torch_rules import Tied as Tied
 
 publish(__name__, globals())

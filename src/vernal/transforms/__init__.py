@@ -14,6 +14,7 @@ from ._captured import Recipe as Recipe
 from ._captured import captured as captured
 from ._closures import closure_to_pytree as closure_to_pytree
 from ._closures import filter_closure_convert as filter_closure_convert
+from ._closures import trace_closure as trace_closure
 from ._custom_jvp import filter_custom_jvp as filter_custom_jvp
 from ._custom_vjp import filter_custom_vjp as filter_custom_vjp
 from ._devices import filter_shard as filter_shard

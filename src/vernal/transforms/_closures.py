@@ -238,7 +238,22 @@ def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any)
         return fn
     if not _hides_arrays(fn):
         return _PassedThrough(fn, struct)
+    return trace_closure(fn, *args, **kwargs)
 
+
+def trace_closure(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What `filter_closure_convert` does with a function that hides arrays, whether it does or not.
+
+    Args:
+        fn: the function.
+        *args: arguments like those of the later calls.
+        **kwargs: likewise.
+
+    Returns:
+        A module as `filter_closure_convert` returns it, with the fields `consts` (what the function
+        closed over) and `jaxpr` (its program).
+    """
+    arrays, struct = _struct((args, kwargs))
     rest = split((None, args, kwargs), _has_shape)[1]
     open_fn = _without_jit(fn)
 

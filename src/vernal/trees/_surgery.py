@@ -91,6 +91,8 @@ def _locate(
     picked = _run(where, ghost, name)
     if type(picked) is _Marker:
         return [picked.place], None
+    if _is_new_and_empty(picked, ghost):
+        return [], jtu.tree_structure(picked)
     places, arrangement = _places(picked, ghost)
     if _MISSING in places:
         ghost = _deep_ghost(tree, ())
@@ -99,6 +101,14 @@ def _locate(
     if _MISSING in places:
         raise _bad_where(name, _name_stray(picked, ghost))
     return places, arrangement
+
+
+def _is_new_and_empty(picked: Any, ghost: Any) -> bool:
+    """Whether an empty list or dict was made by `where`: it picks nothing. (One that is in the tree is a node.)"""
+    if type(picked) not in (list, dict) or picked:
+        return False
+    nodes = jtu.tree_leaves(ghost, is_leaf=lambda x: x is picked)
+    return not any(x is picked for x in nodes)
 
 
 def _places(picked: Any, ghost: Any) -> tuple[list[Any], Any]:
@@ -204,7 +214,8 @@ def tree_at(
 
     Args:
         where: picks one node, or any pytree of nodes (usually a tuple), from a tree like `pytree`.
-            It is given stand-ins, so it cannot look at values. It may run twice.
+            It is given stand-ins, so it cannot look at values. It may run twice. A new
+            empty list picks nothing.
         pytree: the tree. It is not changed.
         replace: the new node, or as many as `where` returns, arranged alike.
         replace_fn: computes each new node from the old one instead.

@@ -1,0 +1,7 @@
+"""Vernal under the names of Equinox, for libraries that import `equinox`."""
+
+from .._ground import publish
+from ._install import install as install
+from ._install import uninstall as uninstall
+
+publish(__name__, globals())

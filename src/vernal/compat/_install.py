@@ -1,0 +1,68 @@
+"""`install` and `uninstall`: who answers to `import equinox`."""
+
+import os
+import sys
+
+from ..show import message
+from . import equinox
+from .equinox import debug, internal, nn
+
+_MODULES = {
+    "equinox": equinox,
+    "equinox.debug": debug,
+    "equinox.internal": internal,
+    "equinox.nn": nn,
+}
+
+# Equinox's settings, and ours that mean the same.
+_SETTINGS = {"EQX_ON_ERROR": "VERNAL_ON_ERROR"}
+
+
+def install() -> None:
+    """Makes `import equinox` import Vernal.
+
+    Call it before the first library that is built on Equinox (Diffrax, Lineax, Optimistix, ...) is imported.
+    Calling it again changes nothing. Where the environment sets `EQX_ON_ERROR`, `VERNAL_ON_ERROR` is set to
+    the same, unless it is set already.
+
+    Raises:
+        RuntimeError: if the real Equinox has been imported already: libraries would then mix both.
+
+    Example:
+        >>> import subprocess, sys
+        >>> program = "import vernal.compat; vernal.compat.install(); import equinox as eqx; "
+        >>> program += "print(eqx.nn.Linear.__module__, eqx.__version__)"
+        >>> print(subprocess.check_output([sys.executable, "-c", program], text=True))
+        vernal.nn 0.13.8
+    """
+    theirs = sys.modules.get("equinox")
+    if theirs is not None and theirs is not equinox:
+        raise RuntimeError(
+            message(
+                "the real Equinox has been imported already",
+                where="vernal.compat.install()",
+                expected="to be called before `equinox`, and what is built on it, is imported",
+                got=f"equinox {getattr(theirs, '__version__', '')} from {theirs.__file__}",
+                instead="import vernal.compat; vernal.compat.install() as the first lines of the "
+                "script, or `python -m vernal compat SCRIPT`",
+            )
+        )
+    for theirs_name, ours_name in _SETTINGS.items():
+        if theirs_name in os.environ:
+            os.environ.setdefault(ours_name, os.environ[theirs_name])
+    sys.modules.update(_MODULES)
+
+
+def uninstall() -> None:
+    """Undoes `install`: the next `import equinox` imports the real one.
+
+    Libraries that have been imported meanwhile keep what they got. Without an `install` before it, it does
+    nothing.
+
+    Example:
+        >>> import vernal.compat
+        >>> vernal.compat.uninstall()
+    """
+    for name, module in _MODULES.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]

@@ -1,0 +1,58 @@
+"""`filter_closure_convert` as Equinox has it: the program is a leaf."""
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ... import transforms
+from ...modules import field
+from ._module import Module
+
+
+class _ClosureConvert(Module):
+    """A function that was traced: its program and what it closed over are leaves.
+
+    Libraries partition such a function by `is_array`, carry one half through a loop, and join it with the other
+    half of another trace. That needs equal structures of two traces, so the program may not be part of it.
+    """
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    shell: Any = field(static=True)
+
+    def _whole(self) -> Any:
+        return dataclasses.replace(self.shell, jaxpr=self.jaxpr, consts=self.consts)
+
+    @property
+    def in_struct(self) -> Any:
+        """`(args, kwargs)` with a `jax.ShapeDtypeStruct` in place of every array."""
+        return self.shell.in_struct
+
+    @property
+    def out_struct(self) -> Any:
+        """The result, likewise."""
+        return self.shell.out_struct
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._whole()(*args, **kwargs)
+
+
+def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """`vernal.filter_closure_convert`, with the program as a leaf of the result.
+
+    Args:
+        fn: the function.
+        *args: arguments like those of the later calls.
+        **kwargs: likewise.
+
+    Returns:
+        A module that is called like `fn`, with `in_struct` and `out_struct`.
+    """
+    if isinstance(fn, types.FunctionType) and fn.__closure__ is None:
+        return transforms.filter_closure_convert(fn, *args, **kwargs)
+    if isinstance(fn, _ClosureConvert):
+        return fn
+    traced = transforms.trace_closure(fn, *args, **kwargs)
+    shell = dataclasses.replace(traced, jaxpr=None, consts=())
+    return _ClosureConvert(traced.jaxpr, traced.consts, shell)

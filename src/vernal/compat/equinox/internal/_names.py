@@ -1,0 +1,293 @@
+"""What `equinox.internal` has and Vernal has no other use for."""
+
+import dataclasses
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import wadler_lindig as wl
+
+from ...._ground import instantiate_zeros
+from ....primitives import create_vprim, nonbatchable
+from ....show import message, tree_pformat
+from ....transforms import filter_eval_shape
+from ....trees import partition
+from .._module import Module
+
+
+def doc_repr(obj: Any, string: str) -> Any:
+    """Leaves an object as it is; Equinox shows `string` for it in its documentation.
+
+    Args:
+        obj: anything.
+        string: not used.
+
+    Returns:
+        `obj`.
+    """
+    return obj
+
+
+def doc_remove_args(*args: str) -> Callable[[Any], Any]:
+    """Leaves a function as it is; Equinox hides arguments in its documentation.
+
+    Args:
+        *args: not used.
+
+    Returns:
+        A decorator that returns what it is given.
+    """
+    return lambda fn: fn
+
+
+def str2jax(msg: str) -> Any:
+    """A sentinel that passes through every transformation and prints as `msg`.
+
+    Args:
+        msg: its name.
+
+    Returns:
+        An instance of a new class of modules without leaves: two calls give different structures.
+    """
+    body = {"__repr__": lambda self: msg, "__module__": __name__}
+    return types.new_class(msg, (Module,), exec_body=lambda namespace: namespace.update(body))()
+
+
+def _filled(make: Callable[..., Any], fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    out = filter_eval_shape(fn, *inputs)
+    return jtu.tree_map(
+        lambda x: make(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, out
+    )
+
+
+def eval_empty(fn: Callable[..., Any], *inputs: Any) -> Any:
+    """Arrays of unspecified values in the shapes of what `fn(*inputs)` returns.
+
+    Args:
+        fn: a function of arrays.
+        *inputs: its arguments.
+
+    Returns:
+        The tree of arrays.
+    """
+    return _filled(jnp.empty, fn, inputs)
+
+
+def eval_zero(fn: Callable[..., Any], *inputs: Any) -> Any:
+    """Zeros in the shapes of what `fn(*inputs)` returns.
+
+    Args:
+        fn: a function of arrays.
+        *inputs: its arguments.
+
+    Returns:
+        The tree of arrays.
+    """
+    return _filled(jnp.zeros, fn, inputs)
+
+
+def scan_trick(
+    fn: Callable[[Any], Any], intermediates: Sequence[Callable[[Any], Any]], init: Any
+) -> Any:
+    """Calls `fn`, the first intermediate, `fn`, the second, ..., `fn`, with `fn` traced once.
+
+    Args:
+        fn: a function from a carry to a carry.
+        intermediates: functions likewise.
+        init: the first carry.
+
+    Returns:
+        The last carry.
+    """
+    branches = [*intermediates, lambda carry: carry]
+
+    def step(carry: Any, i: Any) -> Any:
+        # A batched index would make every branch run.
+        i = nonbatchable(i)
+        return jax.lax.switch(i, branches, fn(carry)), None
+
+    return jax.lax.scan(step, init, jnp.arange(len(branches)))[0]
+
+
+def cached_filter_eval_shape(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`filter_eval_shape`, which is quick without a cache of its own.
+
+    Args:
+        fn: a function.
+        *args: its arguments.
+        **kwargs: likewise.
+
+    Returns:
+        What it returns, with shapes in place of arrays.
+    """
+    return filter_eval_shape(fn, *args, **kwargs)
+
+
+def hashable_partition(pytree: Any, filter_fn: Callable[[Any], bool]) -> tuple[Any, Any]:
+    """Splits the leaves of a tree, with everything else in one value that can be hashed.
+
+    Args:
+        pytree: any tree.
+        filter_fn: says which leaves to keep apart.
+
+    Returns:
+        The leaves for which it is true, in a tuple with None for the others; and the rest.
+    """
+    kept, rest = partition(pytree, filter_fn)
+    leaves = jtu.tree_leaves(kept, is_leaf=lambda x: x is None)
+    others, treedef = jtu.tree_flatten(rest, is_leaf=lambda x: x is None)
+    return tuple(leaves), (tuple(others), treedef)
+
+
+def hashable_combine(dynamic_leaves: Any, static: Any) -> Any:
+    """Undoes `hashable_partition`.
+
+    Args:
+        dynamic_leaves: the leaves.
+        static: the rest.
+
+    Returns:
+        The tree.
+    """
+    others, treedef = static
+    return treedef.unflatten(
+        [a if b is None else b for a, b in zip(dynamic_leaves, others, strict=True)]
+    )
+
+
+def left_broadcast_to(arr: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Broadcasts with the axes of `arr` to the left.
+
+    Args:
+        arr: an array.
+        shape: its shape, with further axes to the right.
+
+    Returns:
+        The array of that shape.
+    """
+    return jnp.broadcast_to(arr.reshape(arr.shape + (1,) * (len(shape) - arr.ndim)), shape)
+
+
+def to_onnx(fn: Callable[..., Any]) -> NoReturn:
+    """Not there.
+
+    Args:
+        fn: a function.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(
+        message(
+            "Vernal does not write ONNX",
+            where="equinox.internal.to_onnx(fn)",
+            expected="a format that JAX can export",
+            got="to_onnx",
+            instead="`jax.export`, or the package jax2onnx",
+        )
+    )
+
+
+class ContainerMeta(type):
+    """The class of old enumerations: public attributes become numbered items.
+
+    Kept for code that was written before `Enumeration`.
+    """
+
+    reverse_lookup: list[str]
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        """Makes the class.
+
+        Args:
+            name: its name.
+            bases: its bases.
+            namespace: its body.
+
+        Returns:
+            The class.
+        """
+        texts = {k: v for k, v in namespace.items() if isinstance(v, str) and k[0] != "_"}
+        numbers = {text: i for i, text in enumerate(texts)}
+        cls: Any = super().__new__(mcs, name, bases, {**namespace, **numbers})
+        cls.reverse_lookup = list(texts.values())
+        return cls
+
+    def __getitem__(cls, item: int) -> str:
+        return cls.reverse_lookup[item]
+
+    def __len__(cls) -> int:
+        return len(cls.reverse_lookup)
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeWLCustom:
+    """How arrays, shapes and functions print, for the `custom=` of `wadler_lindig`.
+
+    Args:
+        truncate_leaf: says which nodes print as `Name(...)`.
+        short_arrays: whether arrays print as `f32[2,3]`.
+        struct_as_array: whether shapes print as arrays do.
+    """
+
+    truncate_leaf: Callable[[Any], bool]
+    short_arrays: bool
+    struct_as_array: bool
+
+    def __call__(self, obj: Any) -> wl.AbstractDoc | None:
+        """The document of an object.
+
+        Args:
+            obj: anything.
+
+        Returns:
+            Its document, or None where `wadler_lindig` prints it by itself.
+        """
+        leaf = isinstance(obj, jax.Array | np.ndarray | jax.ShapeDtypeStruct | types.FunctionType)
+        if not leaf and not self.truncate_leaf(obj):
+            return None
+        return wl.TextDoc(
+            tree_pformat(
+                obj,
+                short_arrays=self.short_arrays,
+                struct_as_array=self.struct_as_array,
+                truncate_leaf=self.truncate_leaf,
+            )
+        )
+
+
+def _same_of_tangent(primals: Any, tangents: Any) -> Any:
+    return announce_jaxpr_p.bind(*primals), list(tangents)
+
+
+announce_jaxpr_p = create_vprim(
+    "announce_jaxpr",
+    lambda *xs: list(xs),
+    lambda *xs: list(xs),
+    _same_of_tangent,
+    lambda cotangents, *xs: list(cotangents),
+)
+
+
+def _maybe_set(pred: Any, xs: Any, x: Any, *index: Any) -> list[Any]:
+    return [jnp.where(pred, xs.at[index].set(x), xs)]
+
+
+def _maybe_set_jvp(primals: Any, tangents: Any) -> Any:
+    pred, xs, x, *index = primals
+    xs_dot, x_dot = map(instantiate_zeros, tangents[1:3])
+    return maybe_set_p.bind(*primals), _maybe_set(pred, xs_dot, x_dot, *index)
+
+
+maybe_set_p = create_vprim(
+    "maybe_set",
+    _maybe_set,
+    lambda pred, xs, x, *index: [xs],
+    _maybe_set_jvp,
+    # Its tangent is made of ordinary operations: there is nothing to transpose.
+    lambda cotangents, *args: [None] * len(args),
+)

@@ -1,0 +1,5 @@
+"""A plugin for pytest: `python -m pytest -p vernal.compat.pytest` runs a test suite on Vernal."""
+
+from ._install import install
+
+install()

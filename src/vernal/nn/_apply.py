@@ -1,0 +1,148 @@
+"""`apply`: a call of a model that returns the model with its state updated."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax.tree_util as jtu
+from jaxtyping import PRNGKeyArray
+
+from ..primitives import collect
+from ..show import message, path_text, short
+from ..trees import set_attributes
+from ._inference import inference_mode
+from ._keys import keys
+from ._state import StateIndex, is_index, state_indices
+
+T = TypeVar("T")
+
+
+def apply(
+    model: T,
+    *args: Any,
+    key: PRNGKeyArray | None = None,
+    train: bool = True,
+    method: str | Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> tuple[Any, T]:
+    """Calls a model; returns the result, and the model with the state that the call has left.
+
+    This is how a model with `BatchNorm`, `SpectralNorm`, or any other layer with a `StateIndex` is trained: the layers
+    are simply called (`x = self.norm(x)`), and `apply` gathers what they changed, from inside `jax.jit`, `jax.vmap`,
+    `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint` and `jax.grad` as well. A layer that is called twice sees at its
+    second call what the first one left; one that is called in a loop sees what the step before left.
+
+    A step of training:
+
+        @vernal.filter_jit
+        def step(model, opt_state, x, labels, key):
+            def loss(model):
+                logits, model = nn.apply(model, x, key=key)
+                return cross_entropy(logits, labels), model
+
+            grads, model = vernal.filter_grad(loss, has_aux=True)(model)
+            model, opt_state = optimiser.update(model, grads, opt_state)
+            return model, opt_state
+
+    And in use, `nn.inference_mode(model)(x)`, or `nn.apply(model, x, train=False)[0]`.
+
+    The gradient is that of the plain call: state is a buffer, through which no derivative passes. The model that comes
+    back has the structure of the one given, so it can be carried through `jax.lax.scan`. `apply` traces the model, as
+    `jax.jit` does: compile what is around it, and do not branch on values of arrays in Python.
+
+    Args:
+        model: what is called.
+        *args: its arguments, any Python objects.
+        key: a random key, from which every layer that needs randomness is given its own (see `vernal.nn.keys`). It is
+            not passed on: for a model whose own call wants a `key`, write
+            `nn.apply(model, x, method=lambda model, x: model(x, key=key))`.
+        train: whether the layers train: sets `inference` to the opposite on all of them, for this call.
+        method: what to call instead of the model itself: the name of one of its methods, or a function that takes
+            the model first.
+        **kwargs: further arguments.
+
+    Returns:
+        `(result, model)`: the model is the one given, but for the values of its `StateIndex`.
+
+    Raises:
+        ValueError: if one `StateIndex` is in two places of the model; if the elements of a `jax.vmap` inside of the
+            model disagree about a state that they share.
+        TypeError: if the model has no method of this name.
+        RuntimeError: if the state of the model is in a `State`.
+        NotImplementedError: if the model changes its state where that cannot be, see `vernal.primitives.collect`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> from vernal import nn
+        >>> class Average(vernal.Module):
+        ...     mean: nn.StateIndex
+        ...     def __init__(self):
+        ...         self.mean = nn.StateIndex(jnp.array(0.0))
+        ...     def __call__(self, x):
+        ...         new = 0.5 * self.mean.value() + 0.5 * x.mean()
+        ...         return self.mean.update(new, x - new)
+        >>> model = nn.Sequential([jnp.sin, Average()])
+        >>> y, model = nn.apply(model, jnp.array([0.0, jnp.pi / 2]))
+        >>> print(y, model[1].mean.value())
+        [-0.25  0.75] 0.25
+    """
+    _refuse_twice(model)
+    call = _to_call(model, method)
+
+    def run(values: list[Any], args: Any, kwargs: Any) -> Any:
+        mine = inference_mode(_with_values(model, values), not train)
+        return call(mine if key is None else keys(mine, key), *args, **kwargs)
+
+    values = [index.stored() for _, index in state_indices(model)]
+    if not values:
+        return run(values, args, kwargs), model
+    out, values = collect(run)(values, args, kwargs)
+    return out, _with_values(model, values)
+
+
+def _with_values(model: Any, values: list[Any]) -> Any:
+    """The model with these values in its `StateIndex`, in order."""
+    if not values:
+        return model
+    rest = iter(values)
+
+    def fill(node: Any) -> Any:
+        if not isinstance(node, StateIndex):
+            return node
+        return set_attributes(node, "init", next(rest))
+
+    return jtu.tree_map(fill, model, is_leaf=is_index)
+
+
+def _to_call(model: Any, method: Any) -> Callable[..., Any]:
+    """What to call, with the model as its first argument."""
+    if method is None:
+        return lambda model, *args, **kwargs: model(*args, **kwargs)
+    if callable(method):
+        return method
+    if not callable(getattr(model, method, None)):
+        raise TypeError(
+            message(
+                f"the model has no method {method!r}",
+                where="apply(model, ..., method=...)",
+                expected="the name of a method, or a function that takes the model first",
+                got=short(getattr(model, method, "no such attribute")),
+                instead=f"method=lambda model, *args: model.part.{method}(*args), for a method of a part",
+            )
+        )
+    return lambda model, *args, **kwargs: getattr(model, method)(*args, **kwargs)
+
+
+def _refuse_twice(model: Any) -> None:
+    seen: dict[int, Any] = {}
+    for path, index in state_indices(model):
+        if id(index) in seen:
+            raise ValueError(
+                message(
+                    "one layer with state is in two places of the model",
+                    where=f"{path_text(seen[id(index)], 'model')} and {path_text(path, 'model')}",
+                    expected="every layer once: stored twice, it would become two, each with a state of its own",
+                    instead="two layers; or one, and call it twice",
+                )
+            )
+        seen[id(index)] = path

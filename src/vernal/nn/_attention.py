@@ -1,0 +1,251 @@
+"""The core of attention: one function for grouped heads and all kinds of masks, which chooses how to compute."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ..show import message, short
+from ._attention_mask import Pairs, Sizes, make_pairs
+from ._blockwise_attention import block_rows, blockwise
+from ._dense_attention import dense
+
+Implementation = Literal["dense", "blockwise", "cudnn"]
+
+
+@jax.named_scope("vernal.nn.attention")
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    segments: ArrayLike | tuple[ArrayLike, ...] | None = None,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    scale: float | None = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    r"""Means of values, weighted by how well keys match a query: `softmax(scale * query @ key.T + bias) @ value`, for
+    each head.
+
+    Which query sees which key is said by structure, `causal`, `window` and `segments`, rather than by a mask of the
+    size `(T, S)`; all conditions that are given must hold. A query that sees nothing gives zeros.
+
+    A. Vaswani et al., "Attention Is All You Need", arXiv:1706.03762; for grouped heads, J. Ainslie et al., "GQA",
+    arXiv:2305.13245.
+
+    Args:
+        query: shape `(..., T, heads, size)`, with any number of batch axes in front.
+        key: shape `(..., S, key_value_heads, size)`. `heads` is a multiple of `key_value_heads`: the first
+            `heads // key_value_heads` query heads share the first key/value head, and so on.
+        value: shape `(..., S, key_value_heads, value_size)`.
+        causal: whether a query sees only keys at its own position and before.
+        window: a query sees only keys fewer than so many positions away. With `causal`, these are the last `window`
+            positions, its own included.
+        segments: integers of shape `(T,)` or `(..., T)`, if T is S, or a tuple of those for queries and those for
+            keys. A query sees only keys of its own segment.
+        mask: bools of shape `(T, S)`, `(heads, T, S)` or `(..., heads, T, S)`, where any axis may be 1. True where a
+            query sees a key.
+        bias: numbers that are added to the scores, of a shape as `mask`.
+        scale: what the products are multiplied by, before the bias is added; by default `1 / sqrt(size)`.
+        query_positions: integers of shape `(T,)` or `(..., T)`, for `causal` and `window`; 0, 1, 2, ... by default.
+        key_positions: integers of shape `(S,)` or `(..., S)` likewise. A negative position marks an empty place,
+            which no query sees.
+        implementation: how to compute. By default the choice is made by sizes, types and device:
+
+            * `"dense"`: all scores at once, if they are few.
+            * `"blockwise"`: a block of queries at a time, if they are many. The memory needed grows linearly with
+              the length, also for the derivative, and the time is no longer.
+            * `"cudnn"`: the fused kernel of NVIDIA's GPUs, by `jax.nn.dot_product_attention`; for half precision, sizes
+              of heads up to 128 that are multiples of 8, and no conditions but `causal` (for T = S), with or without
+              `window`. It has no forward-mode derivative.
+
+    Returns:
+        Shape `(..., T, heads, value_size)`, of the dtype of `query`. Scores and sums are computed in float32 at least.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit each other, a window is not at least 1, a mask is not bool,
+            or the implementation that was asked for cannot do it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> query = jax.random.normal(jax.random.key(0), (5, 4, 8))
+        >>> key, value = jax.random.normal(jax.random.key(1), (2, 5, 2, 8))
+        >>> y = nn.attention(query, key, value, causal=True)
+        >>> y.shape
+        (5, 4, 8)
+        >>> bool(jnp.allclose(y[0], jnp.repeat(value[0], 2, axis=0)))  # the first sees only itself
+        True
+    """
+    return attend(
+        query,
+        key,
+        value,
+        causal=causal,
+        window=window,
+        segments=segments,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        implementation=implementation,
+    )
+
+
+def attend(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float | None = None,
+    implementation: Implementation | None = None,
+    drop: Callable[[Array], Array] | None = None,
+    offset: int | None = None,
+    **conditions: Any,
+) -> Array:
+    """`attention`, with two more arguments.
+
+    Args:
+        query: as for `attention`, and so are the others.
+        key: see `query`.
+        value: see `query`.
+        causal: see `query`.
+        window: see `query`.
+        scale: see `query`.
+        implementation: see `query`.
+        drop: a function of the weights, of shape `(*batch, key_value_heads, group, T, S)`, which gives those to use.
+        offset: says of positions that are given that those of queries and those of keys follow each other without
+            gaps, and that the first query has the position of the key of this index.
+        **conditions: see `query`.
+
+    Returns:
+        As `attention`.
+    """
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    sizes = _sizes(query, key, value)
+    pairs = make_pairs(sizes, causal=causal, window=window, **conditions)
+    given = conditions["query_positions"] is not None or conditions["key_positions"] is not None
+    offset = offset if given else 0
+    rows = block_rows(sizes, window)
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    obstacle = _obstacle_to_cudnn(query, value, sizes, pairs, given)
+    if implementation == "cudnn" and obstacle is not None:
+        raise ValueError(
+            message(
+                "the fused kernel cannot compute this attention",
+                where="argument `implementation`",
+                expected=obstacle,
+                got='implementation="cudnn"',
+                instead="implementation=None, to have one chosen that can",
+            )
+        )
+    if drop is not None:
+        if implementation not in (None, "dense"):
+            raise ValueError(
+                message(
+                    "weights can be dropped only where all of them are at hand",
+                    where="argument `implementation`",
+                    expected='"dense" or None, while dropout is active',
+                    got=short(implementation),
+                    instead="inference=True, or dropout of the outputs instead of the weights",
+                )
+            )
+        implementation = "dense"
+    if implementation is None and jax.default_backend() == "gpu" and obstacle is None:
+        implementation = "cudnn"
+    if implementation is None:
+        implementation = "dense" if sizes.queries <= rows else "blockwise"
+    if implementation == "cudnn":
+        return _cudnn(query, key, value, pairs, scale)
+    # (..., T, heads, size) -> (..., key/value heads, group, T, size)
+    heads = (sizes.key_value_heads, sizes.group)
+    grouped = query.reshape((*query.shape[:-2], *heads, query.shape[-1]))
+    grouped = jnp.moveaxis(grouped, -4, -2)
+    key, value = jnp.moveaxis(key, -3, -2), jnp.moveaxis(value, -3, -2)
+    if implementation == "dense":
+        out = dense(grouped, key, value, pairs, scale, drop)
+    else:
+        out = blockwise(grouped, key, value, pairs, scale, rows, offset)
+    out = jnp.moveaxis(out, -2, -4)
+    return out.reshape((*query.shape[:-1], value.shape[-1]))
+
+
+def _sizes(query: Array, key: Array, value: Array) -> Sizes:
+    """Checks that queries, keys and values fit each other."""
+    fit = (
+        min(query.ndim, key.ndim, value.ndim) >= 3
+        and query.shape[:-3] == key.shape[:-3]
+        and key.shape[:-1] == value.shape[:-1]
+        and query.shape[-1] == key.shape[-1]
+        and key.shape[-2] > 0
+        and query.shape[-2] % key.shape[-2] == 0
+    )
+    if not fit:
+        raise ValueError(
+            message(
+                "the queries, keys and values of an attention do not fit each other",
+                where="arguments `query`, `key`, `value`",
+                expected="shapes (..., T, heads, size), (..., S, key_value_heads, size) and "
+                "(..., S, key_value_heads, value_size), with heads a multiple of key_value_heads",
+                got=f"{query.shape}, {key.shape}, {value.shape}",
+            )
+        )
+    dtypes = {query.dtype, key.dtype, value.dtype}
+    if len(dtypes) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
+        raise ValueError(
+            message(
+                "the queries, keys and values of an attention must be of one floating-point type",
+                where="arguments `query`, `key`, `value`",
+                got=", ".join(str(a.dtype) for a in (query, key, value)),
+                instead="`.astype(...)` where they are not what you want to compute in",
+            )
+        )
+    *batch, queries, heads, _ = query.shape
+    keys, key_value_heads = key.shape[-3:-1]
+    return Sizes(tuple(batch), queries, keys, key_value_heads, heads // key_value_heads)
+
+
+def _obstacle_to_cudnn(
+    query: Array, value: Array, sizes: Sizes, pairs: Pairs, given: bool
+) -> str | None:
+    """What keeps the fused kernel from being used, if anything does: which condition would have to be met."""
+    size = query.shape[-1]
+    if query.dtype not in (jnp.float16, jnp.bfloat16):
+        return f"float16 or bfloat16, not {query.dtype}"
+    if size % 8 or not 0 < size <= 128 or value.shape[-1] != size:
+        return f"a size of heads up to 128 that is a multiple of 8, not {short((size, value.shape[-1]))}"
+    if 0 in (*sizes.batch, sizes.queries, sizes.keys):
+        return "arrays that are not empty"
+    if given or any(a is not None for a in (pairs.query_segments, pairs.mask, pairs.bias)):
+        return "no positions, segments, mask or bias"
+    if pairs.window is not None and not pairs.causal:
+        return "`causal=True` beside a window"
+    if pairs.causal and sizes.queries != sizes.keys:
+        return "as many queries as keys, if causal"
+    return None
+
+
+def _cudnn(query: Array, key: Array, value: Array, pairs: Pairs, scale: float) -> Array:
+    """The fused kernel, which knows one batch axis."""
+    n = math.prod(query.shape[:-3])
+    flat = (a.reshape((n, *a.shape[-3:])) for a in (query, key, value))
+    out = jax.nn.dot_product_attention(
+        *flat,
+        scale=scale,
+        is_causal=pairs.causal,
+        local_window_size=None if pairs.window is None else (pairs.window - 1, 0),
+        implementation="cudnn",
+    )
+    return out.reshape((*query.shape[:-1], value.shape[-1]))

@@ -1,0 +1,215 @@
+"""Which query sees which key: positions, segments, masks and biases, brought to one form.
+
+Attention is computed in the layout `(*batch, key/value heads, group, rows, features)`, where a group is the query heads
+that share one key/value head. Everything that is said about pairs of a query and a key has the axes
+`(*batch, key/value heads, group, queries, keys)`, each of its own size or 1, so that a block of the pairs is a block of
+every array, and nothing of the size queries x keys is made that was not given.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from ..modules import Module, field
+from ..show import message
+
+
+class Pairs(Module):
+    """What is known about pairs of queries and keys, besides their scores.
+
+    Attributes:
+        query_positions: with 1 for the axis of the keys; None if positions do not matter.
+        key_positions: with 1 for the axis of the queries.
+        query_segments: as the positions.
+        key_segments: as the positions.
+        mask: bool: True for pairs that see each other.
+        bias: is added to the scores.
+        causal: whether a query sees only keys at its own position and before.
+        window: a query sees only keys that are fewer positions away; None is no limit.
+        may_be_empty: whether there may be negative positions of keys: places that hold no key.
+    """
+
+    query_positions: Array | None
+    key_positions: Array | None
+    query_segments: Array | None
+    key_segments: Array | None
+    mask: Array | None
+    bias: Array | None
+    causal: bool = field(static=True)
+    window: int | None = field(static=True)
+    may_be_empty: bool = field(static=True)
+
+    def visible(self) -> Array | None:
+        """Whether a query sees a key; None if every query sees every key."""
+        conditions = []
+        query, key = self.query_positions, self.key_positions
+        if query is not None and key is not None:
+            if self.causal:
+                conditions.append(query >= key)
+            if self.window is not None:
+                conditions.append(query - key < self.window)
+                if not self.causal:
+                    conditions.append(key - query < self.window)
+            if self.may_be_empty:
+                conditions.append(key >= 0)
+        if self.query_segments is not None:
+            conditions.append(self.query_segments == self.key_segments)
+        if self.mask is not None:
+            conditions.append(self.mask)
+        if not conditions:
+            return None
+        seen = conditions[0]
+        for condition in conditions[1:]:
+            seen = jnp.logical_and(seen, condition)
+        return seen
+
+
+class Sizes(Module):
+    """The sizes that the arrays of one attention agree about.
+
+    Attributes:
+        batch: the batch axes.
+        queries: how many.
+        keys: how many.
+        key_value_heads: how many.
+        group: how many query heads share one of them.
+    """
+
+    batch: tuple[int, ...] = field(static=True)
+    queries: int = field(static=True)
+    keys: int = field(static=True)
+    key_value_heads: int = field(static=True)
+    group: int = field(static=True)
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads."""
+        return self.key_value_heads * self.group
+
+
+def make_pairs(
+    sizes: Sizes,
+    *,
+    causal: bool,
+    window: int | None,
+    segments: Any,
+    mask: ArrayLike | None,
+    bias: ArrayLike | None,
+    query_positions: ArrayLike | None,
+    key_positions: ArrayLike | None,
+) -> Pairs:
+    """Checks the arguments of `vernal.nn.attention` that these are, and brings them to the form of `Pairs`."""
+    if window is not None and window < 1:
+        raise ValueError(
+            message(
+                "a window of attention must hold at least the query's own position",
+                where="argument `window`",
+                expected="a number of positions, at least 1, or None",
+                got=str(window),
+            )
+        )
+    may_be_empty = key_positions is not None
+    if causal or window is not None or may_be_empty:
+        if query_positions is None:
+            query_positions = np.arange(sizes.queries, dtype=np.int32)
+        if key_positions is None:
+            key_positions = np.arange(sizes.keys, dtype=np.int32)
+        query_positions = _of_queries(sizes, "query_positions", query_positions)
+        key_positions = _of_keys(sizes, "key_positions", key_positions)
+    else:
+        query_positions = key_positions = None
+    if segments is None:
+        query_segments = key_segments = None
+    else:
+        both = segments if isinstance(segments, tuple) else (segments, segments)
+        if len(both) != 2:
+            raise ValueError(
+                message(
+                    "the segments of queries and of keys are two arrays",
+                    where="argument `segments`",
+                    expected="one array for both, or a tuple (query_segments, key_segments)",
+                    got=f"a tuple of {len(both)}",
+                )
+            )
+        query_segments = _of_queries(sizes, "segments", both[0])
+        key_segments = _of_keys(sizes, "segments", both[1])
+    if mask is not None:
+        mask = _of_pairs(sizes, "mask", mask)
+        if mask.dtype != bool:
+            raise ValueError(
+                message(
+                    "a mask says True where a query sees a key, and False where it does not",
+                    where="argument `mask`",
+                    expected="an array of bools",
+                    got=str(mask.dtype),
+                    instead="`bias=...` for numbers that are added to the scores",
+                )
+            )
+    if bias is not None:
+        bias = _of_pairs(sizes, "bias", bias)
+    return Pairs(
+        query_positions,
+        key_positions,
+        query_segments,
+        key_segments,
+        mask,
+        bias,
+        causal,
+        window,
+        may_be_empty,
+    )
+
+
+def _of_queries(sizes: Sizes, name: str, a: ArrayLike) -> Array:
+    """One integer for each query, as a column."""
+    return _line(sizes, name, a, ("queries", sizes.queries))[..., None]
+
+
+def _of_keys(sizes: Sizes, name: str, a: ArrayLike) -> Array:
+    """One integer for each key, as a row."""
+    return _line(sizes, name, a, ("keys", sizes.keys))[..., None, :]
+
+
+def _line(sizes: Sizes, name: str, a: ArrayLike, axis: tuple[str, int]) -> Array:
+    a = jnp.asarray(a)
+    batch = len(sizes.batch)
+    right = a.shape in ((axis[1],), (*sizes.batch, axis[1]))
+    if not right or not jnp.issubdtype(a.dtype, jnp.integer):
+        raise ValueError(
+            message(
+                f"positions and segments are integers, one for each of the {axis[0]}",
+                where=f"argument `{name}`",
+                expected=f"integers of shape ({axis[1]},) or {(*sizes.batch, axis[1])}",
+                got=f"{a.dtype} of shape {a.shape}",
+            )
+        )
+    # Between the batch and this axis come those of the two kinds of heads.
+    a = a.reshape((1,) * (batch + 1 - a.ndim) + a.shape)
+    return a[..., None, None, :]
+
+
+def _of_pairs(sizes: Sizes, name: str, a: ArrayLike) -> Array:
+    """One number for each pair, with the axis of heads split in two."""
+    a = jnp.asarray(a)
+    full = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
+    known = a.ndim in (2, 3, len(full))
+    if not known or any(
+        n not in (1, size) for n, size in zip(a.shape, full[-a.ndim :], strict=True)
+    ):
+        raise ValueError(
+            message(
+                f"the {name} of an attention has one number for each pair of a query and a key",
+                where=f"argument `{name}`",
+                expected=f"shape {full[-2:]}, {full[-3:]} with one for each head, or {full}; "
+                "any axis may be 1",
+                got=f"shape {a.shape}",
+            )
+        )
+    a = a.reshape((1,) * (len(full) - a.ndim) + a.shape)
+    if a.shape[-3] == 1:
+        return a[..., None, :, :]
+    heads = (sizes.key_value_heads, sizes.group)
+    return a.reshape((*a.shape[:-3], *heads, *a.shape[-2:]))

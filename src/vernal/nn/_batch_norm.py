@@ -1,0 +1,281 @@
+"""`BatchNorm`.
+
+The one layer for which a batch is more than many examples: while training, what comes out for one
+example depends on the others. So it must know which axes are the batch, and it must be able to see
+all of them: leading axes of its input, axes that `jax.vmap` has taken away, or axes of a mesh
+under `jax.shard_map`. The mean over several of those is taken one after the other, which is exact
+because every element of an axis holds equally many values.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import field
+from ..show import message, short
+from ._check import check_size
+from ._init import weight_dtype
+from ._precision import narrow, widen
+from ._state import State, StatefulLayer, StateIndex
+
+
+class BatchNorm(StatefulLayer):
+    r"""Subtracts from each channel its mean over the batch and divides by its standard deviation.
+
+    .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \, w + b
+
+    Mean and variance are over the batch and all positions. While training they are those of the batch at hand (with the
+    biased variance), and the layer keeps running averages of them; for inference it takes the running averages.
+    S. Ioffe and C. Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
+    Shift", ICML 2015, arXiv:1502.03167.
+
+    **Which axes are the batch.** One example has the shape `(channels, *spatial)`, with `num_spatial_dims` spatial
+    axes, and all axes in front of it are the batch: `(*batch, channels, *spatial)`. So `BatchNorm(3)` takes
+    `(batch, 3)`, and `BatchNorm(3, num_spatial_dims=2)` takes `(batch, 3, height, width)`. With `axis_name` the batch
+    is (also) over those named axes: `jax.vmap(layer, axis_name="batch")`, or those of the mesh in `jax.shard_map`, so
+    that all devices normalise by the statistics of the whole batch. (Under plain `jax.jit` a batch that is sharded over
+    devices is one array: no name is needed.) An `axis_name` alone means that one example has as many spatial axes as it
+    happens to have, and no batch axes in front, as in Equinox.
+
+    In inference the leading axes are mapped over as in any other layer. While training they are not: `layer(xs)`
+    normalises over them, and `jax.vmap(layer)(xs)` without a name would normalise each example by itself.
+
+    **Running statistics** are buffers (see `vernal.field`), `running_mean` and `running_var`. They start as 0 and 1, so
+    that inference before any training changes nothing, and are updated as
+    `running = momentum * running + (1 - momentum) * batch`, with the unbiased variance of the batch, as in PyTorch,
+    whose `momentum=0.1` is `momentum=0.9` here. What is still left of the starting values after `n` steps is
+    `momentum**n`. The new statistics come back from `vernal.nn.apply`, or through `state`.
+    (`vernal.saving.from_torch` finds PyTorch's by the rule `{"**.running_*.init": "**.running_*"}`.)
+
+    Args:
+        input_size: the number of channels.
+        axis_name: the name, or names, of axes of `jax.vmap` or `jax.shard_map` that belong to the batch.
+        eps: added to the variance.
+        channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and `bias`
+            (zeros).
+        momentum: how much of the running statistics is kept at each step, from 0 to 1.
+        inference: True normalises by the running statistics, and leaves them as they are.
+        dtype: of `weight` and `bias`; JAX's default float if None. The statistics have at least float32.
+        mode: by what to normalise while training. `"batch"`: the statistics of the batch. `"ema"`: the running
+            statistics, this batch included, so that training and inference do the same (gradients go through the part
+            of this batch); the first batch sets them, and the variance in them is the biased one, as in Equinox.
+        num_spatial_dims: how many axes one example has behind its channels. None: any number if `axis_name` is given,
+            else 0.
+
+    Raises:
+        ValueError: if a size is wrong, `momentum` is not within 0 and 1, the mode is unknown, or `dtype` is complex.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> norm = nn.BatchNorm(2)
+        >>> xs = jnp.array([[0.0, 1.0], [2.0, 5.0]])
+        >>> ys, norm = nn.apply(norm, xs)
+        >>> print(ys.round(3))
+        [[-1. -1.]
+         [ 1.  1.]]
+        >>> print(norm.running_mean.init, norm.running_var.init)
+        [0.01 0.03] [1.01 1.07]
+        >>> nn.apply(norm, xs, train=False)[0].shape
+        (2, 2)
+    """
+
+    weight: Array | None
+    bias: Array | None
+    running_mean: StateIndex
+    running_var: StateIndex
+    # 1 until the first batch has set the running statistics. (A float, because plain `jax.grad` refuses anything else.)
+    fresh: StateIndex | None
+    inference: bool
+    momentum: float
+    input_size: int = field(static=True)
+    axis_name: str | tuple[str, ...] | None = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    mode: Literal["batch", "ema"] = field(static=True)
+    num_spatial_dims: int | None = field(static=True)
+
+    def __init__(
+        self,
+        input_size: int,
+        axis_name: str | Sequence[str] | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        momentum: float = 0.99,
+        inference: bool = False,
+        dtype: DTypeLike | None = None,
+        mode: Literal["batch", "ema"] = "batch",
+        *,
+        num_spatial_dims: int | None = None,
+    ):
+        real: Any = weight_dtype("BatchNorm", dtype)
+        if mode not in ("batch", "ema"):
+            raise _wrong("mode", 'one of "batch" and "ema"', mode)
+        if not 0 <= momentum <= 1:
+            raise _wrong(
+                "momentum",
+                "how much is kept, from 0 to 1 (PyTorch's momentum=0.1 is 0.9 here)",
+                momentum,
+            )
+        if jnp.issubdtype(real, jnp.complexfloating):
+            raise _wrong("dtype", "real numbers", real)
+        self.input_size = check_size("BatchNorm", "input_size", input_size)
+        self.axis_name = (
+            axis_name if axis_name is None or isinstance(axis_name, str) else tuple(axis_name)
+        )
+        self.eps = eps
+        self.channelwise_affine = channelwise_affine
+        self.momentum = momentum
+        self.inference = inference
+        self.mode = mode
+        if num_spatial_dims is not None:
+            num_spatial_dims = check_size(
+                "BatchNorm", "num_spatial_dims", num_spatial_dims, minimum=0
+            )
+        self.num_spatial_dims = num_spatial_dims
+        self.weight = jnp.ones(input_size, real) if channelwise_affine else None
+        self.bias = jnp.zeros(input_size, real) if channelwise_affine else None
+        self.running_mean = StateIndex(widen(jnp.zeros(input_size, real)))
+        self.running_var = StateIndex(widen(jnp.ones(input_size, real)))
+        self.fresh = StateIndex(widen(jnp.ones((), real))) if mode == "ema" else None
+
+    @jax.named_scope("vernal.nn.BatchNorm")
+    def __call__(
+        self,
+        x: ArrayLike,
+        state: State | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+    ) -> Any:
+        """Normalises a batch.
+
+        Args:
+            x: an array of shape `(*batch, channels, *spatial)`; which axes these are is said above.
+            state: the state that `vernal.nn.make_with_state` gave, for who threads it explicitly.
+            key: not used; every layer takes one.
+            inference: overrides the layer's own setting, for this call.
+
+        Returns:
+            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.) With
+            `state`: that array and the new state.
+
+        Raises:
+            ValueError: if the channel axis of `x` has not the size `input_size`; if `x` is complex; while training, if
+                `axis_name` is no axis around this call, or there are not two values a channel (in mode "ema": one).
+            RuntimeError: while training, if nobody takes the new running statistics: outside of `vernal.nn.apply` and
+                without `state`.
+        """
+        x = jnp.asarray(x)
+        channel = self._channel_axis(x)
+        wide = widen(x)
+        # With 1 for every axis but the channels': then it can be combined with `x`.
+        shape = tuple(n if axis == channel else 1 for axis, n in enumerate(x.shape))
+        slots = [self.running_mean, self.running_var, *([] if self.fresh is None else [self.fresh])]
+        old = [slot.value(state) for slot in slots]
+        mean, var = (value.astype(wide.dtype).reshape(shape) for value in old[:2])
+        new: list[Array] = []
+        if not (self.inference if inference is None else inference):
+            kept: Any = self.momentum
+            if self.mode == "ema":
+                kept = kept * (1 - old[2].astype(wide.dtype))
+            batch_mean, batch_var, count = self._of_the_batch(wide, channel)
+            unbiased = batch_var if self.mode == "ema" else batch_var * (count / (count - 1))
+            new_mean = kept * mean + (1 - kept) * batch_mean
+            new_var = kept * var + (1 - kept) * unbiased
+            new = [new_mean, new_var, jnp.zeros(())]
+            mean, var = (new_mean, new_var) if self.mode == "ema" else (batch_mean, batch_var)
+        y = (wide - mean) * lax.rsqrt(var + self.eps)
+        if self.weight is not None and self.bias is not None:
+            y = y * self.weight.astype(y.dtype).reshape(shape)
+            y = y + self.bias.astype(y.dtype).reshape(shape)
+        y = narrow(y, x)
+        # There may be fewer slots (only mode "ema" has three), and in inference nothing is new.
+        for slot, before, value in zip(slots, old, new, strict=False):
+            value = lax.stop_gradient(value).reshape(before.shape).astype(before.dtype)
+            if state is None:
+                y = slot.update(value, y)
+            else:
+                state = state.set(slot, value)
+        return y if state is None else (y, state)
+
+    def _channel_axis(self, x: Array) -> int:
+        spatial = self.num_spatial_dims
+        if spatial is None:
+            spatial = 0 if self.axis_name is None else x.ndim - 1
+        channel = x.ndim - 1 - spatial
+        if channel < 0 or x.shape[channel] != self.input_size:
+            batch = () if self.num_spatial_dims is None and self.axis_name is not None else ("...",)
+            expected = ", ".join([*batch, f"channels={self.input_size}", *["any"] * spatial])
+            behind = [n for n, size in enumerate(reversed(x.shape)) if size == self.input_size]
+            raise ValueError(
+                message(
+                    "`BatchNorm` does not find its channels",
+                    where="argument `x`",
+                    expected=f"({expected})",
+                    got=f"{x.shape}",
+                    instead=f"BatchNorm(..., num_spatial_dims={behind[0]}), if what is behind channels are positions"
+                    if behind
+                    else None,
+                )
+            )
+        if jnp.iscomplexobj(x):
+            raise _wrong("x", "real numbers", x)
+        return channel
+
+    def _of_the_batch(self, x: Array, channel: int) -> tuple[Array, Array, int]:
+        """The mean and the biased variance of each channel, and over how many values they are."""
+        axes = tuple(axis for axis in range(x.ndim) if axis != channel)
+
+        def average(values: Array) -> Array:
+            local = jnp.mean(values, axes, keepdims=True)
+            return local if self.axis_name is None else lax.pmean(local, self.axis_name)
+
+        count = math.prod(x.shape[axis] for axis in axes) * self._named_size()
+        needed = 1 if self.mode == "ema" else 2
+        if count < needed:
+            raise ValueError(
+                message(
+                    "there is no batch to take statistics of",
+                    where="argument `x` of BatchNorm, while training",
+                    expected=f"at least {needed} values a channel",
+                    got=f"{count} in {x.shape}",
+                    instead="batch axes in front, or jax.vmap(layer, axis_name=...) and that axis_name here; "
+                    "or vernal.nn.inference_mode(model)",
+                )
+            )
+        mean = average(x)
+        return mean, average((x - mean) ** 2), count
+
+    def _named_size(self) -> int:
+        if self.axis_name is None:
+            return 1
+        try:
+            return lax.axis_size(self.axis_name)
+        except NameError as error:
+            raise ValueError(
+                message(
+                    "`BatchNorm` does not find the axis of its batch",
+                    where=f"BatchNorm(axis_name={self.axis_name!r}), while training",
+                    expected="a call inside jax.vmap or jax.shard_map with axes of these names",
+                    got=str(error),
+                    instead=f"jax.vmap(model, axis_name={self.axis_name!r})(xs)",
+                )
+            ) from None
+
+
+def _wrong(argument: str, expected: str, got: Any) -> ValueError:
+    return ValueError(
+        message(
+            "`BatchNorm` cannot work with this",
+            where=f"argument `{argument}`",
+            expected=expected,
+            got=short(got),
+        )
+    )

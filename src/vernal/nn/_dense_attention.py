@@ -1,0 +1,69 @@
+"""Attention of some queries to some keys, with all of their scores in memory at once.
+
+It is the whole computation where that is small, and one block of `_blockwise_attention.py` where it is not.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ._attention_mask import Pairs
+from ._precision import widen
+
+
+def dense(
+    query: Array,
+    keys: Array,
+    values: Array,
+    pairs: Pairs,
+    scale: float,
+    drop: Callable[[Array], Array] | None = None,
+) -> Array:
+    """Attention with all scores at once.
+
+    Args:
+        query: shape `(*batch, key/value heads, group, T, size)`.
+        keys: shape `(*batch, key/value heads, S, size)`.
+        values: shape `(*batch, key/value heads, S, value_size)`.
+        pairs: who sees whom.
+        scale: what the scores are multiplied by.
+        drop: what to do to the weights, before they are used: dropout.
+
+    Returns:
+        Shape `(*batch, key/value heads, group, T, value_size)`, of the dtype of `query`.
+    """
+    wide = widen(jnp.zeros((), query.dtype)).dtype
+    scores = jnp.einsum("...kgth,...ksh->...kgts", query, keys, preferred_element_type=wide)
+    scores = scores * jnp.asarray(scale, wide)
+    if pairs.bias is not None:
+        scores = scores + pairs.bias.astype(wide)
+    visible = pairs.visible()
+    if visible is not None:
+        scores = jnp.where(visible, scores, -jnp.inf)
+    weights = _softmax(scores)
+    if drop is not None:
+        weights = drop(weights)
+    weights = weights.astype(values.dtype)
+    out = jnp.einsum("...kgts,...ksv->...kgtv", weights, values, preferred_element_type=wide)
+    return out.astype(query.dtype)
+
+
+@jax.custom_jvp
+def _softmax(scores: Array) -> Array:
+    """The softmax of every row; zeros, not nan, for a row in which everything is minus infinity: a query that sees
+    nothing."""
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    powers = jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top))
+    total = jnp.sum(powers, axis=-1, keepdims=True)
+    return powers / jnp.where(total == 0, 1, total)
+
+
+@_softmax.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # By hand, because it needs only the weights; what JAX derives keeps the powers as well.
+    (scores,), (tangent,) = primals, tangents
+    weights = _softmax(scores)
+    mean = jnp.sum(weights * tangent, axis=-1, keepdims=True)
+    return weights, weights * (tangent - mean)

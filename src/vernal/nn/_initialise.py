@@ -1,0 +1,267 @@
+"""`initialise`: new initial values for the weights of a model, by rules.
+
+Each rule is a test and an initialiser. The test looks at where an array is: at its whole name, or at the modules
+around it and its name within them.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import Array
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module
+from ..show import message, short
+from ..trees import Pattern, is_inexact_array, path_name
+from ._places import Names, Place, keys_of
+
+T = TypeVar("T")
+
+Initialiser = Callable[..., Any]
+Rule = str | type | tuple[type, str]
+
+_SHOWN = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weight:
+    """An array that may be initialised.
+
+    Attributes:
+        path: where it is.
+        value: what it is now.
+        names: what the single layers call it, if it is stacked.
+        owners: the classes of the modules around it, and what its name is within each.
+    """
+
+    path: tuple[Any, ...]
+    value: Any
+    names: Names
+    owners: tuple[tuple[type, str], ...]
+
+    @property
+    def name(self) -> str:
+        return path_name(self.path)
+
+
+def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -> T:
+    """Draws initial values for the weights of a model anew, as rules say.
+
+    A rule is one of
+
+    * a pattern over the names of arrays (see `vernal.trees.Pattern`): `"**.bias"`, `"blocks.**.proj.weight"`;
+    * a class of layers, for the array called `weight` of all its instances: `nn.Linear`;
+    * such a class and a pattern over the names within it: `(nn.Linear, "bias")`, `(nn.GRUCell, "weight_*")`.
+
+    Two rules of one kind for one array are an error, and so is a rule for no array. Where a pattern over whole names
+    and a class both apply, the pattern decides. An array without a rule stays as it is, and so do shapes, dtypes,
+    frozen marks, and everything that is no array of floating-point (or complex) numbers.
+
+    Initialisers are called `(key, shape, dtype)`, as those of `jax.nn.initializers`. These take the last axis of an
+    array for its outputs and the one before for its inputs, whereas weights here are `(outputs, inputs, *kernel)`; so
+    an initialiser is asked for `(*kernel, inputs, outputs)`, and what it returns is transposed. "Fan in" is then what
+    enters one output, in convolutions as well.
+
+    Keys are folded from `key` and the name of each array, so an array is given the same values whatever else is in the
+    model. In a `Stack` each layer is initialised by itself, as the layer in a list in its place would be
+    (`blocks.3.weight`); rules see the names of the leaves (`blocks.layers.weight`). The members of an ensemble are
+    initialised by `jax.vmap(lambda model, key: nn.initialise(model, rules, key))(models, keys)`.
+
+    The usual recipes, with `from jax.nn import initializers as init`:
+
+        # PyTorch's linear and convolutional layers (also the default here)
+        {nn.Linear: init.variance_scaling(1 / 3, "fan_in", "uniform")}
+        # He et al. 2015 (arXiv:1502.01852), for ReLU
+        {nn.Conv: init.he_normal(), nn.Linear: init.he_normal(), "**.bias": init.zeros}
+        # GPT-2: what writes to the residual stream is smaller, by the number of writers
+        {
+            nn.Linear: init.normal(0.02),
+            nn.Embedding: init.normal(0.02),
+            "**.{attention.output,mlp.down}.weight": init.normal(0.02 / math.sqrt(2 * num_layers)),
+            (nn.Linear, "bias"): init.zeros,
+        }
+
+    Args:
+        model: any pytree with modules in it. Where arrays are abstract (`jax.ShapeDtypeStruct`), those with a rule
+            become arrays.
+        rules: initialisers by rule.
+        key: a JAX random key.
+
+    Returns:
+        The model with these arrays. (Under `jax.jit` with `out_shardings` they are made where they belong.)
+
+    Raises:
+        ValueError: for a rule that applies to no array, two rules of one kind for one array, or an initialiser that
+            fails or returns another shape or dtype.
+        TypeError: for a rule or an initialiser that is none.
+
+    Example:
+        >>> import jax
+        >>> from jax.nn import initializers as init
+        >>> from vernal import nn
+        >>> model = nn.MLP(2, 1, 8, depth=2, key=jax.random.key(0))
+        >>> rules = {nn.Linear: init.orthogonal(), "**.bias": init.zeros}
+        >>> model = nn.initialise(model, rules, jax.random.key(1))
+        >>> print(abs(model.layers[1].weight @ model.layers[1].weight.T - jax.numpy.eye(8)).max() < 1e-5)
+        True
+    """
+    tests = {rule: _test(rule, initialiser) for rule, initialiser in rules.items()}
+    weights = list(_weights(model, Place(), (), ()))
+    chosen: list[tuple[_Weight, Initialiser]] = []
+    used: set[Rule] = set()
+    for weight in weights:
+        applying: list[Rule] = [rule for rule, applies in tests.items() if applies(weight)]
+        used.update(applying)
+        patterns: list[Rule] = [rule for rule in applying if isinstance(rule, str)]
+        found = patterns or applying
+        if len(found) > 1:
+            raise _ambiguous(weight, found)
+        chosen.extend((weight, rules[rule]) for rule in found)
+    idle = [rule for rule in rules if rule not in used]
+    if idle:
+        raise _idle(idle, weights)
+    keys = keys_of(key, [weight.names for weight, _ in chosen])
+    new = {
+        weight.path: _draw(initialiser, k, weight)
+        for (weight, initialiser), k in zip(chosen, keys, strict=True)
+    }
+    return jtu.tree_map_with_path(lambda path, leaf: new.get(path, leaf), model)
+
+
+def _weights(
+    node: Any, place: Place, path: tuple[Any, ...], owners: tuple[tuple[type, int], ...]
+) -> Iterator[_Weight]:
+    if is_inexact_array(node) or (
+        isinstance(node, jax.ShapeDtypeStruct) and jnp.issubdtype(node.dtype, jnp.inexact)
+    ):
+        within = tuple((cls, path_name(path[start:])) for cls, start in owners)
+        yield _Weight(path, node, place.names, within)
+        return
+    if isinstance(node, Module):
+        owners = (*owners, (type(node), len(path)))
+    for key, part, below in place.parts(node):
+        yield from _weights(part, below, (*path, key), owners)
+
+
+def _test(rule: Any, initialiser: Any) -> Callable[[_Weight], bool]:
+    """Whether a rule applies to an array."""
+    if not callable(initialiser):
+        raise TypeError(
+            message(
+                "an initialiser is a function",
+                where=f"initialise(model, {{{_text(rule)}: ...}}, key)",
+                expected="a function (key, shape, dtype) -> array",
+                got=short(initialiser),
+                instead="for example jax.nn.initializers.constant(0.1)",
+            )
+        )
+    if isinstance(rule, str):
+        pattern = Pattern(rule)
+        return lambda weight: pattern.matches(weight.path)
+    owner, text = rule if isinstance(rule, tuple) and len(rule) == 2 else (rule, "weight")
+    if not isinstance(owner, type) or not isinstance(text, str):
+        raise TypeError(
+            message(
+                "a rule says which arrays it is for",
+                where="initialise(model, rules, key)",
+                expected="a pattern, a class, or a pair of a class and a pattern",
+                got=short(rule),
+                instead='"**.bias", nn.Linear or (nn.Linear, "bias")',
+            )
+        )
+    pattern = Pattern(text)
+    return lambda weight: any(
+        issubclass(cls, owner) and pattern.matches(name) for cls, name in weight.owners
+    )
+
+
+def _draw(initialiser: Initialiser, key: Any, weight: _Weight) -> Array:
+    """New values for an array: for each layer by itself, if it is stacked."""
+    stacked = len(weight.names.shape)
+    shape, dtype = weight.value.shape[stacked:], weight.value.dtype
+    asked = (*shape[2:], *shape[1::-1])
+
+    def one(key: Any) -> Any:
+        try:
+            return initialiser(key, asked, dtype)
+        except (TypeError, ValueError) as error:
+            raise _unfit(weight, asked, f"{type(error).__name__}: {error}") from error
+
+    for _ in weight.names.shape:
+        one = jax.vmap(one)
+    drawn = jnp.asarray(one(key))
+    if drawn.shape[stacked:] != asked or drawn.dtype != dtype:
+        raise _unfit(weight, asked, f"{drawn.dtype.name}{list(drawn.shape[stacked:])}")
+    return jnp.moveaxis(drawn, (-1, -2), (stacked, stacked + 1)) if len(shape) > 1 else drawn
+
+
+def _unfit(weight: _Weight, asked: tuple[int, ...], got: str) -> ValueError:
+    return ValueError(
+        message(
+            "the initialiser does not fit the array",
+            where=weight.name,
+            expected=f"an array {weight.value.dtype.name}{list(asked)} of initialiser(key, {asked}, dtype)",
+            got=got,
+        )
+    )
+
+
+def _text(rule: Any) -> str:
+    if isinstance(rule, tuple):
+        return f"({', '.join(map(_text, rule))})"
+    return rule.__name__ if isinstance(rule, type) else repr(rule)
+
+
+def _listed(items: Iterable[str]) -> str:
+    found = list(dict.fromkeys(items))
+    more = len(found) - _SHOWN
+    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "") or "none"
+
+
+def _ambiguous(weight: _Weight, rules: list[Rule]) -> ValueError:
+    return ValueError(
+        message(
+            "two rules are for one array",
+            where=f"initialise(model, rules, key), for {weight.name}",
+            expected="one pattern for it, or else one class",
+            got=" and ".join(map(_text, rules)),
+            instead="narrower rules; a pattern over the whole name goes before rules with classes",
+        )
+    )
+
+
+def _idle(rules: list[Rule], weights: list[_Weight]) -> ValueError:
+    return ValueError(
+        message(
+            "a rule is for no array of the model",
+            where="initialise(model, rules, key)",
+            expected="floating-point arrays for every rule",
+            got=", ".join(map(_text, rules)),
+            instead="\n".join(_near(rule, weights) for rule in rules),
+        )
+    )
+
+
+def _near(rule: Rule, weights: list[_Weight]) -> str:
+    """What there is instead of what a rule is looking for."""
+    if isinstance(rule, str):
+        names = [weight.name for weight in weights]
+        if any(Pattern(f"{rule}.**").matches(name) for name in names):
+            return f"{rule!r} is a node: for the arrays in it, write {rule + '.**'!r}"
+        ends = {name.rpartition(".")[2]: name for name in reversed(names)}
+        end = difflib.get_close_matches(rule.rpartition(".")[2], ends)
+        near = difflib.get_close_matches(rule, names) or [ends[text] for text in end]
+        if near:
+            return f"{rule!r}: did you mean {' or '.join(map(repr, near))}?"
+        return f"the arrays are {_listed(names)}"
+    owner = rule[0] if isinstance(rule, tuple) else rule
+    owners = [pair for weight in weights for pair in weight.owners]
+    names = [name for cls, name in owners if issubclass(cls, owner)]
+    if names:
+        return f"the arrays of {owner.__name__} are {_listed(names)}"
+    return f"the classes with arrays are {_listed(cls.__name__ for cls, _ in owners)}"

@@ -1,0 +1,75 @@
+"""`keys`: a random key of its own for every layer that needs one."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax.tree_util as jtu
+from jaxtyping import PRNGKeyArray
+
+from ..trees import replace_parts
+from ._places import Names, Place, keys_of
+from ._random import key_fields
+
+T = TypeVar("T")
+
+
+def keys(model: T, key: PRNGKeyArray | None) -> T:
+    """Gives every layer that needs randomness a key of its own, so that none has to be handed through the model.
+
+    The key of a layer is folded from `key` and the name of the layer (`blocks.3.dropout`), and from nothing else: what
+    is added, removed or reordered elsewhere in the model does not change its randomness. In a `Stack` every layer has
+    a key of its own, that of the layer in a list in its place: `Stack` and list give the same numbers.
+
+    The keys are leaves of the model that comes back, so its structure is another one. Call it where the model is used,
+    which is inside the function that is differentiated or compiled, and keep the model without keys for the
+    optimiser and for saving:
+
+        def loss(model, x, y, key):
+            return mse(nn.keys(model, key)(x), y)
+
+    A key that is given to the call of a layer goes before the stored one. Note that a layer with a stored key draws the
+    same numbers at every call: one `Dropout` called twice in a model, or at every step of a scan over time, repeats its
+    mask. Give it keys by hand there, or write one `Dropout` for each place. `jax.vmap(model)` over examples is such
+    a repetition as well: all examples have the same mask. Either call the model with batch axes, or map over keys too:
+    `jax.vmap(lambda x, key: nn.keys(model, key)(x))(xs, keys)`.
+
+    A layer of your own takes part if it has a `Dropout` inside, or a field made by `vernal.nn.key_field`.
+
+    Args:
+        model: any pytree with layers in it.
+        key: one random key, typed or of uint32; None takes the keys out again.
+
+    Returns:
+        The model with these keys; what has no need of a key is shared with `model`. An ensemble has different keys in
+        its members by `jax.vmap(nn.keys, in_axes=(0, 0))(models, keys)`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import nn
+        >>> model = nn.Sequential([nn.Dropout(0.5), jnp.tanh, nn.Dropout(0.5)])
+        >>> y = nn.keys(model, jax.random.key(0))(jnp.ones(100))
+        >>> print(y.shape, (y == 0).any())
+        (100,) True
+        >>> nn.keys(nn.keys(model, jax.random.key(0)), None) == model
+        True
+    """
+    if key is None:
+        return _with_keys(model, Place(), lambda names: None)
+    places: list[Names] = []
+    _with_keys(model, Place(), places.append)
+    found = iter(keys_of(key, places))
+    return _with_keys(model, Place(), lambda names: next(found))
+
+
+def _with_keys(node: Any, place: Place, key_of: Callable[[Names], Any]) -> Any:
+    """The node with what `key_of` says in the key fields of all layers, which are visited in a fixed order."""
+    own = key_fields(type(node))
+    changes: dict[Any, Any] = {}
+    for key, part, below in place.parts(node):
+        if isinstance(key, jtu.GetAttrKey) and key.name in own:
+            new = key_of(below.names)
+        else:
+            new = _with_keys(part, below, key_of)
+        if new is not part:
+            changes[key] = new
+    return replace_parts(node, changes) if changes else node

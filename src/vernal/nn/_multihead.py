@@ -1,0 +1,342 @@
+"""`MultiheadAttention`."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module, field
+from ..show import message, short
+from ._attention import Implementation, attend
+from ._batch import batched
+from ._check import check_shape, check_size
+from ._dropout import Dropout
+from ._init import weight_dtype
+from ._kv_cache import KVCache
+from ._linear import Linear
+from ._rotary import RotaryPositionalEmbedding
+
+ProcessHeads = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
+
+
+class MultiheadAttention(Module):
+    r"""Attention of several heads, each in its own linear projection of queries, keys and values.
+
+    A. Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. What each head computes, and how, is said at
+    `vernal.nn.attention`.
+
+    Args:
+        num_heads: the number of heads.
+        query_size: features of a query.
+        key_size: features of a key; `query_size` by default.
+        value_size: features of a value; `query_size` by default.
+        output_size: features of the output; `query_size` by default.
+        qk_size: features that a head compares; `query_size // num_heads` by default.
+        vo_size: features that a head returns; `query_size // num_heads` by default.
+        use_query_bias: whether the projection of the queries adds a bias.
+        use_key_bias: likewise for the keys.
+        use_value_bias: likewise for the values.
+        use_output_bias: likewise for the output.
+        dropout_p: the probability with which a weight of the attention is set to zero while training. All weights are
+            in memory then.
+        inference: switches dropout off; see `vernal.nn.inference_mode`.
+        dtype: of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+        num_key_value_heads: how many heads there are of keys and values, each shared by as many query heads;
+            `num_heads` by default. Fewer make a smaller cache (J. Ainslie et al., "GQA", arXiv:2305.13245).
+        key: a JAX random key for the initial weights.
+
+    Attributes:
+        query_proj: a `Linear` to `num_heads * qk_size`.
+        key_proj: a `Linear` to `num_key_value_heads * qk_size`.
+        value_proj: a `Linear` to `num_key_value_heads * vo_size`.
+        output_proj: a `Linear` from `num_heads * vo_size`.
+        dropout: a `Dropout`.
+
+    Raises:
+        ValueError: for sizes that are not positive integers, or heads that cannot be shared evenly.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> attention = nn.MultiheadAttention(4, 8, num_key_value_heads=2, key=jax.random.key(0))
+        >>> rotary = nn.RotaryPositionalEmbedding(2)
+        >>> x = jax.random.normal(jax.random.key(1), (6, 8))
+        >>> whole = attention(x, x, x, causal=True, rotary=rotary)
+        >>> cache = attention.make_cache(6)
+        >>> first, cache = attention(x[:4], x[:4], x[:4], cache=cache, rotary=rotary)
+        >>> rest, cache = attention(x[4:], x[4:], x[4:], cache=cache, rotary=rotary)
+        >>> bool(jnp.allclose(jnp.concatenate([first, rest]), whole, atol=1e-5))
+        True
+    """
+
+    query_proj: Linear
+    key_proj: Linear
+    value_proj: Linear
+    output_proj: Linear
+    dropout: Dropout
+    num_heads: int = field(static=True)
+    num_key_value_heads: int = field(static=True)
+    query_size: int = field(static=True)
+    key_size: int = field(static=True)
+    value_size: int = field(static=True)
+    output_size: int = field(static=True)
+    qk_size: int = field(static=True)
+    vo_size: int = field(static=True)
+    use_query_bias: bool = field(static=True)
+    use_key_bias: bool = field(static=True)
+    use_value_bias: bool = field(static=True)
+    use_output_bias: bool = field(static=True)
+
+    def __init__(
+        self,
+        num_heads: int,
+        query_size: int,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        output_size: int | None = None,
+        qk_size: int | None = None,
+        vo_size: int | None = None,
+        use_query_bias: bool = False,
+        use_key_bias: bool = False,
+        use_value_bias: bool = False,
+        use_output_bias: bool = False,
+        dropout_p: float = 0.0,
+        inference: bool = False,
+        dtype: DTypeLike | None = None,
+        *,
+        num_key_value_heads: int | None = None,
+        key: PRNGKeyArray,
+    ):
+        name = "MultiheadAttention"
+
+        def size(argument: str, given: int | None, default: int) -> int:
+            return check_size(name, argument, default if given is None else given)
+
+        self.num_heads = check_size(name, "num_heads", num_heads)
+        self.num_key_value_heads = size("num_key_value_heads", num_key_value_heads, num_heads)
+        self.query_size = check_size(name, "query_size", query_size)
+        self.key_size = size("key_size", key_size, query_size)
+        self.value_size = size("value_size", value_size, query_size)
+        self.output_size = size("output_size", output_size, query_size)
+        self.qk_size = size("qk_size", qk_size, query_size // num_heads)
+        self.vo_size = size("vo_size", vo_size, query_size // num_heads)
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                message(
+                    "the heads of queries cannot share those of keys and values evenly",
+                    where="argument `num_key_value_heads` of MultiheadAttention",
+                    expected=f"a divisor of num_heads={num_heads}",
+                    got=short(num_key_value_heads),
+                )
+            )
+        self.use_query_bias, self.use_key_bias = use_query_bias, use_key_bias
+        self.use_value_bias, self.use_output_bias = use_value_bias, use_output_bias
+        dtype = weight_dtype(name, dtype)
+        shapes = (
+            (self.query_size, self.num_heads * self.qk_size, use_query_bias),
+            (self.key_size, self.num_key_value_heads * self.qk_size, use_key_bias),
+            (self.value_size, self.num_key_value_heads * self.vo_size, use_value_bias),
+            (self.num_heads * self.vo_size, self.output_size, use_output_bias),
+        )
+        self.query_proj, self.key_proj, self.value_proj, self.output_proj = (
+            Linear(*shape, dtype, key=k)
+            for shape, k in zip(shapes, jax.random.split(key, 4), strict=True)
+        )
+        self.dropout = Dropout(dropout_p, inference)
+
+    # Long: the argument list, which is most of it.
+    @jax.named_scope("vernal.nn.MultiheadAttention")
+    def __call__(
+        self,
+        query: ArrayLike,
+        key_: ArrayLike,
+        value: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        process_heads: ProcessHeads | None = None,
+        causal: bool | None = None,
+        window: int | None = None,
+        segments: ArrayLike | tuple[ArrayLike, ...] | None = None,
+        bias: ArrayLike | None = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
+        rotary: RotaryPositionalEmbedding | None = None,
+        cache: KVCache | None = None,
+        implementation: Implementation | None = None,
+    ) -> Array | tuple[Array, KVCache]:
+        """Attends.
+
+        Args:
+            query: shape `(..., T, query_size)`, with any number of batch axes in front.
+            key_: shape `(..., S, key_size)`.
+            value: shape `(..., S, value_size)`.
+            mask: bools of shape `(T, S)`, `(num_heads, T, S)` or `(..., num_heads, T, S)`, where any axis may be 1;
+                True where a query sees a key. A query that sees nothing gives zeros (before the output's projection).
+            key: a random key for dropout; the `Dropout`'s own by default.
+            inference: overrides the setting of the `Dropout`, for this call.
+            process_heads: a function from the projected queries, keys and values, of shapes
+                `(T, num_heads, qk_size)`, `(S, num_key_value_heads, qk_size)` and `(S, num_key_value_heads, vo_size)`,
+                to those to use instead, of the same shapes.
+            causal: whether a query sees only keys at its own position and before. By default it does with a cache, and
+                does not without.
+            window: a query sees only keys fewer than so many positions away; with a ring as a cache, by default as
+                many as it holds.
+            segments: see `vernal.nn.attention`.
+            bias: numbers that are added to the scores, of a shape as `mask`.
+            query_positions: integers of shape `(T,)` or `(..., T)`; 0, 1, 2, ... by default.
+            key_positions: likewise for the keys.
+            rotary: turns queries and keys according to their positions, before `process_heads`.
+            cache: the tokens before. Those of this call follow them; T is S then, `mask` and `bias` are about the
+                places of the cache (`S = max_length`), and positions are counted by the cache.
+            implementation: see `vernal.nn.attention`.
+
+        Returns:
+            Shape `(..., T, output_size)`; with a cache, a tuple of this and the cache that also holds this call's
+            tokens.
+
+        Raises:
+            ValueError: if shapes do not fit, or a condition does not go with a cache.
+            RuntimeError: if dropout needs a key, and none is given or stored.
+        """
+        name = "MultiheadAttention"
+        check_shape(name, query, (..., "T", ("query_size", self.query_size)), "query")
+        check_shape(name, key_, (..., "S", ("key_size", self.key_size)), "key_")
+        check_shape(name, value, (..., "S", ("value_size", self.value_size)), "value")
+        queries = _heads(self.query_proj(query), self.num_heads)
+        keys = _heads(self.key_proj(key_), self.num_key_value_heads)
+        values = _heads(self.value_proj(value), self.num_key_value_heads)
+        if cache is not None:
+            given = {"segments": segments, "query_positions": query_positions}
+            given |= {"key_positions": key_positions}
+            causal, window = _check_cache(cache, queries, keys, causal, window, mask, bias, given)
+            query_positions = key_positions = cache.next_positions(keys.shape[-3])
+        if rotary is not None:
+            queries = _rotate(rotary, queries, query_positions)
+            keys = _rotate(rotary, keys, key_positions)
+        if process_heads is not None:
+            queries, keys, values = _process(process_heads, queries, keys, values)
+        offset, after = None, cache
+        if cache is not None:
+            keys, values, key_positions, offset, after = cache.extend(keys, values, window)
+            keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
+        out = attend(
+            queries,
+            keys,
+            values,
+            causal=bool(causal),
+            window=window,
+            segments=segments,
+            mask=mask,
+            bias=bias,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            implementation=implementation,
+            drop=self._drop(key, inference),
+            offset=offset,
+        )
+        y = self.output_proj(out.reshape((*out.shape[:-2], out.shape[-2] * out.shape[-1])))
+        return y if after is None else (y, after)
+
+    def make_cache(
+        self,
+        max_length: int,
+        dtype: DTypeLike | None = None,
+        batch: tuple[int, ...] = (),
+        *,
+        ring: bool = False,
+    ) -> KVCache:
+        """An empty cache of the right shape for this layer.
+
+        Args:
+            max_length: for how many tokens there is room.
+            dtype: of keys and values; that of the layer's weights by default.
+            batch: batch axes in front of everything.
+            ring: whether the oldest tokens make room for new ones, which is attention with a window.
+
+        Returns:
+            The `KVCache`.
+        """
+        dtype = self.key_proj.weight.dtype if dtype is None else dtype
+        sizes = self.num_key_value_heads, self.qk_size, self.vo_size
+        return KVCache(max_length, *sizes, ring=ring, dtype=dtype, batch=batch)
+
+    def _drop(
+        self, key: PRNGKeyArray | None, inference: bool | None
+    ) -> Callable[[Array], Array] | None:
+        """What to do to the weights; None where that is nothing, and they need not be kept."""
+        p = self.dropout.p
+        off = self.dropout.inference if inference is None else inference
+        if off or (not isinstance(p, Array) and p == 0):
+            return None
+        return lambda weights: self.dropout(weights, key=key, inference=False)
+
+
+def _heads(x: Array, heads: int) -> Array:
+    """`(..., T, heads * size)` as `(..., T, heads, size)`."""
+    return x.reshape((*x.shape[:-1], heads, x.shape[-1] // heads))
+
+
+def _rotate(rotary: RotaryPositionalEmbedding, x: Array, positions: ArrayLike | None) -> Array:
+    """Turns all heads of all rows."""
+    if positions is not None:
+        at = jnp.asarray(positions)
+        # The heads are one more batch axis, in which the positions do not differ.
+        positions = at[..., None, :] if at.ndim > 1 else at
+    return jnp.swapaxes(rotary(jnp.swapaxes(x, -2, -3), positions=positions), -2, -3)
+
+
+def _process(
+    process_heads: ProcessHeads, queries: Array, keys: Array, values: Array
+) -> tuple[Array, Array, Array]:
+    """What the user's function makes of the heads of each example."""
+    before = queries.shape, keys.shape, values.shape
+    heads = batched(process_heads, queries, 3, keys, values)
+    after = tuple(jnp.shape(a) for a in heads)
+    if after != before:
+        raise ValueError(
+            message(
+                "`process_heads` must not change the shapes of the heads",
+                where="MultiheadAttention.__call__(process_heads=...)",
+                expected=str(before),
+                got=str(after),
+            )
+        )
+    return heads
+
+
+def _check_cache(
+    cache: KVCache,
+    queries: Array,
+    keys: Array,
+    causal: bool | None,
+    window: int | None,
+    mask: ArrayLike | None,
+    bias: ArrayLike | None,
+    given: dict[str, object],
+) -> tuple[bool, int | None]:
+    """Refuses what does not go with a cache; returns `causal` and `window`, as they are by default with this one."""
+    if cache.ring:
+        given = given | {"mask": mask, "bias": bias}
+        window = cache.max_length if window is None else window
+    wrong = [f"`{name}`" for name, a in given.items() if a is not None]
+    if cache.ring and causal is False:
+        wrong.append("`causal=False`")
+    if cache.ring and window is not None and window > cache.max_length:
+        wrong.append(f"a window of {window}, where {cache.max_length} tokens are kept,")
+    if queries.shape[-3] != keys.shape[-3]:
+        wrong.append(f"{queries.shape[-3]} queries for {keys.shape[-3]} keys")
+    if wrong:
+        raise ValueError(
+            message(
+                f"{' and '.join(wrong)} cannot be combined with {'a ring as ' if cache.ring else ''}a cache",
+                where="MultiheadAttention.__call__(cache=...)",
+                expected="tokens that follow those of the cache, each a query and a key; the cache counts positions",
+                instead="`vernal.nn.attention` on `cache.keys` and `cache.values`, for anything else",
+            )
+        )
+    return (True if causal is None else causal), window

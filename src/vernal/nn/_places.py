@@ -1,0 +1,89 @@
+"""The names of the layers of a model, one by one, and a random key for each name.
+
+Randomness that is folded from names (`keys`, `initialise`) does not change when something is added elsewhere. It
+shall not change either when a list of layers is stored stacked, so a name here is that of the layer in the list:
+`blocks.3.norm.weight`, where the leaf is called `blocks.layers.norm.weight` and holds this weight of all blocks along
+its first axis.
+
+A module says which of its parts stand for others by a method `__unrolled__`. It returns pairs: the path from the
+module to the part (the texts of its keys), and what the part is called instead: one name, or a sequence of names if
+the part is stacked. An empty name stands for the module itself.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..trees import node_parts, path_name
+
+# What `__unrolled__` returns.
+Unrolled = Sequence[tuple[tuple[str, ...], str | Sequence[str]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """The names of what one node stands for.
+
+    Attributes:
+        texts: all of them, in the order of the stacked axes.
+        shape: the lengths of the stacked axes; `()` for a node that stands for itself.
+    """
+
+    texts: tuple[str, ...] = ("",)
+    shape: tuple[int, ...] = ()
+
+    def below(self, name: str | Sequence[str]) -> "Names":
+        """The names of a part of each: one name, or several along a further axis."""
+        endings, axis = ((name,), ()) if isinstance(name, str) else (name, (len(name),))
+        texts = (".".join(filter(None, (text, end))) for text in self.texts for end in endings)
+        return Names(tuple(texts), self.shape + axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a node is, for a walk that goes down a tree.
+
+    Attributes:
+        names: of the node.
+        pending: parts further below which have other names than their paths, and what to put them after.
+    """
+
+    names: Names = Names()
+    pending: tuple[tuple[tuple[str, ...], Names], ...] = ()
+
+    def parts(self, node: Any) -> Iterator[tuple[Any, Any, "Place"]]:
+        """The keys and the parts of the node at this place, and their places."""
+        pending = list(self.pending)
+        if hasattr(type(node), "__unrolled__"):
+            pending += [(path, self.names.below(name)) for path, name in node.__unrolled__()]
+        for key, part in node_parts(node) or []:
+            text = path_name((key,))
+            below = [(path[1:], names) for path, names in pending if path[0] == text]
+            names = next((names for path, names in below if not path), self.names.below(text))
+            yield key, part, Place(names, tuple(x for x in below if x[0]))
+
+
+def keys_of(key: Any, places: Sequence[Names]) -> list[Any]:
+    """A random key for every name: for each of `places`, an array of keys of its shape.
+
+    A key is folded from 64 bits of a hash of the name: with fewer, two layers of a large model might meet.
+    """
+    texts = [text for names in places for text in names.texts]
+    if not texts:
+        return []
+    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    words = np.frombuffer(digests, "<u4").reshape(-1, 2)
+    fold = jax.random.fold_in
+    every = jax.vmap(lambda word: fold(fold(key, word[0]), word[1]))(jnp.asarray(words))
+    found, start = [], 0
+    for names in places:
+        size = math.prod(names.shape)
+        found.append(every[start : start + size].reshape(names.shape + every.shape[1:]))
+        start += size
+    return found

@@ -1,0 +1,163 @@
+"""`SpectralNorm`."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from ..modules import field
+from ..show import message, short
+from ..trees import is_inexact_array, tree_at
+from ._check import check_size
+from ._precision import widen
+from ._state import State, StatefulLayer, StateIndex
+
+# How many power iterations there are at construction.
+_AT_FIRST = 15
+
+
+class SpectralNorm(StatefulLayer):
+    r"""A layer whose weight is divided by its largest singular value.
+
+    So a linear layer makes no difference between two inputs larger. The weight is taken as a matrix: its first axis
+    against all others. The largest singular value is estimated by power iteration, as :math:`\sigma = u^* W v`
+    with unit vectors `u` and `v` that are buffers (see `vernal.field`): each call while training brings them nearer,
+    and inference takes them as they are. Gradients go through :math:`\sigma`, with `u` and `v` constant. The new
+    vectors come back from `vernal.nn.apply`, or through `state`.
+
+    T. Miyato, T. Kataoka, M. Koyama and Y. Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR
+    2018, arXiv:1802.05957.
+
+    Args:
+        layer: the layer.
+        weight_name: the name of its weight.
+        num_power_iterations: how many at each call while training; there are 15 at construction.
+        eps: the least length that a vector is divided by to make it a unit vector.
+        inference: True leaves `u` and `v` as they are.
+        key: for the random `v` to begin with.
+
+    Attributes:
+        layer: as given, with its own weight.
+        vectors: the slot of `(u, v)`.
+
+    Raises:
+        ValueError: if the layer has no such weight, or the weight no axis; if `num_power_iterations` is not a positive
+            integer.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> layer = nn.Linear(3, 2, use_bias=False, key=jax.random.key(0))
+        >>> normed = nn.SpectralNorm(layer, key=jax.random.key(1))
+        >>> y, normed = nn.apply(normed, jnp.ones(3))
+        >>> sigma = jnp.linalg.svd(layer.weight, compute_uv=False)[0]
+        >>> print(jnp.allclose(y, layer(jnp.ones(3)) / sigma, rtol=1e-3))
+        True
+    """
+
+    layer: Any
+    vectors: StateIndex
+    inference: bool
+    weight_name: str = field(static=True)
+    num_power_iterations: int = field(static=True)
+    eps: float = field(static=True)
+
+    def __init__(
+        self,
+        layer: Any,
+        weight_name: str = "weight",
+        num_power_iterations: int = 1,
+        eps: float = 1e-12,
+        inference: bool = False,
+        *,
+        key: PRNGKeyArray,
+    ):
+        self.layer = layer
+        self.weight_name = weight_name
+        self.num_power_iterations = check_size(
+            "SpectralNorm", "num_power_iterations", num_power_iterations
+        )
+        self.eps = eps
+        self.inference = inference
+        weight = getattr(layer, weight_name, None)
+        if not is_inexact_array(weight) or weight.ndim == 0:
+            raise ValueError(
+                message(
+                    "there is nothing to normalise",
+                    where=f"SpectralNorm(layer, weight_name={weight_name!r})",
+                    expected=f"a layer with a floating-point array `{weight_name}` of at least one axis",
+                    got=f"{weight_name} = {short(weight)}",
+                )
+            )
+        matrix = _matrix(jnp.asarray(weight))
+        v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
+        self.vectors = StateIndex(_power_iteration(matrix, v, _AT_FIRST, eps))
+
+    @jax.named_scope("vernal.nn.SpectralNorm")
+    def __call__(
+        self,
+        x: Any,
+        state: State | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+    ) -> Any:
+        """Calls the layer with the normalised weight.
+
+        Args:
+            x: what the layer takes.
+            state: the state that `vernal.nn.make_with_state` gave, for who threads it explicitly.
+            key: handed on to the layer, if given.
+            inference: overrides this layer's own setting, for this call.
+
+        Returns:
+            What the layer returns. With `state`: that and the new state.
+
+        Raises:
+            RuntimeError: while training, if nobody takes the new vectors: outside of `vernal.nn.apply` and without
+                `state`.
+        """
+        weight = getattr(self.layer, self.weight_name)
+        matrix = _matrix(weight)
+        old = self.vectors.value(state)
+        u, v = (vector.astype(matrix.dtype) for vector in old)
+        if not (self.inference if inference is None else inference):
+            fixed = lax.stop_gradient(matrix)
+            u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
+            new = u.astype(old[0].dtype), v.astype(old[1].dtype)
+            if state is None:
+                weight = self.vectors.update(new, weight)
+            else:
+                state = state.set(self.vectors, new)
+        sigma = jnp.vdot(u, matrix @ v).real
+        # A weight of zeros stays one.
+        weight = weight / jnp.where(sigma == 0, 1, sigma).astype(weight.dtype)
+        layer = tree_at(lambda m: getattr(m, self.weight_name), self.layer, weight)
+        y = layer(x) if key is None else layer(x, key=key)
+        return y if state is None else (y, state)
+
+
+def _matrix(weight: Array) -> Array:
+    """The weight as a matrix, in at least float32."""
+    return widen(weight).reshape(weight.shape[0], -1)
+
+
+def _unit(x: Array, eps: float) -> Array:
+    return x / jnp.maximum(jnp.sqrt(jnp.sum(jnp.abs(x) ** 2)), eps).astype(x.dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("times", "eps"))
+def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[Array, Array]:
+    """The vectors `u` and `v` after some iterations, which begin with `v`. Compiled, because layers are mostly built
+    outside of compiled functions."""
+
+    def step(_: Any, vectors: tuple[Array, Array]) -> tuple[Array, Array]:
+        u = _unit(matrix @ vectors[1], eps)
+        return u, _unit(matrix.conj().T @ u, eps)
+
+    # The first by itself: there is no `u` before it.
+    vectors = step(0, (v, v))
+    return vectors if times == 1 else lax.fori_loop(1, times, step, vectors)

@@ -1,0 +1,294 @@
+"""`Stack`: many layers alike, stored as one with a leading axis and run by a loop."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from .._ground import same
+from ..modules import Module
+from ..show import diff_text, message, path_text, short
+from ..transforms import filter_vmap
+from ..trees import combine, is_array, partition, tree_at
+from ._check import check_size
+from ._places import Unrolled
+from ._sequential import _takes_key
+
+
+class Stack(Module):
+    """Layers of one structure, one after another: what a list of them computes, in one compiled layer.
+
+    Every array of the layers is stored once, with a leading axis over the layers, and `jax.lax.scan` runs them. The
+    program is as small for 64 layers as for 2, and compiles as fast; values and gradients are those of the list.
+
+    `len`, iteration, `stack[i]` (a layer) and `stack[i:j]` (a `Stack`) work as on a list, `Stack.of(layers)` makes one
+    from a list, and `list(stack)` a list again.
+
+    Everything that goes by the names of leaves sees `layers.weight` with its leading axis, once for all layers: rules
+    of `freeze`, of sharding and of saving, and `tree_at`. What depends on the single layer counts them one by one:
+    `vernal.nn.initialise` and `vernal.nn.keys` give each layer the randomness it would have in a list in the same
+    place, `blocks.3.weight`.
+
+    Args:
+        make_layer: makes a layer from a random key. All layers have the same structure, because it runs once, under
+            `jax.vmap`.
+        num_layers: how many.
+        key: a JAX random key, split into one for each layer.
+        checkpoint: whether the backward pass computes the inside of each layer anew, rather than keep it: True keeps
+            only what goes from layer to layer; a policy, such as `jax.checkpoint_policies.dots_saveable`, says what
+            else to keep.
+        unroll: how many layers make one turn of the loop.
+
+    Attributes:
+        layers: one layer, whose arrays have a leading axis of length `num_layers`.
+        num_layers: as given; so are `checkpoint` and `unroll`.
+
+    Raises:
+        ValueError: for a number of layers or an `unroll` below 1; when called, for a layer whose output differs in
+            structure, shape or dtype from its input, or an `each` without an entry for every layer.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> from vernal import nn
+        >>> class Block(vernal.Module):
+        ...     linear: nn.Linear
+        ...     dropout: nn.Dropout
+        ...     def __init__(self, size, key):
+        ...         self.linear = nn.Linear(size, size, key=key)
+        ...         self.dropout = nn.Dropout(0.1)
+        ...     def __call__(self, x, *, key=None):
+        ...         return x + self.dropout(jax.nn.gelu(self.linear(x)), key=key)
+        >>> stack = nn.Stack(lambda key: Block(4, key), 6, key=jax.random.key(0), checkpoint=True)
+        >>> stack.layers.linear.weight.shape, len(stack), stack[2].linear.weight.shape
+        ((6, 4, 4), 6, (4, 4))
+        >>> stack(jnp.ones(4), key=jax.random.key(1)).shape
+        (4,)
+    """
+
+    layers: Any
+    num_layers: int
+    checkpoint: bool | Callable[..., Any]
+    unroll: int
+
+    def __init__(
+        self,
+        make_layer: Callable[[PRNGKeyArray], Any],
+        num_layers: int,
+        *,
+        key: PRNGKeyArray,
+        checkpoint: bool | Callable[..., Any] = False,
+        unroll: int = 1,
+    ):
+        self.num_layers = check_size("Stack", "num_layers", num_layers)
+        self.checkpoint = checkpoint
+        self.unroll = check_size("Stack", "unroll", unroll)
+        self.layers = filter_vmap(make_layer)(jax.random.split(key, num_layers))
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[Any],
+        *,
+        checkpoint: bool | Callable[..., Any] = False,
+        unroll: int = 1,
+    ) -> "Stack":
+        """Stacks layers that exist.
+
+        Args:
+            layers: at least one; all of the same structure, with arrays of the same shapes and dtypes.
+            checkpoint: as for the class.
+            unroll: as for the class.
+
+        Returns:
+            The stack.
+
+        Raises:
+            ValueError: if there is no layer, or if the layers differ in more than the values of their arrays.
+
+        Example:
+            >>> import jax
+            >>> from vernal import nn
+            >>> keys = jax.random.split(jax.random.key(0), 3)
+            >>> stack = nn.Stack.of([nn.Linear(2, 2, key=k) for k in keys])
+            >>> print(len(stack), stack[1] == nn.Linear(2, 2, key=keys[1]))
+            3 True
+        """
+        _check_alike(layers)
+        cut = [partition(layer, is_array) for layer in layers]
+        stacked = jtu.tree_map(lambda *arrays: jnp.stack(arrays), *(arrays for arrays, _ in cut))
+        one = cls(
+            lambda key: layers[0], 1, key=jax.random.key(0), checkpoint=checkpoint, unroll=unroll
+        )
+        return one._with(combine(stacked, cut[0][1]), len(layers))
+
+    def _with(self, layers: Any, num_layers: int) -> "Stack":
+        return tree_at(lambda stack: (stack.layers, stack.num_layers), self, (layers, num_layers))
+
+    @jax.named_scope("vernal.nn.Stack")
+    def __call__(
+        self,
+        x: Any,
+        *args: Any,
+        each: Mapping[str, Any] | None = None,
+        collect: bool = False,
+        key: PRNGKeyArray | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs all layers, each on what the one before returned: `x = layer(x, *args, **kwargs)`.
+
+        With `each` and `collect`, what belongs to the single layers goes in and out: a transformer with one cache for
+        each of its layers decodes by `x, caches = stack(x, each={"cache": caches}, collect=True)`, if its layers
+        return a pair `(x, cache)`. `KVCache(..., batch=(num_layers,))` makes such caches. (State that is in the model,
+        as with `vernal.nn.apply`, needs none of this.)
+
+        Args:
+            x: what the first layer takes: any pytree of arrays. Every layer must return the like.
+            *args: further arguments, the same for every layer.
+            each: keyword arguments that every layer has its own of: pytrees whose arrays have a leading axis of
+                length `num_layers`.
+            collect: whether each layer returns a pair: what goes on to the next, and something to be kept.
+            key: split into one key for each layer, if the layers take a `key`. None hands on None.
+            **kwargs: further keyword arguments, the same for every layer.
+
+        Returns:
+            What the last layer returns. With `collect`, a pair: this, and what all layers gave to be kept, along a
+            new leading axis.
+        """
+        each = {} if each is None else dict(each)
+        self._check_each(each)
+        arrays, rest = partition(self.layers, is_array)
+        keyed = _takes_key(self.layers) and not (key is None and "key" in each)
+        keys = None if key is None else jax.random.split(key, self.num_layers)
+
+        def step(x: Any, given: tuple[Any, dict[str, Any], Any]) -> tuple[Any, Any]:
+            own, each, key = given
+            more = {"key": key} if keyed else {}
+            result = combine(own, rest)(x, *args, **each, **kwargs, **more)
+            y, kept = _pair(result) if collect else (result, None)
+            _check_same(x, y)
+            return y, kept
+
+        y, kept = lax.scan(
+            self._checkpointed(step),
+            jtu.tree_map(jnp.asarray, x),
+            (arrays, each, keys),
+            length=self.num_layers,
+            unroll=self.unroll,
+        )
+        return (y, kept) if collect else y
+
+    def _checkpointed(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        if self.checkpoint is False:
+            return step
+        policy = None if self.checkpoint is True else self.checkpoint
+        # A loop keeps the two passes apart. Without one, XLA would find the same work in both, and keep its results.
+        return jax.checkpoint(step, policy=policy, prevent_cse=self.unroll >= self.num_layers)
+
+    def _check_each(self, each: dict[str, Any]) -> None:
+        for path, leaf in jtu.tree_leaves_with_path(each):
+            if not is_array(leaf) or np.shape(leaf)[:1] != (self.num_layers,):
+                raise ValueError(
+                    message(
+                        "`each` does not have an entry for every layer",
+                        where=path_text(path, "each"),
+                        expected=f"an array with a leading axis of length num_layers={self.num_layers}",
+                        got=short(leaf),
+                        instead="what is the same for all layers is an ordinary argument: stack(x, name=value)",
+                    )
+                )
+
+    def __unrolled__(self) -> Unrolled:
+        return [(("layers",), tuple(map(str, range(self.num_layers))))]
+
+    def __getitem__(self, i: int | slice | Array) -> Any:
+        if isinstance(i, slice):
+            chosen = range(self.num_layers)[i]
+            if not chosen:
+                raise ValueError(
+                    message(
+                        "a `Stack` has at least one layer",
+                        where=f"stack[{i.start}:{i.stop}:{i.step}]",
+                        expected=f"a slice that picks some of the {self.num_layers} layers",
+                    )
+                )
+            return self._with(self._pick(i), len(chosen))
+        if isinstance(i, int) and not -self.num_layers <= i < self.num_layers:
+            raise IndexError(
+                message(
+                    "there is no such layer",
+                    where=f"stack[{i}]",
+                    expected=f"an index below {self.num_layers}",
+                )
+            )
+        return self._pick(i)
+
+    def _pick(self, i: Any) -> Any:
+        arrays, rest = partition(self.layers, is_array)
+        return combine(jtu.tree_map(lambda array: array[i], arrays), rest)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(self.num_layers))
+
+    def __len__(self) -> int:
+        return self.num_layers
+
+
+def _check_alike(layers: Sequence[Any]) -> None:
+    if not layers:
+        raise ValueError(
+            message("there is no layer to stack", where="Stack.of(layers)", expected="at least one")
+        )
+    first, rest = partition(layers[0], is_array)
+    for i, layer in enumerate(layers):
+        arrays, other = partition(layer, is_array)
+        alike = jtu.tree_structure((first, rest)) == jtu.tree_structure((arrays, other))
+        if not (alike and _types(first) == _types(arrays) and _same_leaves(rest, other)):
+            raise ValueError(
+                message(
+                    "the layers of a `Stack` differ in nothing but the values of their arrays",
+                    where=f"Stack.of(layers)[{i}]",
+                    expected="a layer like layers[0]",
+                    got=diff_text(layers[0], layer, weak_type=False, root="layer"),
+                    instead="a Stack for each run of layers that are alike",
+                )
+            )
+
+
+def _same_leaves(a: Any, b: Any) -> bool:
+    return all(map(same, jtu.tree_leaves(a), jtu.tree_leaves(b)))
+
+
+def _types(tree: Any) -> list[Any]:
+    return [(np.shape(leaf), leaf.dtype) for leaf in map(jnp.asarray, jtu.tree_leaves(tree))]
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(
+            message(
+                "with collect=True, every layer of a `Stack` returns a pair",
+                where="stack(x, ..., collect=True)",
+                expected="(x, what is to be kept)",
+                got=short(result),
+            )
+        )
+    return result
+
+
+def _check_same(x: Any, y: Any) -> None:
+    if jtu.tree_structure(x) != jtu.tree_structure(y) or _types(x) != _types(y):
+        raise ValueError(
+            message(
+                "the layers of a `Stack` return what the next layer takes",
+                where="stack(x, ...)",
+                expected="an output of the structure, shapes and dtypes of the input",
+                got=diff_text(x, y, weak_type=False, root="output"),
+                instead="bring `x` to this shape and dtype before, or let the layers keep it",
+            )
+        )

@@ -1,0 +1,75 @@
+"""Models whose state is outside of them: `make_with_state`, `delete_init_state`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax.tree_util as jtu
+
+from ._state import Elsewhere, State, StateIndex, is_index
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, State]]:
+    """Makes a model whose state is outside of it.
+
+    Every `StateIndex` of the model is given a marker, which is its path, and its value is moved to a `State`. Models
+    that are made alike have the same markers, so the state of one fits the other.
+
+    Args:
+        make_model: a class of models, or a function that returns a model.
+
+    Returns:
+        A function of the same arguments that returns `(model, state)`. Under `jax.vmap` it makes an ensemble.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal import nn
+        >>> model, state = nn.make_with_state(lambda: [nn.StateIndex(jnp.zeros(3))])()
+        >>> model, state
+        ([StateIndex(marker='list[0]', init=Elsewhere())], State({'list[0]': f32[3]}))
+        >>> state.set(model[0], jnp.ones(3)).get(model[0])
+        Array([1., 1., 1.], dtype=float32)
+    """
+
+    @functools.wraps(make_model)
+    def make(*args: P.args, **kwargs: P.kwargs) -> tuple[T, State]:
+        model = make_model(*args, **kwargs)
+        root = type(model).__name__
+        values: dict[str, Any] = {}
+
+        def move(path: Any, node: Any) -> Any:
+            if not isinstance(node, StateIndex):
+                return node
+            marker = root + jtu.keystr(path)
+            values[marker] = node.stored()
+            return StateIndex(Elsewhere(), marker=marker)
+
+        model = jtu.tree_map_with_path(move, model, is_leaf=is_index)
+        return model, State(values)
+
+    return make
+
+
+def delete_init_state(model: T) -> T:
+    """Takes the values out of every `StateIndex` of a model, for a model that is used with another's `State`.
+
+    Args:
+        model: any tree.
+
+    Returns:
+        A copy with the same markers and no values. `make_with_state` does this already.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal import nn
+        >>> nn.delete_init_state([nn.StateIndex(jnp.zeros(3))])
+        [StateIndex(marker=None, init=Elsewhere())]
+    """
+
+    def delete(node: Any) -> Any:
+        return StateIndex(Elsewhere(), marker=node.marker) if is_index(node) else node
+
+    return jtu.tree_map(delete, model, is_leaf=is_index)

@@ -1,0 +1,321 @@
+"""Evaluating a program with slots: the current value of every slot is at hand, `read` gives it, `record` replaces it.
+
+An operation that has a program with a `read` or `record` inside (a loop, a branch, an inner `jit`, ...) is replaced by
+one whose program takes the current values as further arguments and returns the new ones as further results; in a loop
+they are part of the carry, so that each step sees what the one before recorded. Every other operation is evaluated as
+it is, with all its derivative rules and settings.
+
+Invariants: the value of a slot keeps its type, and has no derivative (who starts stops the gradient). What is
+evaluated inside of another program has a `Slots` of its own, with values of that program.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._ground import (
+    UNSPECIFIED,
+    close_jaxpr,
+    convert_constvars_jaxpr,
+    equation_context,
+    jaxprs_in_params,
+    scan_parts,
+)
+from ..show import message
+from . import _slots_in_rules as in_rules
+from ._placement import placed_like
+from ._record import parts_of_record, read_p, record_p
+from ._slots import Slots, Views, records, touches, unknown
+from ._views import View, element, follow, only_takes_parts
+
+
+def evaluate(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], views: Views, slots: Slots
+) -> tuple[list[Any], Views]:
+    """Evaluates a program.
+
+    Args:
+        jaxpr: the program.
+        consts: the values of its constants.
+        args: its arguments.
+        views: which parts of slots its arguments are.
+        slots: the values of the slots, which are replaced by the new ones.
+
+    Returns:
+        Its results, and which parts of slots they are.
+    """
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    seen = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view is not None}
+
+    def value(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else known[atom]
+
+    def view(atom: Any) -> Any:
+        return None if hasattr(atom, "val") else seen.get(atom)
+
+    for eqn in jaxpr.eqns:
+        with equation_context(eqn):
+            out, of_out = _equation(eqn, [*map(value, eqn.invars)], [*map(view, eqn.invars)], slots)
+        known.update(zip(eqn.outvars, out, strict=True))
+        seen.update((v, view) for v, view in zip(eqn.outvars, of_out, strict=False) if view)
+    return [*map(value, jaxpr.outvars)], [*map(view, jaxpr.outvars)]
+
+
+def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Sequence[Any], Views]:
+    """The results of one operation, and which parts of slots they are."""
+    primitive = eqn.primitive
+    if primitive is read_p:
+        view = views[0]
+        if view is None:
+            return args, []
+        slots.read.add((view.slot, eqn.params["program"]))
+        return [view.get(slots.values)], []
+    if primitive is record_p:
+        return _record(args, views, slots, **eqn.params)
+    if any(map(touches, jaxprs_in_params(eqn.params))):
+        rule = _RULES.get(primitive.name)
+        if rule is None:
+            raise unknown(
+                f"the operation `{primitive.name}`",
+                "the layer outside of it; a loop of `vernal.loops` of another kind than 'checkpointed'",
+            )
+        return rule(eqn, args, views, slots), []
+    if primitive.name == "jit" and any(views) and only_takes_parts(eqn.params["jaxpr"].jaxpr):
+        closed = eqn.params["jaxpr"]
+        return evaluate(closed.jaxpr, closed.consts, args, views, slots)
+    out = primitive.bind(*args, **primitive.get_bind_params(eqn.params))
+    if primitive.multiple_results:
+        return out, []
+    return [out], [follow(eqn, args, views[0])] if views and views[0] else []
+
+
+def _record(
+    args: list[Any], views: Views, slots: Slots, n: int, where: str, program: int
+) -> tuple[list[Any], Views]:
+    values, olds, rest = parts_of_record(args, n)
+    _, of_olds, of_rest = parts_of_record(views, n)
+    for value, old, view in zip(values, olds, of_olds, strict=True):
+        if view is None:
+            raise ValueError(
+                message(
+                    "the old value of a state was computed, so it is not known where the new one belongs",
+                    where=where,
+                    expected="the state of the model as it is, or indexed, sliced, reshaped, transposed or cast",
+                    got=f"a new value for {jax.typeof(old).str_short()} that comes from somewhere else",
+                    instead="take the layer from the model that `apply` was given. Inside `jax.vmap`, a `cond` that "
+                    "differs between the elements computes it: map `vernal.nn.apply` as a whole",
+                )
+            )
+        slots.recorded.add((view.slot, program))
+        view.put(slots.values, _as_before(value, jax.typeof(old), where))
+    return rest, of_rest
+
+
+def _as_before(value: Any, aval: Any, where: str) -> Any:
+    """A new value, on the devices where the old one was, and without its derivative."""
+    more = jax.typeof(value).manual_axis_type.varying - aval.manual_axis_type.varying
+    if more:
+        raise ValueError(
+            message(
+                "the devices of `jax.shard_map` disagree about a state that they share",
+                where=where,
+                expected="one new value for all of them",
+                got=f"one that varies over {', '.join(map(repr, sorted(more)))}",
+                instead="give the layer this axis as its `axis_name`, or take `jax.lax.pmean` of the value",
+            )
+        )
+    return placed_like(jax.lax.stop_gradient(value), aval)
+
+
+def _traced(fn: Callable[..., Any], *args: Any) -> tuple[Any, list[Any]]:
+    """A function of flat lists of arrays as a program without constants, and the constants, which are its first
+    arguments."""
+    closed = jax.make_jaxpr(fn)(*jax.tree.map(jax.typeof, args))
+    return close_jaxpr(convert_constvars_jaxpr(closed.jaxpr)), closed.consts
+
+
+def _jit(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    closed, used = eqn.params["jaxpr"], slots.used(views)
+
+    def inside(values: list[Any], args: list[Any]) -> Any:
+        inner = slots.inside(used, values)
+        out, _ = evaluate(closed.jaxpr, closed.consts, args, views, inner)
+        return inner.of(used), out
+
+    new, consts = _traced(inside, slots.of(used), args)
+    params = dict(eqn.params, jaxpr=new)
+    before, after = len(consts) + len(used), len(used)
+    for name, more, default in (
+        ("in_shardings", before, UNSPECIFIED),
+        ("out_shardings", after, UNSPECIFIED),
+        ("in_layouts", before, None),
+        ("out_layouts", after, None),
+    ):
+        params[name] = (default,) * more + tuple(params[name])
+    # An argument that is a slot is still needed, for its value.
+    params["donated_invars"] = (False,) * (before + len(args))
+    out = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
+    slots.set(used, out[:after])
+    return out[after:]
+
+
+def _checkpoint(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    if eqn.params["differentiated"]:
+        raise unknown(
+            "`jax.checkpoint` that is differentiated inside of the function: it would be computed twice",
+            "the derivative outside of `vernal.nn.apply`, or no checkpoint",
+        )
+    used = slots.used(views)
+
+    def inside(values: list[Any], args: list[Any]) -> Any:
+        inner = slots.inside(used, values)
+        out, _ = evaluate(eqn.params["jaxpr"], (), args, views, inner)
+        return inner.of(used), out
+
+    new, consts = _traced(inside, slots.of(used), args)
+    params = dict(eqn.params, jaxpr=new.jaxpr)
+    if isinstance(params["prevent_cse"], tuple):
+        more = (False,) * (len(consts) + len(used))
+        params["prevent_cse"] = (*more, *params["prevent_cse"])
+    out = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
+    slots.set(used, out[: len(used)])
+    return out[len(used) :]
+
+
+def _unchanged(views: Views, before: Sequence[Any], after: Sequence[Any]) -> Views:
+    """Which parts of slots a carry is: what a step passes on as it is stays what it was."""
+    return [view if a is b else None for view, a, b in zip(views, before, after, strict=True)]
+
+
+def _scan(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    params, closed = eqn.params, eqn.params["jaxpr"]
+    consts, init, xs = scan_parts(params, args)
+    of_consts, of_init, of_xs = scan_parts(params, views)
+    n, used, last = len(init), slots.used(views), params["length"] - 1
+    before = scan_parts(params, closed.jaxpr.invars)[1]
+    of_carry = _unchanged(of_init, before, closed.jaxpr.outvars[:n])
+
+    def step(carry: Any, x: list[Any]) -> Any:
+        i, values, carry = carry
+        place = last - i if params["reverse"] else i
+        of_x = [view and element(view, place) for view in of_xs]
+        inner = slots.inside_loop(used, values)
+        args, of_args = [*consts, *carry, *x], [*of_consts, *of_carry, *of_x]
+        out, _ = evaluate(closed.jaxpr, closed.consts, args, of_args, inner)
+        slots.leave_loop(inner)
+        return (i + 1, inner.of(used), out[:n]), out[n:]
+
+    (_, values, carry), ys = jax.lax.scan(
+        step,
+        (jnp.zeros((), jnp.int32), slots.of(used), init),
+        xs,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    slots.set(used, values)
+    return [*carry, *ys]
+
+
+def _while(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    params, cond, body = eqn.params, eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    if cond.out_avals[0].shape:
+        raise unknown(
+            "a `while_loop` that `jax.vmap` maps, with another number of steps for each element",
+            "`jax.vmap` of `vernal.nn.apply` as a whole",
+        )
+    if records(cond.jaxpr):
+        raise unknown("the condition of a `while_loop`", "the layer in its body")
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    used = slots.used(views)
+    of_carry = _unchanged(
+        views[second:], body.jaxpr.invars[params["body_nconsts"] :], body.jaxpr.outvars
+    )
+
+    def run(closed: Any, own: slice, carry: Any) -> Any:
+        values, carry = carry
+        inner = slots.inside_loop(used, values)
+        of_args = [*views[own], *of_carry]
+        out, _ = evaluate(closed.jaxpr, closed.consts, [*args[own], *carry], of_args, inner)
+        slots.leave_loop(inner)
+        return inner.of(used), out
+
+    values, carry = jax.lax.while_loop(
+        lambda carry: run(cond, slice(first), carry)[1][0],
+        lambda carry: run(body, slice(first, second), carry),
+        (slots.of(used), args[second:]),
+    )
+    slots.set(used, values)
+    return carry
+
+
+def _cond(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    if eqn.params.keys() > {"branches"}:
+        raise unknown("`jax.lax.platform_dependent`", "the layer outside of it")
+    used = slots.used(views)
+
+    def branch(closed: Any) -> Callable[..., Any]:
+        def inside(values: list[Any], *args: Any) -> Any:
+            inner = slots.inside(used, values)
+            out, _ = evaluate(closed.jaxpr, closed.consts, args, views[1:], inner)
+            return inner.of(used), out
+
+        return inside
+
+    index, *operands = args
+    branches = [branch(closed) for closed in eqn.params["branches"]]
+    values, out = jax.lax.switch(index, branches, slots.of(used), *operands)
+    slots.set(used, values)
+    return out
+
+
+def _shard_map(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    """The devices have parts of the arrays, so each argument that is part of a slot becomes a slot of its own."""
+    params = eqn.params
+    parts = {v: view for v, view in zip(eqn.invars, views, strict=True) if view}
+    if len(slots.used(views)) < len(parts):
+        raise unknown("`jax.shard_map`, in two parts at once", "the whole state as an argument")
+    specs = [params["in_specs"][eqn.invars.index(v)] for v in parts]
+    numbers = {v: View(i) for i, v in enumerate(parts)}
+    of_args = [
+        None if view is None else numbers[v] for v, view in zip(eqn.invars, views, strict=True)
+    ]
+
+    def inside(values: list[Any], *args: Any) -> Any:
+        inner = Slots(values)
+        out, _ = evaluate(params["jaxpr"], (), args, of_args, inner)
+        return inner.values, out
+
+    values, out = jax.shard_map(
+        inside,
+        mesh=params["mesh"],
+        in_specs=(specs, *params["in_specs"]),
+        out_specs=(specs, list(params["out_specs"])),
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )([view.get(slots.values) for view in parts.values()], *args)
+    for view, value in zip(parts.values(), values, strict=True):
+        view.put(slots.values, value)
+    return out
+
+
+def _custom_jvp(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    return in_rules.custom_jvp(evaluate, eqn, args, views, slots)
+
+
+def _custom_vjp(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    return in_rules.custom_vjp(evaluate, eqn, args, views, slots)
+
+
+_RULES: dict[str, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
+    "cond": _cond,
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "jit": _jit,
+    "remat2": _checkpoint,
+    "scan": _scan,
+    "shard_map": _shard_map,
+    "while": _while,
+}

@@ -1,0 +1,219 @@
+"""Slots: arrays that a function reads and overwrites, as two operations in its program.
+
+`read` gives the newest value of a slot. `record` sets it, and returns something else that the function
+goes on with, so that the operation stands in the program where the new value is due. Alone they do
+nothing: `read` is the identity, and a `record` that is run is an error. `collect` (see `_collect.py`)
+turns a program with both into one that returns the new values.
+
+A slot is known by where its value comes from, not by a name: the operand of `read` and `record` is the
+old value. A rule of `vmap` therefore keeps the layout of the new value that of the old one, and whoever
+looks at the program finds out, by following the operand back, which array was meant.
+
+Neither carries a derivative with respect to the slot. Both remember the program that they were traced into: JAX takes
+an operation for a pure one, and may have moved a `read` out of its loop since (see `_slots.py`).
+"""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import (
+    Primitive,
+    Zero,
+    current_program,
+    current_scope,
+    fancy_primitive_batchers,
+    lower_fun,
+    primitive_jvps,
+    register_lowering,
+)
+from ..show import diff_text, message
+from ..transforms import split
+from ..trees import is_array_like
+from ._finalise import register_impl_finalisation
+
+T = TypeVar("T")
+
+
+def _read(slot: Any, program: int) -> Any:
+    del program
+    return slot
+
+
+def _read_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
+    del axis
+    return read_p.bind(*args, **params), dims[0]
+
+
+def _read_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    del tangents
+    return read_p.bind(*primals, **params), Zero(jax.typeof(primals[0]).to_tangent_aval())
+
+
+read_p = Primitive("read_slot")
+read_p.def_impl(_read)
+read_p.def_abstract_eval(_read)
+register_lowering(read_p, lower_fun(_read, multiple_results=False))
+register_impl_finalisation(read_p)
+fancy_primitive_batchers[read_p] = _read_batch
+primitive_jvps[read_p] = _read_jvp
+
+
+def parts_of_record(args: Any, n: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """What belongs to the arguments of a `record`: the new values, the slots, and the rest."""
+    return list(args[:n]), list(args[n : 2 * n]), list(args[2 * n :])
+
+
+def _uncollected(where: str) -> RuntimeError:
+    return RuntimeError(
+        message(
+            "there is a new value of a state, and nobody takes it",
+            where=where,
+            expected="a layer that changes its state to be called by somebody who keeps the new one",
+            instead="y, model = vernal.nn.apply(model, x), for a whole model; y, state = layer(x, state), with "
+            "vernal.nn.make_with_state; or, to use a model without changing it, vernal.nn.inference_mode(model)",
+        )
+    )
+
+
+def _record_impl(*args: Any, where: str, **params: Any) -> Any:
+    raise _uncollected(where)
+
+
+def _record_lowering(ctx: Any, *args: Any, where: str, **params: Any) -> Any:
+    raise _uncollected(where)
+
+
+def _record_batch(
+    axis: Any, args: Any, dims: Any, *, n: int, where: str, program: int
+) -> tuple[Any, Any]:
+    values, slots, rest = parts_of_record(args, n)
+    of_values, of_slots, of_rest = parts_of_record(dims, n)
+    for i, (value, slot) in enumerate(zip(of_values, of_slots, strict=True)):
+        if slot is None and value is not None:
+            raise ValueError(
+                message(
+                    "the elements of `jax.vmap` disagree about a state that they share",
+                    where=where,
+                    expected="one new value for all elements, or a state for each of them",
+                    got=f"a new value that depends on the element of axis {axis.name!r}"
+                    if isinstance(axis.name, str)
+                    else "a new value that depends on the element",
+                    instead="give the layer `axis_name`, and the same to `jax.vmap`; or call the model on a batch "
+                    "instead of mapping it; or map `vernal.nn.apply` as a whole: one model for each element",
+                )
+            )
+        if slot is not None:
+            if value is None:
+                values[i] = jnp.broadcast_to(jnp.expand_dims(values[i], slot), jnp.shape(slots[i]))
+            else:
+                values[i] = jnp.moveaxis(values[i], value, slot)
+    out = record_p.bind(*values, *slots, *rest, n=n, where=where, program=program)
+    return out, of_rest
+
+
+def _record_jvp(primals: Any, tangents: Any, *, n: int, **params: Any) -> tuple[Any, Any]:
+    return record_p.bind(*primals, n=n, **params), list(tangents[2 * n :])
+
+
+record_p = Primitive("record_slot")
+record_p.multiple_results = True
+record_p.def_impl(_record_impl)
+record_p.def_abstract_eval(lambda *args, n, **params: list(args[2 * n :]))
+register_lowering(record_p, _record_lowering)
+fancy_primitive_batchers[record_p] = _record_batch
+primitive_jvps[record_p] = _record_jvp
+
+
+def read(slot: T) -> T:
+    """The newest value of a slot: inside `collect` what was recorded last, otherwise `slot` itself.
+
+    Args:
+        slot: a tree of arrays. (What is no array in it is returned as it is.)
+
+    Returns:
+        A tree of the same structure, shapes and dtypes. Its derivative with respect to `slot` is zero.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.primitives import read
+        >>> read(jnp.array([1, 2]))
+        Array([1, 2], dtype=int32)
+    """
+    arrays, rest = split(slot)
+    return rest.fill([read_p.bind(x, program=current_program()) for x in arrays])
+
+
+def record(slot: Any, value: Any, through: T) -> T:
+    """Sets a slot, for everything that comes later in the function, and for whoever called `collect`.
+
+    It works inside `jax.jit`, `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint`, `jax.grad`, ... of the function too.
+    Under `jax.vmap` the slot is either mapped, and each element sets its own, or it is not, and then the new
+    value must be the same for all elements (a mean over the axis, for instance).
+
+    Args:
+        slot: a tree of arrays: one that was given to the function as a slot, or a part of one (an index, a slice,
+            a reshaped or transposed one).
+        value: its new value, with the same structure, shapes and dtypes. No derivative passes through it.
+        through: a tree with at least one array in it, which the function has to go on with: it ties the new value
+            to a place in the program.
+
+    Returns:
+        `through`.
+
+    Raises:
+        ValueError: if `value` differs from `slot` in structure, shape or dtype; if there is no array in `through`;
+            if the elements of `jax.vmap` disagree about a slot that is not mapped.
+        RuntimeError: when it is run, outside of `collect`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.primitives import collect, read, record
+        >>> def average(count_and_sum, x):
+        ...     count, total = read(count_and_sum)
+        ...     new = count + 1, total + x
+        ...     return record(count_and_sum, new, new[1] / new[0])
+        >>> y, slots = collect(average)((jnp.array(1.0), jnp.array(2.0)), jnp.array(4.0))
+        >>> y, slots
+        (Array(3., dtype=float32), (Array(2., dtype=float32), Array(6., dtype=float32)))
+    """
+    where = current_scope() or "vernal.primitives.record"
+    slot, value = _arrays_in(slot), _arrays_in(value)
+    (old, structure), (new, new_structure) = split(slot), split(value)
+    alike = all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(old, new, strict=False))
+    if structure != new_structure or not alike:
+        raise ValueError(
+            message(
+                "a state and its new value differ in kind",
+                where=where,
+                expected="the same structure, shapes and dtypes as before",
+                got=diff_text(slot, value, weak_type=False, root="value"),
+                instead="cast with `.astype`, and keep shape and structure",
+            )
+        )
+    arrays, rest = split(through)
+    if not arrays:
+        raise ValueError(
+            message(
+                "a new value of a state needs something to be tied to",
+                where=where,
+                expected="`through`: a tree with an array in it, that the function goes on with",
+                got=repr(through),
+                instead="y = record(slot, value, y), and then use y",
+            )
+        )
+    out = record_p.bind(*new, *old, *arrays, n=len(new), where=where, program=current_program())
+    return rest.fill(out)
+
+
+def strong(x: Any) -> Any:
+    """As an array whose type does not depend on where it came from: a slot keeps its type."""
+    x = jnp.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
+
+
+def _arrays_in(tree: Any) -> Any:
+    """The tree with JAX arrays in place of numbers and NumPy's."""
+    return jtu.tree_map(lambda x: strong(x) if is_array_like(x) else x, tree)

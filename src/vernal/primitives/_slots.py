@@ -1,0 +1,109 @@
+"""The values of slots while a program is evaluated, and which programs have to do with them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._ground import current_scope, jaxprs_in_params
+from ..show import message
+from ._record import read_p, record_p
+from ._views import View
+
+# For every argument or result of an operation, which part of which slot it is.
+Views = list[View | None]
+
+
+class Slots:
+    """The current values of the slots, at one place in the evaluation of a program.
+
+    Args:
+        values: of all slots, by number; None for those that cannot be met here.
+
+    Attributes:
+        read: the slots that were read here, and by operations of which program.
+        recorded: those that were recorded, likewise.
+    """
+
+    def __init__(self, values: Sequence[Any]):
+        self.values = list(values)
+        self.read: set[tuple[int, int]] = set()
+        self.recorded: set[tuple[int, int]] = set()
+
+    def used(self, views: Views) -> list[int]:
+        """The numbers of the slots that an operation with these arguments can reach."""
+        return sorted({view.slot for view in views if view is not None})
+
+    def of(self, numbers: Sequence[int]) -> list[Any]:
+        """The values of some of them."""
+        return [self.values[i] for i in numbers]
+
+    def set(self, numbers: Sequence[int], values: Sequence[Any]) -> None:
+        """Replaces the values of some of them."""
+        for i, value in zip(numbers, values, strict=True):
+            self.values[i] = value
+
+    def inside(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
+        """For the program of an operation, which has its own values of these slots."""
+        inner = Slots([None] * len(self.values))
+        inner.set(numbers, values)
+        inner.read, inner.recorded = self.read, self.recorded
+        return inner
+
+    def inside_loop(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
+        """For the program of a loop."""
+        inner = self.inside(numbers, values)
+        inner.read, inner.recorded = set(), set()
+        return inner
+
+    def leave_loop(self, inner: "Slots") -> None:
+        """After a loop was evaluated.
+
+        Args:
+            inner: what `inside_loop` returned.
+
+        Raises:
+            NotImplementedError: if a `read` was moved out of the loop. Differentiating a loop, JAX does so with
+                everything that seems the same at every step. The `record` beside it has stayed inside.
+        """
+        if (inner.recorded - inner.read) & self.read:
+            raise unknown(
+                "a loop that is differentiated inside of the function, with one state for all steps",
+                "the derivative outside of `vernal.nn.apply`, or a layer for each step (a stack)",
+            )
+        self.read |= inner.read
+        self.recorded |= inner.recorded
+
+
+# Evaluates a jaxpr, given its constants and arguments, which parts of slots the arguments are, and the slots, in
+# which it replaces the values. Returns the results, and which parts of slots they are.
+Evaluate = Callable[[Any, Sequence[Any], Sequence[Any], Views, Slots], tuple[list[Any], Views]]
+
+
+def touches(jaxpr: Any) -> bool:
+    """Whether a program reads or records, at any depth."""
+    return _has(jaxpr, (read_p, record_p))
+
+
+def records(jaxpr: Any) -> bool:
+    """Whether a program records, at any depth."""
+    return _has(jaxpr, (record_p,))
+
+
+def _has(jaxpr: Any, primitives: tuple[Any, ...]) -> bool:
+    return any(
+        eqn.primitive in primitives
+        or any(_has(x, primitives) for x in jaxprs_in_params(eqn.params))
+        for eqn in jaxpr.eqns
+    )
+
+
+def unknown(what: str, instead: str) -> NotImplementedError:
+    """The error for a place where no state can be recorded."""
+    return NotImplementedError(
+        message(
+            f"a state is used inside {what}",
+            where=current_scope() or "vernal.primitives.collect",
+            expected="jit, scan, while_loop, cond, switch, vmap, grad, checkpoint, shard_map, or a function with a "
+            "derivative rule",
+            instead=instead,
+        )
+    )

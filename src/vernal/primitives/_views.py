@@ -1,0 +1,146 @@
+"""Which part of which slot an array in a program is.
+
+`collect` follows the slots through a program. An array that is a slot, or was made of one by taking a part of it
+or arranging it anew, is a `View`: it knows how to read this part of the slot, and how to put a new value of the
+part back. So a model may index, slice, reshape and transpose stacked layers before it calls them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# From an array to a part of it, and from the array and a new part to a new array.
+Get = Callable[[Any], Any]
+Put = Callable[[Any, Any], Any]
+
+
+class View(NamedTuple):
+    """A part of a slot.
+
+    Attributes:
+        slot: the number of the slot.
+        steps: how to come from the slot to the part, and back.
+    """
+
+    slot: int
+    steps: tuple[tuple[Get, Put], ...] = ()
+
+    def then(self, get: Get, put: Put) -> "View":
+        """A part of this part."""
+        return View(self.slot, (*self.steps, (get, put)))
+
+    def get(self, slots: Sequence[Any]) -> Any:
+        """The part, of the current values of all slots."""
+        x = slots[self.slot]
+        for get, _ in self.steps:
+            x = get(x)
+        return x
+
+    def put(self, slots: list[Any], new: Any) -> None:
+        """Sets the part, in the list of the current values of all slots."""
+        wholes = [slots[self.slot]]
+        for get, _ in self.steps[:-1]:
+            wholes.append(get(wholes[-1]))
+        for whole, (_, put) in zip(wholes[::-1], self.steps[::-1], strict=False):
+            new = put(whole, new)
+        slots[self.slot] = new
+
+
+def element(view: View, index: Any) -> View:
+    """The part with this index along the first axis."""
+    return view.then(
+        lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, keepdims=False),
+        lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, index, 0),
+    )
+
+
+def _reshaped(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put] | None:
+    del args
+    before, after = (v.aval.shape for v in (eqn.invars[0], eqn.outvars[0]))
+    if np.prod(before) != np.prod(after):
+        return None  # It was broadcast, not only given axes of size 1.
+    if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        return None  # It was transposed too.
+    return lambda x: jnp.reshape(x, after), lambda x, new: jnp.reshape(new, before)
+
+
+def _transposed(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put]:
+    del args
+    axes = eqn.params["permutation"]
+    back = tuple(int(i) for i in np.argsort(axes))
+    return lambda x: jnp.transpose(x, axes), lambda x, new: jnp.transpose(new, back)
+
+
+def _cast(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put]:
+    del args
+    before, after = (v.aval.dtype for v in (eqn.invars[0], eqn.outvars[0]))
+    return lambda x: x.astype(after), lambda x, new: new.astype(before)
+
+
+def _sliced(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put] | None:
+    del args
+    starts, stops, strides = (
+        eqn.params[f"{k}"] for k in ("start_indices", "limit_indices", "strides")
+    )
+    if strides is not None:
+        return None
+    return (
+        lambda x: jax.lax.slice(x, starts, stops),
+        lambda x, new: jax.lax.dynamic_update_slice(x, new, starts),
+    )
+
+
+def _dynamically_sliced(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put]:
+    starts, sizes = args[1:], eqn.params["slice_sizes"]
+    return (
+        lambda x: jax.lax.dynamic_slice(x, starts, sizes),
+        lambda x, new: jax.lax.dynamic_update_slice(x, new, starts),
+    )
+
+
+_RULES: dict[str, Callable[[Any, Sequence[Any]], tuple[Get, Put] | None]] = {
+    "broadcast_in_dim": _reshaped,
+    "convert_element_type": _cast,
+    "dynamic_slice": _dynamically_sliced,
+    "reshape": _reshaped,
+    "slice": _sliced,
+    "squeeze": _reshaped,
+    "transpose": _transposed,
+}
+_IDENTITIES = {
+    "copy",
+    "copy_p",
+    "pcast",
+    "pvary",
+    "reshard",
+    "sharding_constraint",
+    "stop_gradient",
+}
+# What computes an index, in the small compiled functions of `jax.numpy` and `jax.lax`.
+_INDEXING = {"add", "clamp", "ge", "lt", "max", "min", "select_n", "sub"}
+
+
+def follow(eqn: Any, args: Sequence[Any], view: View) -> View | None:
+    """What the result of an operation is, whose first argument is a view.
+
+    Args:
+        eqn: the equation.
+        args: the values of its arguments.
+        view: the first of them.
+
+    Returns:
+        A view, or None if the result is no part of the slot.
+    """
+    name = eqn.primitive.name
+    if name in _IDENTITIES:
+        return view
+    steps = _RULES[name](eqn, args) if name in _RULES else None
+    return None if steps is None else view.then(*steps)
+
+
+def only_takes_parts(jaxpr: Any) -> bool:
+    """Whether a program does nothing but index and arrange its argument."""
+    return all(eqn.primitive.name in _RULES.keys() | _INDEXING for eqn in jaxpr.eqns)

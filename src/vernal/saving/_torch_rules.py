@@ -1,0 +1,232 @@
+"""Rules that say which tensors of another program are which leaves of a model.
+
+A rule has a pattern of our names on one side and one of theirs on the other. What the wildcards `*`
+and `**` of ours stand for is put in the place of theirs, one after the other, and `#` in theirs is
+an index along a leading axis of ours. Out of each rule come as many links as the tree has leaves
+for it: names on our side, names on theirs, and how to convert both ways.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from ..show import message, short
+from ..trees import Pattern
+
+_WILDCARD = re.compile(r"\*\*|\*")
+_OTHER_WILDCARDS = re.compile(r"[?\[\]{}]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """One side of a rule for `from_torch`: tensors that hold the numbers of ours in another form.
+
+    The functions are given and return NumPy arrays: `load` the tensors of `theirs`, one argument
+    for each, and `dump` the leaves of ours that the rule is for, one argument for each. Where there
+    are several on the other side, they return a tuple. With `#` in the names they are called for
+    each index.
+
+    Args:
+        theirs: the name of a tensor, or a tuple of names, with the wildcards of our side.
+        load: makes ours of theirs.
+        dump: makes theirs of ours; None if nobody will ask for that.
+
+    Example:
+        >>> import numpy as np
+        >>> from vernal.saving import Conversion, from_torch, to_torch
+        >>> rules = {"weight": Conversion("kernel", np.transpose, np.transpose)}
+        >>> model = from_torch({"weight": np.zeros((3, 2))}, {"kernel": np.ones((2, 3))}, rules)
+        >>> model["weight"].shape, to_torch(model, rules)["kernel"].shape
+        ((3, 2), (2, 3))
+    """
+
+    theirs: str | tuple[str, ...]
+    load: Callable[..., Any]
+    dump: Callable[..., Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Tied:
+    """One side of a rule for `from_torch`: tensors that are one weight, under several names.
+
+    Some of them may be missing, as one is in the files of Hugging Face. Those that are there must
+    be equal. `to_torch` gives all of them.
+
+    Args:
+        first: the name of a tensor, with the wildcards of our side.
+        *others: further names of it.
+
+    Example:
+        >>> import numpy as np
+        >>> from vernal.saving import Tied, from_torch, to_torch
+        >>> rules = {"embedding": Tied("wte.weight", "lm_head.weight")}
+        >>> model = from_torch({"embedding": np.zeros(2)}, {"wte.weight": np.ones(2)}, rules)
+        >>> sorted(to_torch(model, rules))
+        ['lm_head.weight', 'wte.weight']
+    """
+
+    theirs: tuple[str, ...]
+
+    def __init__(self, first: str, *others: str):
+        object.__setattr__(self, "theirs", (first, *others))
+
+
+Theirs = str | tuple[str, ...] | Conversion | Tied | None
+Rules = Mapping[str | tuple[str, ...], Theirs]
+
+
+class Link(NamedTuple):
+    """Leaves of ours and tensors of theirs that hold the same numbers.
+
+    `theirs` has one `#` for each of `depth` leading axes of ours; `conversion` is that of the rule,
+    or None.
+    """
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    depth: int = 0
+    conversion: Conversion | Tied | None = None
+
+    def sources(self, index: tuple[int, ...]) -> list[str]:
+        """The names of theirs for one index along the leading axes."""
+        return [_indexed(name, index) for name in self.theirs]
+
+    def __str__(self) -> str:
+        return " and ".join(map(repr, self.theirs))
+
+
+def _indexed(name: str, index: tuple[int, ...]) -> str:
+    parts = name.split("#")
+    return "".join(itertools.chain(*zip(parts, map(str, index), strict=False), parts[-1:]))
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """A pattern as a regular expression with a group for each wildcard."""
+    text, dot = "", ""
+    for part in pattern.split("."):
+        if part == "**":
+            # Its dot is on the side where there is another part.
+            text += rf"(?:{dot}(.+))?" if dot else r"(?:(.+)\.)?"
+        else:
+            text += dot + r"([^.]*)".join(map(re.escape, part.split("*")))
+            dot = r"\."
+    return re.compile("(.*)" if pattern == "**" else text)
+
+
+def _captured(pattern: str, name: str) -> list[str] | None:
+    """What the wildcards stand for in a name; None if the pattern does not match it."""
+    match = _regex(pattern).fullmatch(name)
+    return None if match is None else [text or "" for text in match.groups()]
+
+
+def _filled(pattern: str, captured: list[str]) -> str:
+    texts = iter(captured)
+    parts = _WILDCARD.sub(lambda _: next(texts), pattern).split(".")
+    # `**` may stand for nothing.
+    return ".".join(filter(None, parts))
+
+
+def _bad_rule(key: Any, what: str, expected: str, instead: str | None = None) -> ValueError:
+    return ValueError(
+        message(what, where=f"rule {key!r}", expected=expected, instead=instead),
+    )
+
+
+def _check(key: Any, ours: tuple[str, ...], theirs: tuple[str, ...]) -> None:
+    """Refuses a rule whose two sides do not belong together."""
+    if not theirs:
+        raise _bad_rule(key, "a rule names no tensor", "a name; or None, to keep the leaf as it is")
+    for pattern in ours:
+        Pattern(pattern)
+        if _OTHER_WILDCARDS.search(pattern):
+            raise _bad_rule(
+                key,
+                f"what matches in {pattern!r} cannot be used again on the other side",
+                "names in which * and ** are the only wildcards",
+                "a rule for each of the names",
+            )
+    counts = {len(_WILDCARD.findall(pattern)) for pattern in (*ours, *theirs)}
+    if len(counts) > 1:
+        raise _bad_rule(
+            key,
+            "the two sides of a rule have different numbers of wildcards",
+            f"as many * and ** in each of {', '.join(map(repr, (*ours, *theirs)))}",
+            "# for the index along a leading axis of ours",
+        )
+    if len({name.count("#") for name in theirs}) > 1:
+        raise _bad_rule(
+            key,
+            "the tensors of a rule do not have the same leading axes",
+            f"as many # in each of {', '.join(map(repr, theirs))}",
+        )
+
+
+def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _rule_links(key: str | tuple[str, ...], value: Theirs, names: Collection[str]) -> list[Link]:
+    """The links of one rule; for a rule that keeps leaves as they are, without tensors."""
+    ours = _tuple(key)
+    conversion = value if isinstance(value, Conversion | Tied) else None
+    if value is None:
+        found = [Link((n,), ()) for pattern in ours for n in names if Pattern(pattern).matches(n)]
+    else:
+        theirs = _tuple(value.theirs if isinstance(value, Conversion | Tied) else value)
+        _check(key, ours, theirs)
+        captures = [texts for name in names if (texts := _captured(ours[0], name)) is not None]
+        found = [
+            Link(
+                tuple(_filled(pattern, texts) for pattern in ours),
+                tuple(_filled(name, texts) for name in theirs),
+                theirs[0].count("#"),
+                conversion,
+            )
+            for texts in captures
+        ]
+    absent = [name for link in found for name in link.ours if name not in names]
+    if absent or not found:
+        raise ValueError(
+            message(
+                "a rule is for leaves that the model does not have",
+                where=f"rule {key!r}",
+                expected="every pattern on our side to match a leaf",
+                got=(f"no {', '.join(absent)}" if absent else "no match")
+                + "; the leaves are:\n"
+                + "\n".join(names),
+            )
+        )
+    return found
+
+
+def links_of(names: Collection[str], rules: Rules) -> list[Link]:
+    """Links for all leaves: by the rules, and otherwise to the tensor of the same name.
+
+    Args:
+        names: of the leaves.
+        rules: see `from_torch`.
+
+    Raises:
+        ValueError: if a rule cannot be read or has no leaf, or two rules have the same.
+    """
+    owner: dict[str, Any] = {}
+    links: list[Link] = []
+    for key, value in rules.items():
+        for link in _rule_links(key, value, names):
+            for name in link.ours:
+                if name in owner:
+                    raise ValueError(
+                        message(
+                            "a leaf has more than one rule",
+                            where=name,
+                            got=f"the rules {short(owner[name])} and {short(key)}",
+                            instead="narrower patterns",
+                        )
+                    )
+                owner[name] = key
+            links.append(link)
+    return [link for link in links if link.theirs] + [
+        Link((name,), (name,)) for name in names if name not in owner
+    ]

@@ -1,0 +1,365 @@
+"""Batch normalisation: over which axes, by which statistics, and what becomes of the running ones."""
+
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import vernal
+from vernal import nn, tree_at
+
+step = jax.jit(nn.apply)
+
+
+def close(a, b, tolerance=1e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), a, b
+    )
+
+
+def statistics(norm):
+    """The running mean and variance in a layer."""
+    return norm.running_mean.init, norm.running_var.init
+
+
+def with_random_weights(norm, key):
+    """The layer with weights, biases and running statistics that are not the starting ones."""
+    values = jax.random.uniform(key, (4, norm.input_size), minval=0.5, maxval=2.0)
+    return tree_at(lambda m: (m.weight, m.bias, *statistics(m)), norm, tuple(values))
+
+
+def by_hand(norm, xs):
+    """What a layer of images does in training, by NumPy in double precision."""
+    xs, axes = np.asarray(xs, np.float64), (0, 2, 3)
+    mean, var = (f(xs, axes, keepdims=True) for f in (np.mean, np.var))
+    scale, shift = (np.asarray(a)[:, None, None] for a in (norm.weight, norm.bias))
+    running = [
+        norm.momentum * np.asarray(old) + (1 - norm.momentum) * new
+        for old, new in zip(statistics(norm), (xs.mean(axes), xs.var(axes, ddof=1)), strict=True)
+    ]
+    # A channel holds more than a few values, and the mean over channels differs: the two variances do too.
+    return (xs - mean) / np.sqrt(var + norm.eps) * scale + shift, tuple(running)
+
+
+def image_norm(key, axis_name=None, num_spatial_dims=2):
+    norm = nn.BatchNorm(3, axis_name, momentum=0.8, num_spatial_dims=num_spatial_dims)
+    return with_random_weights(norm, key)
+
+
+def test_every_way_to_say_which_axes_are_the_batch_gives_the_same(getkey):
+    key, xs = getkey(), 3 * jax.random.normal(getkey(), (6, 3, 2, 2)) + 1
+
+    def over(name, apply=nn.apply):
+        return jax.vmap(apply, in_axes=(None, 0), out_axes=(0, None), axis_name=name)
+
+    def mapped(norm, xs):
+        return jax.vmap(norm, axis_name="batch")(xs)
+
+    @jax.jit
+    def every_way(xs):
+        leading, named = image_norm(key), image_norm(key, "batch", None)
+        both, two = image_norm(key, "batch"), image_norm(key, ["outer", "inner"], None)
+        folded = xs.reshape(2, 3, 3, 2, 2)
+        found = {
+            "leading": nn.apply(leading, xs),
+            "two leading": nn.apply(leading, folded),
+            "named inside of apply": nn.apply(named, xs, method=mapped),
+            "named outside of apply": over("batch")(named, xs),
+            "named and leading": over("batch")(both, folded),
+            "two names": over("outer", over("inner"))(two, folded),
+        }
+        return {way: (ys.reshape(xs.shape), statistics(m)) for way, (ys, m) in found.items()}
+
+    expected = by_hand(image_norm(key), xs)
+    for outcome in every_way(xs).values():
+        close(outcome, expected)
+
+
+def test_channels_come_last_unless_it_is_said_otherwise(getkey):
+    xs = jax.random.normal(getkey(), (2, 5, 3))
+    flat, norm = step(nn.BatchNorm(3), xs)
+    images, other = step(nn.BatchNorm(3, num_spatial_dims=1), xs.swapaxes(1, 2))
+    close((flat, statistics(norm)), (images.swapaxes(1, 2), statistics(other)))
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_both_protocols_agree_in_values_state_and_gradients(mode, getkey):
+    xs = 2 * jax.random.normal(getkey(), (4, 3)) - 1
+    weights = jax.random.normal(getkey(), xs.shape)
+    inside = nn.BatchNorm(3, mode=mode)
+    outside, state = nn.make_with_state(nn.BatchNorm)(3, mode=mode)
+
+    def loss_inside(norm, xs):
+        total = 0.0
+        for x in (xs, xs**2):
+            ys, norm = nn.apply(norm, x)
+            total += (weights * ys).sum()
+        return total, norm
+
+    def loss_outside(norm, xs, state):
+        total = 0.0
+        for x in (xs, xs**2):
+            ys, state = norm(x, state)
+            total += (weights * ys).sum()
+        return total, state
+
+    @jax.jit
+    def both(state):
+        return (
+            jax.value_and_grad(loss_inside, (0, 1), has_aux=True)(inside, xs),
+            jax.value_and_grad(loss_outside, (0, 1), has_aux=True)(outside, xs, state),
+            jax.grad(lambda xs: nn.apply(inside, xs)[1].running_mean.init.sum())(xs),
+        )
+
+    ((a, after), grads), ((b, state), expected), to_the_buffers = both(state)
+    close(
+        (a, grads[0].weight, grads[0].bias, grads[1]),
+        (b, expected[0].weight, expected[0].bias, expected[1]),
+    )
+    close(statistics(after), (state.get(outside.running_mean), state.get(outside.running_var)))
+    # Buffers: no derivative reaches the running statistics, nor leaves them.
+    assert not np.any(grads[0].running_mean.init) and not np.any(grads[0].running_var.init)
+    np.testing.assert_array_equal(to_the_buffers, 0)
+
+
+def test_ema_is_equinoxs_over_several_steps(getkey):
+    ours, state = nn.make_with_state(nn.BatchNorm)(3, "b", momentum=0.9, mode="ema")
+    theirs, expected = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "b", momentum=0.9, mode="ema")
+
+    def run(norm, xs, weights, state):
+        def loss(xs):
+            mapped = jax.vmap(norm, axis_name="b", in_axes=(0, None), out_axes=(0, None))
+            ys, new = mapped(xs, state)
+            return (weights * ys).sum(), (ys, new)
+
+        grad, (ys, new) = jax.grad(loss, has_aux=True)(xs)
+        return ys, grad, new
+
+    both = jax.jit(lambda *args: (run(ours, *args[:-1]), run(theirs, *args[:-2], args[-1])))
+    for i in range(4):
+        xs = (1 + i) * jax.random.normal(getkey(), (4, 3, 5)) + i
+        weights = jax.random.normal(getkey(), xs.shape)
+        (*ours_out, state), (*theirs_out, expected) = both(xs, weights, state, expected)
+        close(ours_out, theirs_out)
+        mean, var = expected.get(theirs.ema_state_index)
+        close((state.get(ours.running_mean), state.get(ours.running_var)), (mean, var))
+    used = nn.inference_mode(ours)(xs[0], state)[0]
+    close(used, eqx.nn.inference_mode(theirs)(xs[0], expected)[0])
+
+
+def test_training_by_the_batch_is_equinoxs(getkey):
+    ours, state = nn.make_with_state(nn.BatchNorm)(3, "b")
+    theirs, expected = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "b", mode="batch")
+    xs = jax.random.normal(getkey(), (4, 3, 2, 2)) + 1
+
+    def run(norm, state):
+        mapped = jax.vmap(norm, axis_name="b", in_axes=(0, None), out_axes=(0, None))
+        return mapped(xs, state)[0]
+
+    close(*jax.jit(lambda a, b: (run(ours, a), run(theirs, b)))(state, expected))
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_inference_is_sane_from_the_first_step_on(mode, getkey):
+    xs = jax.random.normal(getkey(), (200, 2))
+    norm = nn.BatchNorm(2, mode=mode)
+    infer = jax.jit(lambda norm, xs: nn.apply(norm, xs, train=False)[0])
+    close(infer(norm, xs), xs / np.sqrt(1 + 1e-5))
+    for _ in range(2):
+        _, norm = step(norm, xs)
+        spread = infer(norm, xs).std(0)
+        assert jnp.all((spread > 0.7) & (spread < 1.4))
+
+
+def in_training(norm, xs):
+    return norm(xs, inference=False)
+
+
+def test_inference_uses_the_running_statistics_and_maps_over_leading_axes(getkey):
+    norm = nn.inference_mode(image_norm(getkey()))
+    xs = jax.random.normal(getkey(), (2, 4, 3, 2, 2))
+
+    @jax.jit
+    def all_ways(norm, xs):
+        ys, after = nn.apply(norm, xs, train=False)
+        return norm(xs), jax.vmap(jax.vmap(norm))(xs), ys, statistics(after)
+
+    direct, mapped, applied, after = all_ways(norm, xs)
+    mean, var, scale, shift = (
+        np.asarray(a)[:, None, None] for a in (*statistics(norm), norm.weight, norm.bias)
+    )
+    expected = (np.asarray(xs) - mean) / np.sqrt(var + 1e-5) * scale + shift
+    close([direct, mapped, applied], [expected] * 3)
+    close(after, statistics(norm))
+    # A named axis is not asked for, and the setting can be changed for one call.
+    named = nn.BatchNorm(3, "batch")
+    close(named(xs[0, 0], inference=True), xs[0, 0], tolerance=1e-4)
+    train = jax.jit(lambda m, xs: nn.apply(m, xs, method=in_training, train=False))
+    trained = train(norm, xs[0])
+    close((trained[0], statistics(trained[1])), by_hand(norm, xs[0]))
+
+
+def sharded_over(kind):
+    return jax.make_mesh((4, 2), ("rows", "columns"), axis_types=(kind, kind))
+
+
+def test_devices_normalise_by_the_whole_batch(getkey):
+    key, xs = getkey(), jax.random.normal(getkey(), (16, 3, 2, 2)) * 3 + 1
+    weights = jax.random.normal(getkey(), xs.shape)
+    mesh, names = sharded_over(AxisType.Auto), ("rows", "columns")
+
+    def of(run):
+        def loss(norm, xs):
+            ys, norm = run(norm, xs)
+            return (weights * ys).sum(), (ys, norm)
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+
+    spread = jax.shard_map(nn.apply, mesh=mesh, in_specs=(P(), P(names)), out_specs=(P(names), P()))
+    (_, (ys, norm)), grads = of(spread)(image_norm(key, names), xs)
+    (_, (expected, alone)), expected_grads = of(nn.apply)(image_norm(key), xs)
+    close((ys, statistics(norm)), (expected, statistics(alone)))
+    close(grads[1], expected_grads[1], 1e-4)
+    close(
+        (grads[0].weight, grads[0].bias), (expected_grads[0].weight, expected_grads[0].bias), 1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_a_sharded_array_is_one_batch(kind, getkey):
+    norm, xs = nn.BatchNorm(3), jax.random.normal(getkey(), (8, 3))
+    expected = jax.jit(nn.apply)(norm, xs)
+    mesh = sharded_over(kind)
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(xs, NamedSharding(mesh, P("rows")))
+        ys, after = jax.jit(nn.apply)(norm, spread)
+    close((ys, statistics(after)), (expected[0], statistics(expected[1])))
+    assert ys.sharding.spec[0] == "rows"
+
+
+def test_half_precision_goes_in_and_out_and_statistics_are_in_float32(getkey):
+    norm = nn.BatchNorm(2, dtype=jnp.bfloat16, momentum=0.5)
+    xs = (30 * jax.random.normal(getkey(), (64, 2)) + 300).astype(jnp.bfloat16)
+    ys, after = step(norm, xs)
+    assert (ys.dtype, norm.weight.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    assert after.running_var.init.dtype == jnp.float32
+    wide = np.asarray(xs, np.float64)
+    close(statistics(after), (0.5 * wide.mean(0), 0.5 + 0.5 * wide.var(0, ddof=1)), 1e-4)
+    close(ys.astype(jnp.float32), (wide - wide.mean(0)) / wide.std(0), 0.02)
+    # A model that is cast as a whole keeps the types that it was given.
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), norm)
+    assert statistics(jax.eval_shape(nn.apply, half, xs)[1])[0].dtype == jnp.bfloat16
+
+
+def test_the_variance_of_a_far_away_batch_is_exact(getkey):
+    xs = 1e4 + jax.random.normal(getkey(), (50, 2))
+    _, norm = step(nn.BatchNorm(2, momentum=0.0), xs)
+    close(norm.running_var.init, np.asarray(xs, np.float64).var(0, ddof=1), 1e-3)
+
+
+def test_running_statistics_are_buffers(getkey):
+    norm, xs = nn.BatchNorm(3, "b", mode="ema"), jax.random.normal(getkey(), (4, 3))
+    mask = vernal.trainable(norm)
+    assert (mask.weight, mask.bias) == (True, True)
+    assert sum(jax.tree.leaves(mask)) == 2 and len(jax.tree.leaves(mask)) == 5
+    norm = nn.BatchNorm(3)
+    optimizer = vernal.optim.Optimizer(optax.adamw, 0.1, weight_decay=0.5)
+
+    @jax.jit
+    def train(norm, state):
+        def loss(norm):
+            ys, norm = nn.apply(norm, xs)
+            return (ys**3).sum(), norm
+
+        grads, norm = vernal.filter_grad(loss, has_aux=True)(norm)
+        assert grads.running_mean.init is None
+        return norm, *optimizer.update(norm, grads, state)
+
+    applied, trained, _ = train(norm, optimizer.init(norm))
+    close(statistics(trained), statistics(applied))
+    assert np.all(np.asarray(trained.weight) != 1)
+
+
+def test_it_is_carried_by_scan_and_mapped_over_as_an_ensemble(getkey):
+    xs = jax.random.normal(getkey(), (5, 4, 3)) + 1
+    norm = nn.BatchNorm(3, momentum=0.5)
+
+    @jax.jit
+    def all_at_once(norm, xs):
+        last, ys = jax.lax.scan(lambda m, x: nn.apply(m, x)[::-1], norm, xs)
+        norms = jax.tree.map(lambda a: jnp.stack([a, a + 1]), norm)
+        return last, ys, *jax.vmap(nn.apply, in_axes=(0, None))(norms, xs[0])
+
+    last, ys, both, norms = all_at_once(norm, xs)
+    for x, y in zip(xs, ys, strict=True):
+        expected, norm = step(norm, x)
+        close(y, expected)
+    close(statistics(last), statistics(norm))
+    close(both[1], 2 * both[0] + 1)
+    close(norms.running_mean.init[1] - norms.running_mean.init[0], 0.5 * np.ones(3))
+
+
+def test_momentum_can_be_changed_and_the_affine_map_left_out(getkey):
+    xs = jax.random.normal(getkey(), (4, 3))
+    norm = nn.BatchNorm(3, channelwise_affine=False)
+    assert norm.weight is None and norm.bias is None
+    norm = tree_at(lambda m: m.momentum, norm, 0.0)
+    close(nn.apply(norm, xs)[1].running_mean.init, xs.mean(0))
+
+
+def test_training_without_taking_the_new_statistics_is_refused(getkey):
+    with pytest.raises(RuntimeError, match="(?s)nobody takes it.*BatchNorm.*nn.apply"):
+        nn.BatchNorm(3)(jnp.ones((2, 3)))
+
+
+def test_an_input_whose_channels_are_elsewhere_is_refused():
+    norm = nn.inference_mode(nn.BatchNorm(3))
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)does not find its channels.*\(\.\.\., channels=3\).*num_spatial_dims=2",
+    ):
+        norm(jnp.ones((2, 3, 5, 5)))
+    with pytest.raises(ValueError, match=r"(?s)expected: \(channels=3, any\)\n *got: \(4, 5\)"):
+        nn.BatchNorm(3, "batch")(jnp.ones((4, 5)))
+    with pytest.raises(ValueError, match="does not find its channels"):
+        nn.BatchNorm(3, num_spatial_dims=2)(jnp.ones((3, 3)))
+
+
+def test_a_batch_of_one_and_a_missing_axis_are_refused():
+    with pytest.raises(
+        ValueError, match="(?s)no batch to take statistics of.*at least 2.*got: 1 in"
+    ):
+        nn.BatchNorm(3)(jnp.ones(3))
+    with pytest.raises(ValueError, match="(?s)no batch to take statistics of.*at least 1"):
+        nn.BatchNorm(3, mode="ema")(jnp.ones((0, 3)))
+    with pytest.raises(ValueError, match="(?s)does not find the axis of its batch.*'batch'"):
+        nn.BatchNorm(3, "batch")(jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"mode": "legacy"}, 'one of "batch" and "ema"'),
+        ({"momentum": 1.5}, "from 0 to 1"),
+        ({"dtype": jnp.complex64}, "real numbers"),
+        ({"input_size": 0}, "input_size"),
+        ({"num_spatial_dims": -1}, "num_spatial_dims"),
+    ],
+    ids=["mode", "momentum", "dtype", "input_size", "num_spatial_dims"],
+)
+def test_wrong_settings_are_refused(settings, text):
+    with pytest.raises(ValueError, match=text):
+        inspect.unwrap(nn.BatchNorm.__init__)(
+            object.__new__(nn.BatchNorm), **({"input_size": 3} | settings)
+        )
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(ValueError, match="(?s)argument `x`.*real numbers"):
+        nn.BatchNorm(3)(jnp.ones((2, 3), jnp.complex64))

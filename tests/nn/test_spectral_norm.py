@@ -1,0 +1,203 @@
+"""Spectral normalisation: the largest singular value, how it is found, and who keeps the vectors."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vernal
+from vernal import nn, tree_at
+
+
+def close(a, b, tolerance=1e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), a, b
+    )
+
+
+@jax.jit
+def in_training(normed, x):
+    """The result, its gradient with respect to the layer's weight, and the new vectors."""
+
+    def loss(normed):
+        y, normed = nn.apply(normed, x)
+        return (y**2).sum(), (y, normed)
+
+    grads, (y, normed) = jax.grad(loss, has_aux=True)(normed)
+    return y, grads, normed
+
+
+def test_it_is_equinoxs_in_training_and_in_inference(getkey):
+    layer = nn.Conv2d(2, 4, 3, key=getkey())
+    ours = nn.SpectralNorm(layer, num_power_iterations=2, key=getkey())
+    theirs = tree_at_eqx(eqx.nn.Conv2d(2, 4, 3, key=getkey()), layer)
+    theirs, state = eqx.nn.make_with_state(eqx.nn.SpectralNorm)(
+        theirs, "weight", num_power_iterations=2, key=getkey()
+    )
+    # They begin somewhere else.
+    state = state.set(theirs.uv_index, ours.vectors.init)
+    x = jax.random.normal(getkey(), (2, 4, 5))
+
+    def in_theirs(weight, state):
+        y, new = eqx.tree_at(lambda m: m.layer.weight, theirs, weight)(x, state)
+        return (y**2).sum(), (y, new)
+
+    step = jax.jit(jax.grad(in_theirs, has_aux=True))
+    weight = layer.weight
+    for _ in range(2):
+        y, grads, ours = in_training(ours, x)
+        grad, (expected, state) = step(weight, state)
+        close((y, ours.vectors.init), (expected, state.get(theirs.uv_index)))
+        close(grads.layer.weight, grad, 1e-4)
+        weight = weight - 0.1 * grad
+        ours = tree_at(lambda m: m.layer.weight, ours, weight)
+        theirs = eqx.tree_at(lambda m: m.layer.weight, theirs, weight)
+    used = jax.jit(lambda x, state: eqx.nn.inference_mode(theirs)(x, state)[0])(x, state)
+    close(jax.jit(nn.inference_mode(ours))(x), used, 1e-4)
+
+
+def tree_at_eqx(theirs, ours):
+    where = lambda m: (m.weight, m.bias)  # noqa: E731 (both need the same)
+    return eqx.tree_at(where, theirs, where(ours))
+
+
+def _linear(dtype=jnp.float32):
+    return lambda key: nn.Linear(4, 3, use_bias=False, dtype=dtype, key=key)
+
+
+LAYERS = {
+    "a matrix": (_linear(), (4,)),
+    "a convolution": (lambda key: nn.Conv1d(2, 4, 3, key=key), (2, 5)),
+    "a vector": (lambda key: nn.RMSNorm(4, use_bias=False), (4,)),
+    "complex numbers": (_linear(jnp.complex64), (4,)),
+}
+
+
+def test_many_iterations_find_the_largest_singular_value(getkey):
+    @jax.jit
+    def every_layer(key):
+        found = {}
+        for name, (make, shape) in LAYERS.items():
+            layer = make(key)
+            x = jax.random.normal(key, shape, layer.weight.dtype)
+            normed = nn.SpectralNorm(layer, num_power_iterations=200, key=key)
+            y, normed = nn.apply(normed, x)
+            matrix = layer.weight.reshape(layer.weight.shape[0], -1)
+            left, singular, right = jnp.linalg.svd(matrix, full_matrices=False)
+            exact = layer.weight / singular[0].astype(matrix.dtype)
+            expected = tree_at(lambda m: m.weight, layer, exact)(x)
+            u, v = normed.vectors.init
+            found[name] = (y, jnp.outer(u, v.conj())), (expected, jnp.outer(left[:, 0], right[0]))
+        return found
+
+    for ours, expected in every_layer(getkey()).values():
+        close(ours, expected, 1e-3)
+
+
+def test_the_first_vectors_have_had_fifteen_iterations(getkey):
+    key, layer = getkey(), nn.Linear(5, 4, key=getkey())
+    first = nn.SpectralNorm(layer, key=key).vectors.init
+    v = jax.random.normal(key, (5,))
+    for _ in range(15):
+        u = layer.weight @ v
+        u = u / jnp.linalg.norm(u)
+        v = layer.weight.T @ u
+        v = v / jnp.linalg.norm(v)
+    close(first, (u, v), 1e-4)
+
+
+def test_the_gradient_holds_the_vectors_constant_and_is_exact_at_the_singular_vectors(getkey):
+    with jax.enable_x64(True):
+        layer = nn.Linear(3, 2, use_bias=False, key=getkey())
+        normed = nn.SpectralNorm(layer, num_power_iterations=300, key=getkey())
+        x = jax.random.normal(getkey(), (3,))
+
+        def exact(weight):
+            return ((weight / jnp.linalg.svd(weight, compute_uv=False)[0] @ x) ** 2).sum()
+
+        y, grads, after = in_training(normed, x)
+        close((y**2).sum(), exact(layer.weight))
+        close(grads.layer.weight, jax.grad(exact)(layer.weight))
+        # Nothing reaches the vectors, and nothing comes from them.
+        assert not any(np.any(g) for g in grads.vectors.init)
+        moved = jax.grad(lambda m: nn.apply(m, x)[1].vectors.init[0].sum())(normed)
+        assert not any(np.any(g) for g in jax.tree.leaves(moved))
+        assert after.vectors.init[0].dtype == jnp.float64
+
+
+def test_both_protocols_agree_and_inference_moves_nothing(getkey):
+    layer, key, x = nn.Linear(3, 3, key=getkey()), getkey(), jnp.ones(3)
+    inside = nn.SpectralNorm(layer, key=key)
+    outside, state = nn.make_with_state(nn.SpectralNorm)(layer, key=key)
+
+    @jax.jit
+    def twice(inside, state):
+        results = []
+        for _ in range(2):
+            a, inside = nn.apply(inside, x)
+            b, state = outside(x, state)
+            results.append((a, b))
+        same, after = nn.apply(inside, x, train=False)
+        return results, inside, state, after, same, inside(x, inference=True)
+
+    results, inside, state, after, same, plain = twice(inside, state)
+    close(*map(list, zip(*results, strict=True)))
+    close(inside.vectors.init, state.get(outside.vectors))
+    close((after.vectors.init, same), (inside.vectors.init, plain))
+    with pytest.raises(RuntimeError, match="(?s)nobody takes it.*SpectralNorm"):
+        inside(x)
+
+
+def test_vectors_are_buffers_and_a_batch_shares_them(getkey):
+    normed = nn.SpectralNorm(nn.Linear(3, 2, key=getkey()), key=getkey())
+    mask = vernal.trainable(normed)
+    assert jax.tree.leaves(mask.layer) == [True, True] and mask.vectors.init == (False, False)
+    xs = jax.random.normal(getkey(), (4, 3))
+    leading = jax.jit(nn.apply)(normed, xs)
+    mapped = jax.jit(lambda m: nn.apply(m, xs, method=lambda m, xs: jax.vmap(m)(xs)))(normed)
+    close(leading[0], mapped[0])
+    close(leading[1].vectors.init, mapped[1].vectors.init)
+
+
+def test_half_precision_weights_are_measured_in_float32(getkey):
+    layer = nn.Linear(3, 4, dtype=jnp.bfloat16, key=getkey())
+    normed = nn.SpectralNorm(layer, num_power_iterations=50, key=getkey())
+    y, after = jax.jit(nn.apply)(normed, jnp.ones(3, jnp.bfloat16))
+    assert (y.dtype, after.vectors.init[0].dtype) == (jnp.bfloat16, jnp.float32)
+    u, v = after.vectors.init
+    matrix = np.asarray(layer.weight, np.float32)
+    close(u @ matrix @ v, np.linalg.svd(matrix, compute_uv=False)[0], 1e-4)
+
+
+def test_a_weight_of_zeros_stays_one(getkey):
+    layer = jax.tree.map(jnp.zeros_like, nn.Linear(3, 2, key=getkey()))
+    y, grads, after = in_training(nn.SpectralNorm(layer, key=getkey()), jnp.ones(3))
+    assert not np.any(y)
+    assert all(np.all(np.isfinite(a)) for a in jax.tree.leaves((grads, after)))
+
+
+def test_a_key_is_handed_on(getkey):
+    class Noisy(nn.Linear):
+        def __call__(self, x, *, key):
+            return super().__call__(x) + jax.random.normal(key)
+
+    normed, key = nn.SpectralNorm(Noisy(2, 2, key=getkey()), inference=True, key=getkey()), getkey()
+    quiet = nn.SpectralNorm(nn.Linear(2, 2, key=getkey()), inference=True, key=getkey())
+    quiet = tree_at(
+        lambda m: (m.layer.weight, m.layer.bias, m.vectors.init),
+        quiet,
+        (normed.layer.weight, normed.layer.bias, normed.vectors.init),
+    )
+    noise = normed(jnp.ones(2), key=key) - quiet(jnp.ones(2))
+    close(noise, jnp.full(2, jax.random.normal(key)))
+
+
+def test_a_layer_without_such_a_weight_and_no_iterations_are_refused(getkey):
+    layer = nn.Linear(2, 2, key=getkey())
+    with pytest.raises(ValueError, match="(?s)nothing to normalise.*`kernel`"):
+        nn.SpectralNorm(layer, "kernel", key=getkey())
+    with pytest.raises(ValueError, match="(?s)nothing to normalise.*negative_slope"):
+        nn.SpectralNorm(nn.PReLU(), "negative_slope", key=getkey())
+    with pytest.raises(ValueError, match="(?s)wrong size.*num_power_iterations"):
+        nn.SpectralNorm(layer, num_power_iterations=0, key=getkey())

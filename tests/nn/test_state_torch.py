@@ -1,0 +1,124 @@
+"""Layers with state against PyTorch's: results, gradients and what they remember, over many steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from vernal import nn, tree_at
+from vernal.saving import from_torch
+
+STEPS = 50
+
+
+def close(a, b, tolerance=1e-5):
+    a, b = (np.asarray(x.detach() if isinstance(x, torch.Tensor) else x) for x in (a, b))
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@jax.jit
+def our_step(layer, x, weights):
+    """The result, the gradients with respect to the layer and `x`, and the layer with new state."""
+
+    def loss(layer, x):
+        y, layer = nn.apply(layer, x)
+        return (weights * y).sum(), (y, layer)
+
+    grads, (y, layer) = jax.grad(loss, (0, 1), has_aux=True)(layer, x)
+    return y, *grads, layer
+
+
+def their_step(module, x, weights):
+    module.zero_grad()
+    x = torch.tensor(x, requires_grad=True)
+    y = module(x)
+    (torch.tensor(weights) * y).sum().backward()
+    return y, x.grad
+
+
+BATCHES = {
+    "vectors": (torch.nn.BatchNorm1d, 0, (4, 3)),
+    "signals": (torch.nn.BatchNorm1d, 1, (2, 3, 5)),
+    "images": (torch.nn.BatchNorm2d, 2, (3, 3, 2, 2)),
+}
+
+
+@pytest.mark.parametrize(("theirs", "spatial", "shape"), BATCHES.values(), ids=BATCHES)
+def test_batch_norm_over_fifty_steps(theirs, spatial, shape):
+    numbers = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        theirs = theirs(3, momentum=0.1, dtype=torch.float64)
+        for parameter in theirs.parameters():
+            torch.nn.init.uniform_(parameter, 0.5, 2.0)
+        their_step(theirs, numbers.normal(size=shape), np.ones(shape))
+        ours = nn.BatchNorm(3, momentum=0.9, num_spatial_dims=spatial)
+        rules, ignore = {"**.running_*.init": "**.running_*"}, ["**.num_batches_tracked"]
+        ours = from_torch(ours, theirs.state_dict(), rules, ignore=ignore)
+        for step in range(STEPS):
+            x = numbers.normal(np.sin(step), 1 + step / 10, shape)
+            weights = numbers.normal(size=shape)
+            y, grads, dx, ours = our_step(ours, x, weights)
+            expected, expected_dx = their_step(theirs, x, weights)
+            close(y, expected)
+            close(dx, expected_dx)
+            close(grads.weight, theirs.weight.grad)
+            close(grads.bias, theirs.bias.grad)
+            close(ours.running_mean.init, theirs.running_mean)
+            close(ours.running_var.init, theirs.running_var)
+        close(nn.inference_mode(ours)(x), theirs.eval()(torch.tensor(x)))
+
+
+WEIGHTS = {
+    "a matrix": (
+        lambda key: nn.Linear(3, 4, key=key),
+        lambda: torch.nn.Linear(3, 4, dtype=torch.float64),
+        (2, 3),
+        2,
+    ),
+    "a convolution": (
+        lambda key: nn.Conv2d(2, 3, 2, key=key),
+        lambda: torch.nn.Conv2d(2, 3, 2, dtype=torch.float64),
+        (2, 2, 3, 4),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs", "shape", "times"), WEIGHTS.values(), ids=WEIGHTS)
+def test_spectral_norm_over_training_steps(ours, theirs, shape, times):
+    numbers = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        layer = ours(jax.random.key(0))
+        ours = nn.SpectralNorm(layer, num_power_iterations=times, key=jax.random.key(1))
+        theirs = torch.nn.utils.parametrizations.spectral_norm(theirs(), n_power_iterations=times)
+        u, v = ours.vectors.init
+        inside = {"parametrizations.weight.0._u": u, "parametrizations.weight.0._v": v}
+        inside |= {"parametrizations.weight.original": layer.weight, "bias": layer.bias}
+        shapes = {name: value.shape for name, value in theirs.state_dict().items()}
+        theirs.load_state_dict(
+            {
+                name: torch.tensor(np.asarray(value)).reshape(shapes[name])
+                for name, value in inside.items()
+            }
+        )
+        optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+        weights = numbers.normal(size=jax.eval_shape(layer, jnp.zeros(shape)).shape)
+        for _ in range(5):
+            x = numbers.normal(size=shape)
+            y, grads, dx, ours = our_step(ours, x, weights)
+            expected, expected_dx = their_step(theirs, x, weights)
+            close(y, expected)
+            close(dx, expected_dx)
+            original = theirs.parametrizations.weight.original
+            close(grads.layer.weight, original.grad)
+            ours = tree_at(
+                lambda m: m.layer,
+                ours,
+                jax.tree.map(lambda p, g: p - 0.1 * g, ours.layer, grads.layer),
+            )
+            optimizer.step()
+            state = theirs.state_dict()
+            close(ours.vectors.init[0], state["parametrizations.weight.0._u"])
+            close(ours.vectors.init[1], state["parametrizations.weight.0._v"])
+        close(nn.inference_mode(ours)(x), theirs.eval()(torch.tensor(x)))

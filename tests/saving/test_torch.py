@@ -1,0 +1,87 @@
+"""Weights to and from PyTorch itself. (The rules are in `test_rules.py`, the layers in `tests/nn/test_torch.py`.)"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from vernal import nn
+from vernal.saving import (
+    Tied,
+    conv_transpose_rules,
+    from_torch,
+    gru_rules,
+    lstm_rules,
+    to_torch,
+)
+
+DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "int64", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_every_dtype_cross_both_ways(dtype):
+    theirs = {"w": torch.tensor([[1, 0, 2]]).to(getattr(torch, dtype))}
+    values = [[1, 0, 1]] if dtype == "bool" else [[1, 0, 2]]
+    ours = from_torch({"w": np.zeros((1, 3), dtype)}, theirs)
+    assert ours["w"].dtype == dtype and ours["w"].astype(int).tolist() == values
+    (back,) = to_torch(ours, like=theirs).values()
+    assert back.dtype == theirs["w"].dtype and torch.equal(back.float(), theirs["w"].float())
+
+
+def test_parameters_are_read_as_they_are_and_not_shared():
+    module = torch.nn.Linear(3, 2).to(torch.bfloat16)
+    layer = from_torch(nn.Linear(3, 2, key=jax.random.key(0)), dict(module.named_parameters()))
+    before = module.weight.detach().float().numpy().copy()
+    with torch.no_grad():
+        module.weight.zero_()
+    assert layer.weight.dtype == jnp.float32
+    np.testing.assert_array_equal(layer.weight, before)
+
+
+class Theirs(torch.nn.Module):
+    """Layers that PyTorch keeps in another form, and a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.ConvTranspose2d(4, 6, (3, 2), groups=2)
+        self.lstm = torch.nn.LSTM(3, 2, num_layers=2, bidirectional=True)
+        self.gru = torch.nn.GRU(3, 2)
+        self.norm = torch.nn.BatchNorm1d(2, affine=False)
+        self.embedding = torch.nn.Embedding(5, 3)
+        self.head = torch.nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, image, xs, tokens):
+        return self.up(image), self.lstm(xs)[0], self.gru(xs)[0], self.head(self.embedding(tokens))
+
+
+def test_a_module_that_takes_our_weights_computes_what_it_did_before():
+    torch.manual_seed(0)
+    module = Theirs().eval()
+
+    def make(key):
+        return {
+            "up": nn.ConvTranspose2d(4, 6, (3, 2), groups=2, key=key),
+            "lstm": nn.LSTM(3, 2, num_layers=2, bidirectional=True, key=key),
+            "gru": nn.GRU(3, 2, key=key),
+            "embedding": nn.Embedding(5, 3, key=key),
+        }
+
+    rules = (
+        conv_transpose_rules("up", "up", groups=2)
+        | lstm_rules("lstm", "lstm", bidirectional=True)
+        | gru_rules("gru", "gru")
+        | {"embedding.weight": Tied("embedding.weight", "head.weight")}
+    )
+    skeleton = jax.eval_shape(make, jax.random.key(0))
+    model = from_torch(skeleton, module.state_dict(), rules, ignore=["norm.*"])
+    assert model["up"].weight.shape == skeleton["up"].weight.shape
+    inputs = torch.randn(1, 4, 3, 3), torch.randn(4, 3), torch.tensor([1, 4])
+    before = module(*inputs)
+    state = to_torch(model, rules, like=module.state_dict(), ignore=["norm.*"])
+    fresh = Theirs().eval()
+    fresh.load_state_dict(state)
+    for a, b in zip(before, fresh(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert fresh.head.weight is fresh.embedding.weight

@@ -1,0 +1,85 @@
+"""Diffrax, Lineax, Optimistix and traceax, as they are installed, give on Vernal what they give on Equinox."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vernal
+
+from .solves import PROBLEMS, answers
+
+
+class WithEquinox:
+    """Another process, in which `equinox` is the real one, and which solves the same problems meanwhile."""
+
+    def __init__(self, errors):
+        script = Path(__file__).with_name("solves.py")
+        command = [sys.executable, "-W", "ignore", str(script)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        self.errors = errors
+        self.known = {}
+
+    def answers(self, name):
+        while name not in self.known:
+            line = self.process.stdout.readline()
+            if not line:
+                self.errors.seek(0)
+                raise AssertionError(self.errors.read())
+            found = json.loads(line)
+            assert os.path.join("site-packages", "equinox") in found["equinox"]
+            self.known[found["name"]] = found["answers"]
+        return self.known[name]
+
+
+@pytest.fixture(scope="session")
+def with_equinox(tmp_path_factory):
+    with (tmp_path_factory.mktemp("equinox") / "errors").open("w+") as errors:
+        other = WithEquinox(errors)
+        yield other
+        other.process.kill()
+        other.process.communicate()
+
+
+def test_equinox_is_vernal_here():
+    assert equinox.filter_jit is vernal.filter_jit
+    assert jnp.zeros(()).dtype == jnp.float64
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_answers_agree(name, with_equinox):
+    mine = answers(name)
+    theirs = with_equinox.answers(name)
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_a_method_of_a_module_that_holds_a_tracer_is_hashed_by_a_loop():
+    # JAX 0.4.30 began to hash the functions of a loop, and Diffrax's closures could not be hashed.
+    class Field(equinox.Module):
+        scale: jax.Array
+
+        def more(self, carry):
+            return carry[0] < 3
+
+        def step(self, carry):
+            return carry[0] + 1, carry[1] * self.scale
+
+    @jax.jit
+    def run(scale):
+        field = Field(scale)
+        hoisted = equinox.filter_closure_convert(
+            lambda c: (c[0] + 1, c[1] + scale), (jnp.array(0), scale)
+        )
+        carry = jax.lax.while_loop(field.more, field.step, (jnp.array(0), jnp.ones(())))
+        return jax.lax.while_loop(lambda carry: carry[0] < 5, hoisted, carry)[1]
+
+    assert run(jnp.array(2.0)) == 12.0
