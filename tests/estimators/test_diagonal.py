@@ -178,6 +178,7 @@ def test_hutchinson_is_the_mean_of_products_for_signs():
         np.testing.assert_allclose(outcome.variance, each.var(axis=1, ddof=1) / 12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probes", "matvecs"),
     [(Normal(), 8), (Sphere(), 8), (Orthogonal(), 25)],
@@ -227,6 +228,7 @@ def test_a_false_tag_is_seen_without_nan():
     assert not bool(diagonal(lie, KEY, matvecs=N).converged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_gradients_are_unbiased_in_both_directions(name):
     with jax.enable_x64(True):

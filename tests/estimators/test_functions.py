@@ -24,6 +24,7 @@ def symmetric(eigenvalues, rng):
     return (matrix + matrix.T) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exp", "square", "resolvent"])
 def test_functions_of_indefinite_operators_are_unbiased_with_honest_errors(name):
     f = {"exp": jnp.exp, "square": jnp.square, "resolvent": lambda x: 1 / (3 + x)}[name]

@@ -28,6 +28,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", METHODS)
 def test_value_and_gradient_are_unbiased(name, case):
@@ -146,6 +147,7 @@ def test_too_few_products_are_refused(name):
         estimators.trace(jnp.eye(60), jax.random.key(0), matvecs=3, method=METHODS[name])
 
 
+@pytest.mark.slow
 def test_errors_with_orthogonal_probes_are_reported_honestly():
     operators = {"flat": (rotated("flat", 60, jnp.float32), SPECTRA["flat"](60).sum())}
     found = errors_of(HutchPlusPlus(Orthogonal()), operators, 45, 500)["flat"]

@@ -44,6 +44,7 @@ def outcomes(method, operator, budget, seeds):
     return map(np.asarray, run(operator, jax.random.split(jax.random.key(0), seeds)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "probes"),
     [*((case, None) for case in CASES), ("hermitian", Normal()), ("hermitian", Orthogonal())],
@@ -68,6 +69,7 @@ def test_the_variance_of_signs_is_that_of_the_literature():
     np.testing.assert_allclose(variances.mean(), 2 * off / 5, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_orthogonal_probes_have_less_variance_by_the_share_of_the_space():
     operator = rotated("flat", 40, jnp.float32)
     _, plain, _ = outcomes(Hutchinson(estimators.Sphere()), operator, Budget(30, 30), 200)
@@ -132,6 +134,7 @@ def test_diagonals_are_exact_at_every_scale(scale):
     assert float(estimate.standard_error) <= 1e-6 * size
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_even_for_one_large_eigenvalue():
     n = 60
     found = {name: (rotated(name, n, jnp.float32), f(n).sum()) for name, f in SPECTRA.items()}

@@ -68,6 +68,7 @@ def test_probes_that_are_not_used_change_nothing(case):
     assert bool(jnp.isfinite(shared(method.minimum).variance))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("settings", [{}, {"probes": Signs(), "resphered": False}], ids=str)
 def test_the_estimate_is_unbiased(case, settings):

@@ -36,6 +36,7 @@ def dense(matrix):
     return MatrixOperator(matrix, positive_semidefinite=True)
 
 
+@pytest.mark.slow
 def test_it_is_unbiased_and_its_error_is_honest_as_is_its_gradient():
     rng = np.random.default_rng(0)
     matrix = positive(np.linspace(1.0, 3.0, SIZE), rng)

@@ -16,6 +16,7 @@ FACTOR = RNG.normal(size=(16, 16)) / 4
 COMPLEX = FACTOR + 1j * RNG.normal(size=(16, 16)) / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [FACTOR, COMPLEX], ids=["real", "hermitian"])
 def test_value_and_gradient_are_unbiased(factor):
     dtype = jnp.complex64 if np.iscomplexobj(factor) else jnp.float32

@@ -95,6 +95,7 @@ def test_scaling_changes_nothing(dtype, scales):
             )
 
 
+@pytest.mark.slow
 def test_it_is_unbiased_and_its_error_is_honest_for_an_indefinite_nonsymmetric_operator():
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -110,6 +111,7 @@ def test_it_is_unbiased_and_its_error_is_honest_for_an_indefinite_nonsymmetric_o
         assert 0.8 < float(jnp.sqrt(variance.mean() / (error**2).mean())) < 1.25
 
 
+@pytest.mark.slow
 def test_it_is_never_worse_than_the_peer():
     sampler = stochtrace.sampler_signs(jnp.zeros(100), num=20)
     peer = stochtrace.estimator_leave_one_out(stochtrace.leave_one_out_xdiag(), sampler)

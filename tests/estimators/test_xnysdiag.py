@@ -110,6 +110,7 @@ def test_probes_that_depend_on_each_other_do_no_harm(size):
     assert np.abs(error).max() < 3 * size
 
 
+@pytest.mark.slow
 def test_it_is_unbiased_and_its_error_is_honest():
     with jax.enable_x64(True):
         matrix = jnp.asarray(symmetric(SPECTRA["poly"](N)))
@@ -141,6 +142,7 @@ def test_a_false_tag_gives_the_plain_estimate_of_the_same_products():
         np.testing.assert_allclose(outcome.variance, each.var(axis=1, ddof=1) / M, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_it_is_never_worse_than_the_peer():
     sampler = stochtrace.sampler_signs(jnp.zeros(100), num=20)
     peer = stochtrace.estimator_leave_one_out(stochtrace.leave_one_out_xnysdiag(), sampler)

@@ -16,7 +16,7 @@ def test_the_same_key_gives_equinox_s_weights_and_values(getkey, dtype):
     def made_and_called(lib_key, x_key):
         found = []
         for n_in, n_out, use_bias in ((*sizes, b) for sizes in SIZES for b in (True, False)):
-            layers = [lib.Linear(n_in, n_out, use_bias, dtype, key=lib_key) for lib in (nn, eqx.nn)]
+            layers = [lib.Linear(n_in, n_out, use_bias, dtype, key=key) for lib in (nn, eqx.nn)]
             x = jax.random.normal(
                 x_key, () if n_in == "scalar" else (n_in,), layers[0].weight.dtype
             )
@@ -24,7 +24,7 @@ def test_the_same_key_gives_equinox_s_weights_and_values(getkey, dtype):
             found.append([(m.weight, m.bias, m(x)) for m in layers])
         return found
 
-    for ours, theirs in made_and_called(getkey(), getkey()):
+    for ours, theirs in made_and_called(getkey()):
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)

@@ -143,7 +143,9 @@ def test_dropout_is_independent_for_each_sequence_of_a_batch(kind, getkey):
 @both
 def test_wrong_shapes_are_refused(kind, getkey):
     layer = LAYERS[kind](3, 2, key=getkey())
-    with pytest.raises(ValueError, match=rf"(?s)`{kind}`.*argument `xs`.*\(\.\.\., time, input_size=3\)"):
+    with pytest.raises(
+        ValueError, match=rf"(?s)`{kind}`.*argument `xs`.*\(\.\.\., time, input_size=3\)"
+    ):
         layer(jnp.ones((5, 4)))
     with pytest.raises(ValueError, match=r"(?s)argument `state`.*num_layers \* directions=1"):
         layer(jnp.ones((5, 3)), state_like(kind, jnp.ones((3, 2))))

@@ -7,15 +7,17 @@ the real one, this is what the tests compare with.
 import functools
 import json
 
-import diffrax as dfx
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import lineax as lx
-import optimistix as optx
-import traceax as tx
 
+# Before the libraries: some of their defaults depend on it.
 jax.config.update("jax_enable_x64", True)
+
+import diffrax as dfx  # noqa: E402
+import equinox as eqx  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import lineax as lx  # noqa: E402
+import optimistix as optx  # noqa: E402
+import traceax as tx  # noqa: E402
 
 PROBLEMS = {}
 
