@@ -25,8 +25,8 @@ def node_parts(node: Any) -> list[tuple[Any, Any]] | None:
     Example:
         >>> import vernal
         >>> from vernal.trees import node_parts
-        >>> [str(key) for key, part in node_parts(vernal.nn.Dropout(0.5))]
-        ['.p', '.inference']
+        >>> [str(key) for key, part in node_parts(vernal.nn.Lambda(abs))]
+        ['.fn']
     """
     fields = getattr(type(node), "__tree_fields__", None)
     if fields is not None:
@@ -50,10 +50,10 @@ def replace_parts(node: Any, changes: Mapping[Any, Any], sort: bool = True) -> A
     Example:
         >>> import vernal
         >>> from vernal.trees import node_parts, replace_parts
-        >>> dropout = vernal.nn.Dropout(0.5)
-        >>> [(key, _), _] = node_parts(dropout)
-        >>> replace_parts(dropout, {key: 0.1}).p
-        0.1
+        >>> layer = vernal.nn.Lambda(abs)
+        >>> [(key, _)] = node_parts(layer)
+        >>> replace_parts(layer, {key: len}).fn
+        <built-in function len>
     """
     if hasattr(type(node), "__tree_replace__"):
         return node.__tree_replace__({key.name: part for key, part in changes.items()}, sort)
