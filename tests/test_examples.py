@@ -24,6 +24,7 @@ SWEEP = ROOT / "examples" / "sweep.py"
 RECOMPILE = ROOT / "examples" / "recompile.py"
 GP_LOGDET = ROOT / "examples" / "gp_logdet.py"
 HESSIAN_TRACE = ROOT / "examples" / "hessian_trace.py"
+NEURAL_ODE = ROOT / "examples" / "neural_ode.py"
 GPT = ROOT / "examples" / "gpt.py"
 
 # Runs a script, and interrupts it as Ctrl-C does when it has saved its second checkpoint.
@@ -211,3 +212,13 @@ def test_the_small_gpt_learns_in_one_program_and_decodes_with_caches_what_it_rea
     assert [array.shape for array in stored.values()].count((256, 128)) == 1
     assert len(text.split("\nReturn ")[1]) > 20
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_the_neural_ode_learns_through_diffrax(tmp_path):
+    printed = run(NEURAL_ODE, "--steps", "8", "--output", tmp_path)
+    errors = [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("step")]
+    assert len(errors) == 8 and errors[-1] < errors[0] / 2
+    assert "compiled 1 time(s)" in printed
+    assert (tmp_path / "field.safetensors").stat().st_size > 0
+    assert (tmp_path / "spirals.png").stat().st_size > 0
