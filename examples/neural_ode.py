@@ -4,7 +4,7 @@
 
 The velocity of a point in the plane is a small network of its position. Diffrax integrates it from 32 starting points,
 adaptively, and the gradient flows back through the solver. Diffrax imports `equinox`: after `vernal.compat.install()`
-that is Vernal, so that one compiled step serves the whole run, whatever is passed to it. (Chen, Rubanova, Bettencourt,
+that is Vernal. (Chen, Rubanova, Bettencourt,
 Duvenaud, "Neural Ordinary Differential Equations", 2018, arXiv:1806.07366.)
 """
 
