@@ -21,7 +21,8 @@ MESHES = {
     "mixed": jax.make_mesh((4, 2), ("a", "b"), axis_types=(EXPLICIT, AUTO)),
 }
 by_mesh = pytest.mark.parametrize("kind", MESHES)
-X = jnp.arange(16.0).reshape(8, 2)
+# Small: where `tanh` saturates, its derivative is the rounding of whichever `tanh` was compiled.
+X = jnp.arange(16.0).reshape(8, 2) / 16
 
 
 class Dense(vernal.Module):
