@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ._launch import launch
 from .compat import install
 
 _STARTUP = Path(__file__).resolve().parent / "_startup"
@@ -22,6 +23,13 @@ the standard error when the script has ended; its own output and exit code are l
 _COMPAT = """\
 Runs a script with Vernal in the place of Equinox: `import equinox`, by the script or by a library that
 is built on it, imports Vernal.
+"""
+
+_LAUNCH = """\
+Starts several JAX processes on this machine that run the same script, for development and tests. The
+script calls `vernal.sharding.initialise()` before it uses JAX. Every line that a process prints comes
+out behind its rank. When one fails, or at Ctrl-C, all are stopped, and what they have started as well;
+the exit code is that of the first that failed.
 """
 
 
@@ -47,6 +55,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_program(compat)
     compat.set_defaults(run=_compat, parser=compat)
+    several = commands.add_parser(
+        "launch",
+        help="run a script in several JAX processes on this machine",
+        description=_LAUNCH,
+        usage="python -m vernal launch [-h] --processes N [--devices-per-process M] (SCRIPT | -m MODULE) [ARGS...]",
+    )
+    several.add_argument("--processes", metavar="N", type=int, required=True, help="how many")
+    several.add_argument(
+        "--devices-per-process",
+        metavar="M",
+        type=int,
+        default=1,
+        help="CPU devices of each process, or accelerators (default: 1)",
+    )
+    _add_program(several)
+    several.set_defaults(run=_several, parser=several)
     return parser
 
 
@@ -103,6 +127,14 @@ def _compiles(options: argparse.Namespace) -> NoReturn:
     # In place of this process, which has imported JAX already: see _startup/sitecustomize.py.
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *_python_options(), *command], environment)
+
+
+def _several(options: argparse.Namespace) -> NoReturn:
+    for name in ("processes", "devices_per_process"):
+        if (number := getattr(options, name)) < 1:
+            options.parser.error(f"--{name.replace('_', '-')} {number}: at least 1")
+    command = [sys.executable, *_python_options(), *_program(options)]
+    sys.exit(launch(command, options.processes, options.devices_per_process))
 
 
 def _python_options() -> list[str]:

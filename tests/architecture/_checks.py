@@ -26,7 +26,7 @@ FLOORS: dict[str, int] = {
             ["loops"],
             ["nn", "optim", "estimators", "sharding", "saving"],
             ["debug", "testing"],
-            ["compat"],
+            ["compat", "_launch"],
             [FRONT_DESK],
             # The command line, and what it runs in the processes that it starts.
             ["__main__", "_startup"],
@@ -37,7 +37,17 @@ FLOORS: dict[str, int] = {
 
 # Optional or heavy packages, which a function may import at the moment of use.
 LATE_IMPORTS = frozenset(
-    {"rich", "matplotlib", "torch", "orbax", "treescope", "safetensors", "optax", "tqdm"}
+    {
+        "rich",
+        "matplotlib",
+        "torch",
+        "orbax",
+        "treescope",
+        "safetensors",
+        "optax",
+        "tqdm",
+        "flatbuffers",
+    }
 )
 
 PRIVATE_JAX = re.compile(r"jax\.(_src|interpreters|extend)(\.|$)")

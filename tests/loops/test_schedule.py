@@ -145,6 +145,14 @@ def test_without_a_bound_the_number_of_states_is_fixed_and_the_work_grows_slowly
 def test_more_checkpoints_than_steps_keep_every_state():
     assert schedule.make_plan(5, 100).checkpoints == 5
     assert run(5, 5, 100) == [0] * 5
+    for steps in range(6):
+        assert run(steps, 5, 5) == [0] * steps
+
+
+def test_by_default_small_states_are_all_kept():
+    assert schedule.make_plan(256, None, state_bytes=256).every
+    assert schedule.make_plan(256, None, state_bytes=257) == schedule.make_plan(256, None)
+    assert not schedule.make_plan(256, 255, state_bytes=1).every
 
 
 def test_capacity_is_the_binomial_coefficient():

@@ -162,6 +162,15 @@ def test_state_keeps_its_dtype_and_is_updated_through_the_wrapper(getkey):
     _, state = jax.jit(nn.cast(explicit, half.policy))(x, state)
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == FLOAT32
 
+    def make():
+        return nn.Sequential(
+            [nn.cast(nn.BatchNorm(3), half.policy), nn.cast(jax.nn.relu, half.policy)]
+        )
+
+    model, state = nn.make_with_state(make)()
+    found = jax.eval_shape(model, x, state)
+    assert model.is_stateful() and jax.tree.structure(found) == jax.tree.structure((x, state))
+
 
 def slots(model):
     found = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, nn.StateIndex))

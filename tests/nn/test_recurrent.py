@@ -68,8 +68,7 @@ def by_hand(layer, xs, state, length):
 
 
 @both
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("length", [None, 3, 0])
+@pytest.mark.parametrize(("bidirectional", "length"), [(True, None), (True, 3), (False, 0)])
 def test_a_layer_is_its_cells_step_by_step(kind, bidirectional, length, getkey):
     layer = LAYERS[kind](3, 2, num_layers=2, bidirectional=bidirectional, key=getkey())
     rows = 4 if bidirectional else 2
@@ -110,13 +109,24 @@ def test_a_batch_has_states_and_lengths_of_its_own(kind, getkey):
 
 
 @both
-def test_the_input_is_projected_once_outside_of_the_loop(kind, getkey):
-    layer = LAYERS[kind](3, 2, key=getkey())
-    jaxpr = jax.make_jaxpr(layer)(jnp.ones((5, 3)))
-    (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
-    inside = [e for e in loop.params["jaxpr"].jaxpr.eqns if e.primitive.name == "dot_general"]
-    outside = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
-    assert len(inside) == len(outside) == 1
+def test_accelerators_project_the_input_before_the_loop_to_the_same_result(
+    kind, getkey, monkeypatch
+):
+    layer = LAYERS[kind](3, 2, num_layers=2, bidirectional=True, key=getkey())
+    xs, lengths = jax.random.normal(getkey(), (2, 5, 3)), jnp.array([5, 3])
+    results = {}
+    for backend, products in (("cpu", 2), ("gpu", 1)):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        program = jax.jit(lambda layer, xs, lengths: layer(xs, length=lengths)).trace(
+            layer, xs, lengths
+        )
+        loops = [e for e in program.jaxpr.eqns if e.primitive.name == "scan"]
+        assert len(loops) == 4
+        for loop in loops:
+            inside = [str(e.primitive) for e in loop.params["jaxpr"].jaxpr.eqns]
+            assert inside.count("dot_general") == products
+        results[backend] = program.lower().compile()(layer, xs, lengths)
+    close(results["cpu"], results["gpu"])
 
 
 def test_dropout_is_between_the_layers_only(getkey):

@@ -199,6 +199,14 @@ ROWS = {
     ),
     "WeightNorm": Row(lambda k: nn.WeightNorm(nn.Linear(3, 3, key=k)), (3,), same_shape=True),
     "Shared": Row(lambda k: Through(_mirrored(k), _one_after_the_other), (3,), same_shape=True),
+    # After so many iterations the vectors, which have no derivative, are those at which it is zero.
+    "SpectralNorm": Row(
+        lambda k: Through(
+            nn.SpectralNorm(nn.Linear(3, 3, key=k), num_power_iterations=50, key=k), _in_training
+        ),
+        (3,),
+        same_shape=True,
+    ),
     "SpectralNorm in inference": Row(
         lambda k: nn.SpectralNorm(nn.Linear(3, 3, key=k), inference=True, key=k),
         (3,),
@@ -299,10 +307,14 @@ def test_it_can_be_carried_by_scan_and_chosen_by_cond(case):
 
 
 @claim(tolerance=0.1)
-def test_bfloat16_weights_and_inputs_give_bfloat16(case):
-    half, x = cast((case.layer, case.x), jnp.bfloat16)
-    y = half(x, key=case.key)
+def test_weights_and_inputs_of_half_precision_give_half_precision(case):
+    def half(dtype):
+        layer, x = cast((case.layer, case.x), dtype)
+        return layer(x, key=case.key)
+
+    y = half(jnp.bfloat16)
     assert y.dtype == jnp.bfloat16
+    assert jax.eval_shape(lambda: half(jnp.float16)).dtype == jnp.float16
     return y.astype(jnp.float32), case.y
 
 

@@ -64,3 +64,17 @@ def test_a_layer_without_such_a_weight_is_refused(getkey):
         nn.WeightNorm(nn.Linear(2, 2, key=getkey()), "kernel")
     with pytest.raises(ValueError, match="(?s)nothing to normalise.*axis=2"):
         nn.WeightNorm(nn.Linear(2, 2, key=getkey()), axis=2)
+
+
+def test_the_length_follows_where_the_weight_is_initialised_anew(getkey):
+    make = lambda key: nn.WeightNorm(nn.Linear(3, 3, key=key))  # noqa: E731 (twice the same)
+    model = {"one": make(getkey()), "stack": nn.Stack(make, 2, key=getkey())}
+    rules = {nn.Linear: jax.nn.initializers.normal(2.0)}
+    key = getkey()
+    new = nn.initialise(model, rules, key)
+    for normed in (new["one"], *new["stack"]):
+        np.testing.assert_allclose(normed.g, normed.norm(normed.layer.weight), rtol=1e-6)
+    chosen = nn.initialise(model, rules | {"**.g": jax.nn.initializers.ones}, key)
+    assert (chosen["one"].g == 1).all() and (chosen["stack"].layers.g == 1).all()
+    biases = nn.initialise(model, {(nn.Linear, "bias"): jax.nn.initializers.zeros}, key)
+    assert (biases["one"].g == model["one"].g).all()

@@ -511,3 +511,16 @@ def test_a_missing_tqdm_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with pytest.raises(ImportError, match="tqdm, which is not installed"):
         TqdmProgressMeter()
+
+
+def test_of_several_processes_one_draws(monkeypatch, capsys):
+    # A process of its own would also have programs that are not those of the first one.
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+
+    @jax.jit
+    def loop():
+        METER.close(jax.lax.fori_loop(0, 4, lambda i, s: METER.step(s, (i + 1) / 4), METER.init()))
+
+    loop()
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "" and not progress_file._host.bars

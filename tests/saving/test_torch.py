@@ -29,6 +29,11 @@ def test_tensors_of_every_dtype_cross_both_ways(dtype):
     assert back.dtype == theirs["w"].dtype and torch.equal(back.float(), theirs["w"].float())
 
 
+def test_counts_of_64_bits_become_those_of_32_that_the_model_has():
+    ours = from_torch({"steps": jnp.zeros((), jnp.int32)}, {"steps": torch.tensor(2**31 - 1)})
+    assert ours["steps"].dtype == jnp.int32 and ours["steps"] == 2**31 - 1
+
+
 def test_parameters_are_read_as_they_are_and_not_shared():
     module = torch.nn.Linear(3, 2).to(torch.bfloat16)
     layer = from_torch(nn.Linear(3, 2, key=jax.random.key(0)), dict(module.named_parameters()))

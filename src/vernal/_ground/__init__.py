@@ -12,7 +12,9 @@ from ._check import check as check
 from ._check import fail_if as fail_if
 from ._check import poison as poison
 from ._check import reports_in as reports_in
+from ._check import without_checks as without_checks
 from ._collector import WithoutCollecting as WithoutCollecting
+from ._equations import equations_in as equations_in
 from ._failure import RuntimeCheckError as RuntimeCheckError
 from ._failure import failure_of as failure_of
 from ._functions import function_token as function_token
@@ -31,6 +33,7 @@ from ._jax_private import current_program as current_program
 from ._jax_private import current_scope as current_scope
 from ._jax_private import custom_jvp_call_p as custom_jvp_call_p
 from ._jax_private import custom_vjp_call_p as custom_vjp_call_p
+from ._jax_private import distributed_state as distributed_state
 from ._jax_private import emit_python_callback as emit_python_callback
 from ._jax_private import equation_context as equation_context
 from ._jax_private import fancy_primitive_batchers as fancy_primitive_batchers
@@ -40,6 +43,7 @@ from ._jax_private import instantiate_zeros as instantiate_zeros
 from ._jax_private import jaxprs_in_params as jaxprs_in_params
 from ._jax_private import lower_fun as lower_fun
 from ._jax_private import mapped_aval as mapped_aval
+from ._jax_private import mapped_mesh_axes as mapped_mesh_axes
 from ._jax_private import name_p as name_p
 from ._jax_private import primitive_jvps as primitive_jvps
 from ._jax_private import primitive_transposes as primitive_transposes
@@ -54,6 +58,15 @@ from ._one_level import one_level as one_level
 from ._one_level import one_level_with_keys as one_level_with_keys
 from ._place import Place as Place
 from ._place import here as here
+from ._place import place_of_equation as place_of_equation
+from ._placement import axis_names as axis_names
+from ._placement import entries_without as entries_without
+from ._placement import explicit_mesh as explicit_mesh
+from ._placement import gathered as gathered
+from ._placement import placed_like as placed_like
+from ._placement import split_over as split_over
+from ._placement import unmapped_gathered as unmapped_gathered
+from ._placement import varying_alike as varying_alike
 from ._publish import publish as publish
 from ._snapshots import is_named as is_named
 from ._static import intern_key as intern_key

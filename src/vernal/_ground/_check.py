@@ -27,6 +27,9 @@ the process is killed. So:
     the same program, is not known). Plain `jax.jit` does not: there the results are NaN, and the
     error is logged.
 
+Exported programs can hold no callback. Inside `without_checks` programs are lowered as if every
+check held; it also tells which checks these were, so that leaving them out can be refused.
+
 Invariants. The condition has the batch axes in front, outermost first; the operands have the same
 ones. An evaluation outside of compiled code raises at once, without a compiler.
 
@@ -36,12 +39,13 @@ Glossary.
     report: what is known of the check while tracing. One object for each call of `check`.
 """
 
+import contextlib
 import contextvars
 import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -50,6 +54,7 @@ import numpy as np
 from jax import lax
 from jax.core import ShapedArray
 
+from ._equations import equations_in
 from ._failure import RuntimeCheckError, post
 from ._jax_private import (
     Primitive,
@@ -62,7 +67,6 @@ from ._jax_private import (
     manual_devices,
     primitive_jvps,
     register_lowering,
-    subjaxprs,
 )
 from ._place import Place, here
 
@@ -70,6 +74,8 @@ _MOST_INDICES = 10
 # The outermost frame of a program that is being traced and whose caller will look for errors left
 # with its checks.
 _awaiting: contextvars.ContextVar[Any] = contextvars.ContextVar("awaiting", default=None)
+# Where checks are put that are left out of programs; None where they are lowered.
+_left_out: contextvars.ContextVar[Any] = contextvars.ContextVar("left_out", default=None)
 
 _logger = logging.getLogger("vernal.runtime")
 
@@ -189,6 +195,10 @@ def _check_now(condition: Any, *operands: Any, report: Report) -> Any:
 
 
 def _check_lowered(condition: Any, *operands: Any, report: Report) -> Any:
+    left_out = _left_out.get()
+    if left_out is not None:
+        left_out.append(report)
+        return jnp.zeros((), bool)
     # A scalar need not be sent to the host, which is called only if it holds.
     batch = [condition] if condition.ndim else []
     return lax.cond(
@@ -311,6 +321,22 @@ def awaited(fn: Callable[..., Any], *args: Any) -> Any:
         _awaiting.reset(token)
 
 
+@contextlib.contextmanager
+def without_checks() -> Iterator[list[Report]]:
+    """Inside, programs are lowered without their checks. JAX remembers what it has lowered, so such
+    a program must be a new function.
+
+    Yields:
+        What is known of each check that was left out; empty at first.
+    """
+    left_out: list[Report] = []
+    token = _left_out.set(left_out)
+    try:
+        yield left_out
+    finally:
+        _left_out.reset(token)
+
+
 def poison(x: Any, failed: Any) -> Any:
     """Replaces an array by what nobody takes for a value, if a flag is set.
 
@@ -375,14 +401,4 @@ def reports_in(jaxpr: Any) -> tuple[Report, ...]:
     Returns:
         What is known of each, wherever it stands.
     """
-    found: list[Report] = []
-    seen: set[int] = set()
-    waiting = [getattr(jaxpr, "jaxpr", jaxpr)]
-    while waiting:
-        jaxpr = waiting.pop()
-        if id(jaxpr) in seen:
-            continue
-        seen.add(id(jaxpr))
-        found += [eqn.params["report"] for eqn in jaxpr.eqns if eqn.primitive is _check_p]
-        waiting += subjaxprs(jaxpr)
-    return tuple(found)
+    return tuple(e.params["report"] for e in equations_in(jaxpr) if e.primitive is _check_p)

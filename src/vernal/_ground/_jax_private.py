@@ -50,6 +50,11 @@ from jax._src.custom_derivatives import custom_vjp_call_p as custom_vjp_call_p  
 # version that forgets a failed program once its error has been raised.
 from jax._src.dispatch import runtime_tokens as runtime_tokens
 
+# The number of this process (asking in public chooses the devices), the address of process 0, and the
+# store in which processes leave each other words. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
+# version with a public store in `jax.distributed`.
+from jax._src.distributed import global_state
+
 # A program without constants as the parameter of an operation (a jaxpr that is closed, on JAX 0.10).
 # Present in JAX 0.10.2 to 0.12. Retired by: any JAX version without open jaxprs, 0.12 among them.
 from jax._src.interpreters.partial_eval import close_jaxpr as close_jaxpr
@@ -152,6 +157,13 @@ def equation_context(eqn: Any) -> Iterator[None]:
         yield
 
 
+def mapped_mesh_axes() -> frozenset[Any]:
+    """The explicit axes of the mesh that the surrounding `jax.vmap`s map over: what is mapped is split over
+    them, though its type does not say so, and nothing in there can be split over them once more."""
+    # Present in JAX 0.10.2 to 0.12. Retired by: types under vmap that say it.
+    return core.get_axis_env().explicit_mesh_axis_names
+
+
 def scan_parts(params: dict[str, Any], args: Sequence[Any]) -> list[list[Any]]:
     """What belongs to the arguments of a scan, taken apart: constants, carry, and what is scanned over."""
     if "ft_in" in params:  # JAX 0.12
@@ -187,6 +199,9 @@ def runs_alone(ctx: Any) -> bool:
 
 # From JAX 0.12 a closed jaxpr is a jaxpr.
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
+
+# Of a type that says None for what is there once the processes have been joined.
+distributed_state: Any = global_state
 
 flatten_none_is_leaf: Callable[[Any], tuple[list[Any], Any]] = none_leaf_registry.flatten
 

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from types import FrameType
+from typing import Any
 
 import jax
 
@@ -56,10 +57,30 @@ def here(outermost: FrameType | None = None, innermost: FrameType | None = None)
     frame = sys._getframe(1) if innermost is None else innermost
     while frame is not None and frame is not outermost:
         name = frame.f_code.co_filename
-        if not (name.startswith(_GENERATED) or os.path.abspath(name).startswith(_INSIDE)):
+        if _is_users(name):
             if len(entries) < _MOST:
                 entries.append((name, frame.f_lineno, frame.f_code.co_name))
             else:
                 more += 1
         frame = frame.f_back
     return Place(tuple(reversed(entries)), more)
+
+
+def place_of_equation(eqn: Any) -> Place:
+    """The line of the user's code that an equation of a jaxpr was traced at.
+
+    Args:
+        eqn: the equation.
+
+    Returns:
+        The innermost frame that is neither JAX's nor Vernal's. Empty if JAX does not know.
+    """
+    traceback = eqn.source_info.traceback
+    frames = traceback.frames if traceback is not None else []
+    users = (f for f in frames if _is_users(f.file_name))
+    found = [(f.file_name, f.line_num, f.function_name) for f in users]
+    return Place(tuple(found[:1]), 0)
+
+
+def _is_users(file: str) -> bool:
+    return not (file.startswith(_GENERATED) or os.path.abspath(file).startswith(_INSIDE))

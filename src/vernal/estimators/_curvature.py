@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import callable_name
+from .._ground import callable_name, placed_like
 from ..modules import Module, trainable
 from ..show import message, short
 from ..transforms import check_callable, closure_to_pytree, filter_eval_shape, filter_grad
@@ -181,6 +181,10 @@ class _Function(Module):
         """The floating-point arrays of its result."""
         return filter(self.fn(combine(moving, self.rest), *self.args), is_inexact_array)
 
+    def tangent(self, vector: Any) -> Any:
+        """A vector, on a mesh placed as the arrays that it moves."""
+        return jtu.tree_map(lambda a, b: placed_like(a, jax.typeof(b)), vector, self.moving)
+
 
 class _HessianProduct(_Function):
     def gradient(self, moving: Any) -> Any:
@@ -188,12 +192,12 @@ class _HessianProduct(_Function):
         return filter_grad(self.fn)(combine(moving, self.rest), *self.args)
 
     def __call__(self, vector: Any) -> Any:
-        return jax.jvp(self.gradient, (self.moving,), (vector,))[1]
+        return jax.jvp(self.gradient, (self.moving,), (self.tangent(vector),))[1]
 
 
 class _JacobianProduct(_Function):
     def __call__(self, vector: Any) -> Any:
-        return jax.jvp(self.value, (self.moving,), (vector,))[1]
+        return jax.jvp(self.value, (self.moving,), (self.tangent(vector),))[1]
 
 
 class _GaussNewtonProduct(_Function):
@@ -201,6 +205,7 @@ class _GaussNewtonProduct(_Function):
 
     def __call__(self, vector: Any) -> Any:
         out, push = jax.linearize(self.value, self.moving)
+        vector = self.tangent(vector)
         change = push(vector)
         if self.loss is None:
             # JAX transposes without conjugation.

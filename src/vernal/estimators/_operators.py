@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax import Array, lax
 
-from .._ground import callable_name
+from .._ground import callable_name, gathered
 from ..modules import AbstractVar, Module, field
 from ..show import message, short
 from ..transforms import closure_to_pytree
@@ -254,7 +254,8 @@ class MatrixOperator(Operator):
             precision=lax.Precision.HIGHEST,
             preferred_element_type=self.dtype,
         )
-        return product[:, :columns]
+        # On a mesh, flat vectors lie whole on every device.
+        return gathered(product)[:, :columns]
 
 
 class FunctionOperator(Operator):

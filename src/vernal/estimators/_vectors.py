@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import Array
 
+from .._ground import gathered
 from ..show import diff_text, message, short
 from ..trees import is_array_like
 
@@ -92,7 +93,8 @@ def to_flat(structure: Structure, tree: Any, where: str) -> Array:
     check_product(structure, tree, where)
     if not leaves:
         return jnp.zeros(0, dtype)
-    return jnp.concatenate([jnp.ravel(x).astype(dtype) for x in leaves])
+    # On a mesh, flat vectors lie whole on every device.
+    return jnp.concatenate([jnp.ravel(gathered(jnp.asarray(x))).astype(dtype) for x in leaves])
 
 
 def check_product(structure: Structure, tree: Any, where: str) -> None:

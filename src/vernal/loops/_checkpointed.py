@@ -82,7 +82,10 @@ def checkpointed(
     """
     z = Inputs(*[[jnp.asarray(x) for x in part] for part in (consts, carry, buffers, xs)])
     max_steps = length if cond is None else max_steps
-    loop = Loop(cond, step, max_steps, make_plan(max_steps, checkpoints))
+    state_bytes = sum(x.size * x.dtype.itemsize for x in z.carry)
+    # The size is not known if it is symbolic, in a program for export.
+    known = state_bytes if isinstance(state_bytes, int) else None
+    loop = Loop(cond, step, max_steps, make_plan(max_steps, checkpoints, known))
     if max_steps == 0:
         return z.carry, z.buffers, stacked_space(loop, z)
     out = _run(loop, z)

@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 
 from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval
-from ..primitives import select_if_vmap
+from ..primitives import record_if, records, select_if_vmap
 from ..show import message, short
 from ..trees import is_array
 from ._carry import Carry, same_type, strong
@@ -108,7 +108,9 @@ class Functions:
         """
         del index
         active = None if self._cond is None else self.cond(consts, carry, buffers)
-        new, new_buffers, out = self._bodies[replay](consts, active, carry, buffers, x)
+        body, args = self._bodies[replay], (consts, active, carry, buffers, x)
+        states = active is not None and records(body.jaxpr)
+        new, new_buffers, out = record_if(active, body, *args) if states else body(*args)
         new = [strong(x) for x in new]
         if active is not None:
             new = select_if_vmap(active, new, carry)

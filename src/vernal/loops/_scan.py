@@ -39,7 +39,8 @@ def scan(
     | `"lax"` | forward and reverse mode in any order | for every step, what it computes |
     | `"checkpointed"` | forward and reverse mode in any order | `checkpoints` carries |
 
-    The default of `checkpoints` grows as the square root of the number of steps.
+    By default every carry is kept if all of them take no more than 64 KiB; else the number grows as
+    the square root of the number of steps.
 
     Args:
         f: takes the carry and a slice; returns the next carry, with the same structure, shapes and

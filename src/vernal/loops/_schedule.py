@@ -13,6 +13,7 @@ sweeps, sweeps)` steps can be reversed, so the next state to keep is the one aft
 - If at most N steps are made, `fill` keeps the states that this rule chooses for N steps. A loop that makes exactly
   N then computes nothing more often than the optimum of Griewank and Walther; one that stops early has slots left
   over.
+- If there is a slot for every state, both passes are one plain loop.
 - If no bound is known, `fill` keeps every `gap`-th state in `online` slots, and when these are full every other one
   is given up and `gap` doubles. No state is ever moved: with an odd number M of slots, the state after `k * gap`
   steps has its place at `k * gap mod M`, and because the gap is a power of two, the survivors already lie where
@@ -69,6 +70,8 @@ from typing import Any, NamedTuple
 MOST_STEPS = 2**31 - 1
 # How many states are kept by default when the number of steps is not bounded.
 DEFAULT_CHECKPOINTS = 82
+# All of them are kept by default if they take no more than this together.
+SMALL = 2**16
 
 
 class Plan(NamedTuple):
@@ -79,6 +82,7 @@ class Plan(NamedTuple):
     `flat`: whether every segment between two positions fits into the slots that are free when its
     turn comes, so that none has to be divided.
     `capacities`: `capacity(slots, sweeps)` for all that may be asked for; none if that is too much.
+    `every`: whether every state is kept.
     """
 
     checkpoints: int
@@ -86,6 +90,7 @@ class Plan(NamedTuple):
     online: int
     flat: bool
     capacities: tuple[tuple[int, ...], ...]
+    every: bool
 
     @property
     def slots(self) -> int:
@@ -96,7 +101,7 @@ class Plan(NamedTuple):
 class Filled(NamedTuple):
     """What the forward pass leaves behind: how many steps it made, and the stack.
 
-    `places` is None if the stack is in order.
+    `places` is None if the stack is in order, `steps` too if every state is kept.
     """
 
     count: Any
@@ -115,35 +120,39 @@ def capacity(slots: int, sweeps: int) -> int:
     return out
 
 
-def default_checkpoints(max_steps: int | None) -> int:
-    """The fewest states with which no step is computed more than twice; about `sqrt(2 max_steps)`."""
+def default_checkpoints(max_steps: int | None, state_bytes: int | None) -> int:
+    """The fewest states with which no step is computed more than twice, about `sqrt(2 max_steps)`; or
+    all, if they are small."""
     if max_steps is None:
         return DEFAULT_CHECKPOINTS
+    if state_bytes is not None and max_steps * state_bytes <= SMALL:
+        return max_steps
     slots = 1
     while capacity(slots, 2) < max_steps:
         slots += 1
     return slots
 
 
-def make_plan(max_steps: int | None, checkpoints: int | None) -> Plan:
+def make_plan(
+    max_steps: int | None, checkpoints: int | None, state_bytes: int | None = None
+) -> Plan:
     """The plan for a loop of at most `max_steps` steps that keeps `checkpoints` states."""
     if checkpoints is None:
-        checkpoints = default_checkpoints(max_steps)
+        checkpoints = default_checkpoints(max_steps, state_bytes)
     if max_steps is not None:
         checkpoints = max(1, min(checkpoints, max_steps))
         positions = _positions(max_steps, checkpoints)
         ends = enumerate((*positions[1:], max_steps))
         flat = all(end - positions[k] - 1 <= checkpoints - k for k, end in ends)
-        return Plan(
-            checkpoints, positions, 0, flat, _capacities(checkpoints, checkpoints, max_steps)
-        )
+        capacities = _capacities(checkpoints, checkpoints, max_steps)
+        return Plan(checkpoints, positions, 0, flat, capacities, checkpoints == max_steps)
     # Three quarters for the forward pass: the last segment is reversed in what is left.
     online = 3 * checkpoints // 4
     online -= 1 - online % 2
     # One slot cannot double its gap: only the initial state is kept.
     online = online if online >= 3 else 0
     free = checkpoints - online + 1 if online else checkpoints
-    return Plan(checkpoints, (0,), online, False, _capacities(checkpoints, free, MOST_STEPS))
+    return Plan(checkpoints, (0,), online, False, _capacities(checkpoints, free, MOST_STEPS), False)
 
 
 # How many numbers of sweeps are kept in a table; beyond that they are counted up one by one.
@@ -213,7 +222,18 @@ def fill(m: Any, plan: Plan, state: Any, slots: Any, zero: Any) -> Any:
     Returns:
         The final state, and what the backward pass needs: a `Filled`.
     """
+    if plan.every:
+        return _fill_every(m, state, slots, zero)
     return (_fill_doubling if plan.online else _fill_positions)(m, plan, state, slots, zero)
+
+
+def _fill_every(m: Any, state: Any, slots: Any, zero: Any) -> Any:
+    def keep(run: Any) -> Any:
+        index, state, slots = run
+        return index + 1, m.step(index, state), m.put(slots, index, state)
+
+    count, state, slots = m.while_loop(lambda run: m.going(*run[:2]), keep, (zero, state, slots))
+    return state, Filled(count, count, None, None, slots)
 
 
 def _fill_positions(m: Any, plan: Plan, state: Any, slots: Any, zero: Any) -> Any:
@@ -271,6 +291,8 @@ def _run_until(m: Any, count: Any, state: Any, until: Any) -> Any:
 def sweep(m: Any, plan: Plan, filled: Filled, cotangents: Any) -> Any:
     """The backward pass: cotangents of the final state in, of the initial state out."""
     count, depth, steps, places, slots = filled
+    if plan.every:
+        return _back(m, count, 0, lambda index: m.take(slots, index), cotangents)
 
     def place(depth: Any) -> Any:
         return depth if places is None else m.load(places, depth)
@@ -315,16 +337,23 @@ def sweep(m: Any, plan: Plan, filled: Filled, cotangents: Any) -> Any:
         fetch = record if plan.flat else descend
         top, start, steps, slots = fetch(top, start, state, end, steps, slots)
 
-        def back(run: Any) -> Any:
-            index, cotangents = run[0] - 1, run[1]
-            state = m.take(slots, place(top + index - start))
-            return index, m.back(index, state, cotangents)
+        def kept(index: Any) -> Any:
+            return m.take(slots, place(top + index - start))
 
-        _, cotangents = m.while_loop(lambda run: run[0] > start, back, (end, cotangents))
-        return top, start, steps, slots, cotangents
+        return top, start, steps, slots, _back(m, end, start, kept, cotangents)
 
     carried = depth, count, steps, slots, cotangents
     return m.while_loop(lambda carried: carried[1] > 0, segment, carried)[-1]
+
+
+def _back(m: Any, end: Any, start: Any, kept: Any, cotangents: Any) -> Any:
+    """The cotangents at step `start` from those at `end`, where `kept(index)` is a state."""
+
+    def back(run: Any) -> Any:
+        index, cotangents = run[0] - 1, run[1]
+        return index, m.back(index, kept(index), cotangents)
+
+    return m.while_loop(lambda run: run[0] > start, back, (end, cotangents))[-1]
 
 
 def _run(m: Any, index: Any, state: Any, until: Any) -> Any:

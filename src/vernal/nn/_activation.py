@@ -8,6 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
 from ._check import wrong_shape
+from ._mesh import beside
 from ._precision import narrow, widen
 
 
@@ -65,5 +66,4 @@ class PReLU(Module):
                 "PReLU", x.shape, (..., *("any" if n == 1 else n for n in slope.shape))
             )
         wide = widen(x)
-        slopes = jnp.broadcast_to(slope.astype(wide.dtype), x.shape)
-        return narrow(jnp.where(wide >= 0, wide, slopes * wide), x)
+        return narrow(jnp.where(wide >= 0, wide, beside(slope.astype(wide.dtype), wide) * wide), x)

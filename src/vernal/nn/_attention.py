@@ -166,7 +166,9 @@ def attend(
     if implementation is None and jax.default_backend() == "gpu" and obstacle is None:
         implementation = "cudnn"
     if implementation is None:
-        implementation = "dense" if sizes.queries <= rows else "blockwise"
+        # A symbolic number of queries, of a program for export, cannot be cut into blocks.
+        whole = not isinstance(sizes.queries, int) or sizes.queries <= rows
+        implementation = "dense" if whole else "blockwise"
     if implementation == "cudnn":
         return _cudnn(query, key, value, pairs, scale)
     # (..., T, heads, size) -> (..., key/value heads, group, T, size)

@@ -68,7 +68,7 @@ class Pairs(Module):
 
 
 class Sizes(Module):
-    """The sizes that the arrays of one attention agree about.
+    """The sizes that the arrays of one attention agree about; symbolic ones in a program for export.
 
     Attributes:
         batch: the batch axes.
@@ -78,9 +78,9 @@ class Sizes(Module):
         group: how many query heads share one of them.
     """
 
-    batch: tuple[int, ...] = field(static=True)
-    queries: int = field(static=True)
-    keys: int = field(static=True)
+    batch: tuple[Any, ...] = field(static=True)
+    queries: Any = field(static=True)
+    keys: Any = field(static=True)
     key_value_heads: int = field(static=True)
     group: int = field(static=True)
 
@@ -114,9 +114,9 @@ def make_pairs(
     may_be_empty = key_positions is not None
     if causal or window is not None or may_be_empty:
         if query_positions is None:
-            query_positions = np.arange(sizes.queries, dtype=np.int32)
+            query_positions = _counted(sizes.queries)
         if key_positions is None:
-            key_positions = np.arange(sizes.keys, dtype=np.int32)
+            key_positions = _counted(sizes.keys)
         query_positions = _of_queries(sizes, "query_positions", query_positions)
         key_positions = _of_keys(sizes, "key_positions", key_positions)
     else:
@@ -163,6 +163,11 @@ def make_pairs(
     )
 
 
+def _counted(n: Any) -> ArrayLike:
+    # NumPy cannot count to a symbolic size, of a program for export.
+    return (np if isinstance(n, int) else jnp).arange(n, dtype=np.int32)
+
+
 def _of_queries(sizes: Sizes, name: str, a: ArrayLike) -> Array:
     """One integer for each query, as a column."""
     return _line(sizes, name, a, ("queries", sizes.queries))[..., None]
@@ -173,7 +178,7 @@ def _of_keys(sizes: Sizes, name: str, a: ArrayLike) -> Array:
     return _line(sizes, name, a, ("keys", sizes.keys))[..., None, :]
 
 
-def _line(sizes: Sizes, name: str, a: ArrayLike, axis: tuple[str, int]) -> Array:
+def _line(sizes: Sizes, name: str, a: ArrayLike, axis: tuple[str, Any]) -> Array:
     a = jnp.asarray(a)
     batch = len(sizes.batch)
     right = a.shape in ((axis[1],), (*sizes.batch, axis[1]))

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import jax
 from jax import Array, lax
 
+from ._mesh import in_step
+
 _T = TypeVar("_T")
 
 
@@ -24,7 +26,11 @@ def batched(function: Callable[..., _T], x: Array, ndim: int, *others: Any) -> _
     Returns:
         What `function` returns, every array with the batch axes in front.
     """
-    for _ in range(x.ndim - ndim):
+    batch = x.ndim - ndim
+    if batch and others:
+        leaves, structure = jax.tree.flatten((x, others))
+        x, others = structure.unflatten(in_step(leaves, batch))
+    for _ in range(batch):
         function = jax.vmap(function)
     return function(x, *others)
 

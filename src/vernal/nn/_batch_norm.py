@@ -21,6 +21,7 @@ from ..modules import field
 from ..show import message, short
 from ._check import check_size
 from ._init import weight_dtype
+from ._mesh import beside
 from ._precision import narrow, widen
 from ._state import State, StatefulLayer, StateIndex
 
@@ -179,7 +180,11 @@ class BatchNorm(StatefulLayer):
         shape = tuple(n if axis == channel else 1 for axis, n in enumerate(x.shape))
         slots = [self.running_mean, self.running_var, *([] if self.fresh is None else [self.fresh])]
         old = [slot.value(state) for slot in slots]
-        mean, var = (value.astype(wide.dtype).reshape(shape) for value in old[:2])
+
+        def per_channel(values: Array) -> Array:
+            return beside(values.astype(wide.dtype).reshape(shape), wide)
+
+        mean, var = map(per_channel, old[:2])
         new: list[Array] = []
         if not (self.inference if inference is None else inference):
             kept: Any = self.momentum
@@ -193,8 +198,7 @@ class BatchNorm(StatefulLayer):
             mean, var = (new_mean, new_var) if self.mode == "ema" else (batch_mean, batch_var)
         y = (wide - mean) * lax.rsqrt(var + self.eps)
         if self.weight is not None and self.bias is not None:
-            y = y * self.weight.astype(y.dtype).reshape(shape)
-            y = y + self.bias.astype(y.dtype).reshape(shape)
+            y = y * per_channel(self.weight) + per_channel(self.bias)
         y = narrow(y, x)
         # There may be fewer slots (only mode "ema" has three), and in inference nothing is new.
         for slot, before, value in zip(slots, old, new, strict=False):

@@ -10,12 +10,11 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..modules import Module
 from ..show import message, short
 from ..trees import is_array, match_paths
 from ._kv_cache import KVCache
 from ._places import Unrolled
-from ._state import State, StateIndex
+from ._state import State, StatefulLayer, StateIndex, is_stateful
 
 # What remembers something from call to call, and must come back in the dtype that it had.
 _MEMORY = (StateIndex, State, KVCache)
@@ -88,8 +87,8 @@ def _all_to(tree: Any, dtype: Any) -> Any:
     return jtu.tree_map(lambda x: _to(x, dtype), tree, is_leaf=_is_memory)
 
 
-class Cast(Module):
-    """A model with a `Policy`; `cast` makes it.
+class Cast(StatefulLayer):
+    """A model with a `Policy`; `cast` makes it. It wants `state` where the model does.
 
     Attributes:
         model: the model, with its parameters as they are stored.
@@ -129,6 +128,14 @@ class Cast(Module):
         """
         args, kwargs = _all_to((args, kwargs), self.policy.compute)
         return _all_to(self.computing()(*args, **kwargs), self.policy.output)
+
+    def is_stateful(self) -> bool:
+        """Whether the model wants `state`.
+
+        Returns:
+            True if it is a `StatefulLayer` that says so.
+        """
+        return is_stateful(self.model)
 
     @property
     def __wrapped__(self) -> Any:

@@ -14,9 +14,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ._batch import batched, in_front
+from ._batch import batched
 from ._check import check_shape, check_size
 from ._init import limit, uniform, weight_dtype
+from ._mesh import beside, product, whole
 
 _State = TypeVar("_State")
 
@@ -63,8 +64,11 @@ class RecurrentCell(Module, Generic[_State]):
 
     def project(self, x: Array) -> Array:
         """The share of the input in all gates; `x` may have axes in front, such as that of time."""
-        out = x @ self.weight_ih.T
-        return out if self.bias is None else out + in_front(self.bias, out.ndim)
+        return product(x, whole(self.weight_ih))
+
+    def _biased(self, gates: Array) -> Array:
+        # Added last: between the two products, it would keep XLA from adding up all three at once.
+        return gates if self.bias is None else gates + beside(self.bias, gates)
 
     def _next(self, x: Array, state: _State) -> _State:
         return self.step(self.project(x), state)
@@ -138,10 +142,18 @@ class GRUCell(RecurrentCell[Array]):
 
     def step(self, projected: Array, state: Array) -> Array:
         """The next hidden state, from `project(input)`."""
-        r_x, z_x, n_x = jnp.split(projected, 3)
-        r_h, z_h, n_h = jnp.split(self.weight_hh @ state, 3)
-        r, z = jax.nn.sigmoid(r_x + r_h), jax.nn.sigmoid(z_x + z_h)
-        n = jnp.tanh(n_x + r * (n_h if self.bias_n is None else n_h + self.bias_n))
+        of_h = whole(self.weight_hh) @ state
+        two = 2 * self.hidden_size
+        x, n_x = projected[:two], projected[two:]
+        h, n_h = of_h[:two], of_h[two:]
+        both, of_n = x + h, n_x
+        if self.bias is not None:
+            bias = beside(self.bias, projected)
+            both, of_n = both + bias[:two], of_n + bias[two:]
+        r, z = jnp.split(jax.nn.sigmoid(both), 2)
+        if self.bias_n is not None:
+            n_h = n_h + beside(self.bias_n, n_h)
+        n = jnp.tanh(of_n + r * n_h)
         return n + z * (state - n)
 
     @jax.named_scope("vernal.nn.GRUCell")
@@ -219,7 +231,7 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
     def step(self, projected: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         """The next hidden state and memory, from `project(input)`."""
         hidden, memory = state
-        i, f, g, o = jnp.split(projected + self.weight_hh @ hidden, 4)
+        i, f, g, o = jnp.split(self._biased(projected + whole(self.weight_hh) @ hidden), 4)
         memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
 

@@ -12,9 +12,11 @@ from jax.typing import ArrayLike
 
 from ..show import message, short
 
-Axis = int | str | tuple[str, int] | EllipsisType
+Axis = int | str | tuple[str, Any] | EllipsisType
 """One axis of an expected shape: an exact size, the name of an axis of any size, or a name and its
 size. As the first of them, `...` stands for any number of batch axes."""
+Shape = Sequence[Any]
+"""Integers, or the symbolic sizes of a program for export."""
 
 
 def _size(axis: Axis) -> int | None:
@@ -33,7 +35,7 @@ def _tuple_text(items: Sequence[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def fits(shape: Sequence[int], expected: Sequence[Axis]) -> bool:
+def fits(shape: Shape, expected: Sequence[Axis]) -> bool:
     """Whether a shape is the expected one."""
     if expected and expected[0] is ...:
         expected = expected[1:]
@@ -45,7 +47,7 @@ def fits(shape: Sequence[int], expected: Sequence[Axis]) -> bool:
 
 def wrong_shape(
     layer: str,
-    shape: Sequence[int],
+    shape: Shape,
     expected: Sequence[Axis],
     argument: str = "x",
     instead: str | None = None,
@@ -72,7 +74,7 @@ def wrong_shape(
 
 def check_shape(
     layer: str, x: ArrayLike, expected: Sequence[Axis], argument: str = "x"
-) -> tuple[int, ...]:
+) -> tuple[Any, ...]:
     """Refuses an input whose shape is not the expected one; the arguments are those of
     `wrong_shape`. Returns the batch axes, which `...` stands for."""
     shape = np.shape(x)

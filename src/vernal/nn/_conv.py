@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import message, short
-from ._batch import batched, in_front
+from ._batch import batched
 from ._check import (
     check_shape,
     check_size,
@@ -22,7 +22,9 @@ from ._check import (
     padding_pairs,
     per_dim,
 )
+from ._convolve import convolve
 from ._init import limit, uniform, weight_dtype
+from ._mesh import beside, whole
 
 Sizes = int | Sequence[int]
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
@@ -125,21 +127,17 @@ class AbstractConv(Module):
         return jnp.pad(x, ((0, 0),) * (x.ndim - len(pads)) + tuple(pads), mode=mode)
 
     def _convolve(self, x: jax.Array, pads: Sequence[tuple[int, int]], **strides: Any) -> jax.Array:
+        weight = whole(self.weight)
+
         def with_one_batch_axis(x: jax.Array) -> jax.Array:
-            return lax.conv_general_dilated(
-                x,
-                self.weight,
-                padding=pads,
-                rhs_dilation=self.dilation,
-                feature_group_count=self.groups,
-                **strides,
-            )
+            options = {"padding": pads, "rhs_dilation": self.dilation, **strides}
+            return convolve(x, weight, self.groups, **options)
 
         single = x.ndim == 1 + self.num_spatial_dims
         x = lax.expand_dims(x, (0,)) if single else x
         y = batched(with_one_batch_axis, x, 2 + self.num_spatial_dims)
         y = lax.squeeze(y, (0,)) if single else y
-        return y if self.bias is None else y + in_front(self.bias, y.ndim)
+        return y if self.bias is None else y + beside(self.bias, y)
 
 
 def _parse_padding(layer: str, padding: Any, n: int) -> str | tuple[tuple[int, int], ...]:

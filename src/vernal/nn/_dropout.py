@@ -8,6 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
 from ..show import message
+from ._mesh import drawn_like
 from ._precision import narrow, widen
 from ._random import key_field, needed_key
 
@@ -87,7 +88,7 @@ class Dropout(Module):
             return jnp.zeros_like(x)
         wide = widen(x)
         keep = 1 - (jnp.asarray(self.p, wide.real.dtype) if not known else float(self.p))
-        kept = jax.random.bernoulli(key, keep, x.shape)
+        kept = jax.random.bernoulli(key, keep, x.shape, out_sharding=drawn_like(x))
         # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the
         # gradient.
         scale = keep if known else jnp.where(keep == 0, 1, keep).astype(wide.dtype)

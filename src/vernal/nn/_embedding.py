@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import message, short
 from ._init import weight_dtype
+from ._mesh import following
 
 
 class Embedding(Module):
@@ -73,7 +73,7 @@ class Embedding(Module):
 
         Returns:
             An array of shape `(*x.shape, embedding_size)` and the type of the table. On a mesh
-            with explicit axes it is sharded as `x` and the columns of the table are.
+            with explicit axes it is split as `x` and the columns of the table are.
 
         Raises:
             TypeError: if `x` does not hold integers.
@@ -91,25 +91,10 @@ class Embedding(Module):
             )
         # An array of one index, because for a scalar JAX forgets `out_sharding` when it is batched.
         indices = index if index.ndim else index[None]
-        rows = self.weight.at[indices].get(
-            mode="clip", out_sharding=_row_sharding(self.weight, indices)
-        )
+        # JAX must be told how the result lies: the rows may lie on other devices than the indices.
+        out = following(indices, indices.ndim, self.weight, 1)
+        rows = self.weight.at[indices].get(mode="clip", out_sharding=out)
         return rows if index.ndim else rows[0]
-
-
-def _row_sharding(table: Array, indices: Array) -> NamedSharding | None:
-    """How looked-up rows (the axes of the indices, then the columns) lie on a mesh; None unless its
-    axes are explicit.
-
-    JAX must be told: the rows may lie on other devices than the indices. Batch axes of a
-    surrounding `jax.vmap` it adds itself.
-    """
-    for x in (table, indices):
-        mesh = jax.typeof(x).sharding.mesh
-        if AxisType.Explicit in mesh.axis_types:
-            columns = jax.typeof(table).sharding.spec[1]
-            return NamedSharding(mesh, PartitionSpec(*jax.typeof(indices).sharding.spec, columns))
-    return None
 
 
 def _draw(

@@ -19,6 +19,7 @@ from ..modules import Module
 from ..show import message, short
 from ..trees import Pattern, is_inexact_array, path_name
 from ._places import Names, Place, keys_of
+from ._weight_norm import WeightNorm
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
     * a pattern over the names of arrays (see `vernal.trees.Pattern`): `"**.bias"`, `"blocks.**.proj.weight"`;
     * a class of layers, for the array called `weight` of all its instances: `nn.Linear`;
     * such a class and a pattern over the names within it: `(nn.Linear, "bias")`, `(nn.GRUCell, "weight_*")`.
+
+    A `WeightNorm` keeps the length of its weight beside it: `g` follows where the weight is drawn anew.
 
     Two rules of one kind for one array are an error, and so is a rule for no array. Where a pattern over whole names
     and a class both apply, the pattern decides. An array without a rule stays as it is, and so do shapes, dtypes,
@@ -130,6 +133,7 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
         weight.path: _draw(initialiser, k, weight)
         for (weight, initialiser), k in zip(chosen, keys, strict=True)
     }
+    new.update(_norms(model, Place(), (), new))
     return jtu.tree_map_with_path(lambda path, leaf: new.get(path, leaf), model)
 
 
@@ -146,6 +150,22 @@ def _weights(
         owners = (*owners, (type(node), len(path)))
     for key, part, below in place.parts(node):
         yield from _weights(part, below, (*path, key), owners)
+
+
+def _norms(
+    node: Any, place: Place, path: tuple[Any, ...], new: Mapping[tuple[Any, ...], Array]
+) -> Iterator[tuple[tuple[Any, ...], Array]]:
+    """The lengths of new weights of a `WeightNorm`, and where they belong; not those with a rule of their own."""
+    if isinstance(node, WeightNorm):
+        names = ("g",), ("layer", node.weight_name)
+        of_g, of_v = ((*path, *map(jtu.GetAttrKey, text)) for text in names)
+        if of_v in new and of_g not in new:
+            norm = node.norm
+            for _ in place.names.shape:
+                norm = jax.vmap(norm)
+            yield of_g, norm(new[of_v])
+    for key, part, below in place.parts(node):
+        yield from _norms(part, below, (*path, key), new)
 
 
 def _test(rule: Any, initialiser: Any) -> Callable[[_Weight], bool]:

@@ -12,6 +12,7 @@ from ..trees import tree_at
 from ._batch import batched
 from ._check import check_shape, check_size
 from ._init import weight_dtype
+from ._mesh import like
 
 
 class KVCache(Module):
@@ -139,8 +140,8 @@ class KVCache(Module):
             return old.at[places].set(new, unique_indices=True)
 
         after = (
-            batched(put, places, 1, self.keys, keys[..., n - kept :, :, :]),
-            batched(put, places, 1, self.values, values[..., n - kept :, :, :]),
+            batched(put, places, 1, like(self.keys, keys), keys[..., n - kept :, :, :]),
+            batched(put, places, 1, like(self.values, values), values[..., n - kept :, :, :]),
             length + n,
         )
         return tree_at(lambda cache: (cache.keys, cache.values, cache.length), self, after)

@@ -9,9 +9,9 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ._batch import in_front
 from ._check import Axis, check_shape, check_size
 from ._init import limit, uniform, weight_dtype
+from ._mesh import beside, product
 
 _T = TypeVar("_T")
 
@@ -97,10 +97,9 @@ class Linear(Module):
         check_shape("Linear", x, vector_shape("in_features", self.in_features))
         if self.in_features == "scalar":
             x = jnp.expand_dims(x, -1)
-        # One matrix product for a whole batch, without a transposition.
-        y = self.weight @ x if jnp.ndim(x) == 1 else jnp.tensordot(x, self.weight, (-1, 1))
+        y = product(jnp.asarray(x), self.weight)
         if self.bias is not None:
-            y = y + in_front(self.bias, y.ndim)
+            y = y + beside(self.bias, y)
         return lax.squeeze(y, (y.ndim - 1,)) if self.out_features == "scalar" else y
 
 

@@ -14,6 +14,7 @@ from ..trees import combine, is_array, partition
 from ._batch import batched
 from ._check import check_shape, check_size
 from ._linear import Linear, features, vector_shape
+from ._mesh import along, like, stacked
 from ._places import Unrolled
 
 Activation = Callable[[Any], Any]
@@ -32,7 +33,7 @@ def _copies(activation: Activation, shape: tuple[int, ...]) -> Activation:
 
 def _copy(activation: Activation, index: Any) -> Activation:
     arrays, rest = partition(activation, is_array)
-    return combine(jtu.tree_map(lambda a: a[index], arrays), rest)
+    return combine(jtu.tree_map(lambda a: a[index], stacked(arrays)), rest)
 
 
 def _activate(activation: Activation, x: jax.Array) -> jax.Array:
@@ -41,6 +42,7 @@ def _activate(activation: Activation, x: jax.Array) -> jax.Array:
     arrays, rest = partition(activation, is_array)
     if not jtu.tree_leaves(arrays) or x.ndim == 0:
         return activation(x)
+    arrays = jtu.tree_map(lambda a: along(a, x), arrays)
     return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
 
 
@@ -166,10 +168,10 @@ class MLP(Module):
 
         def step(x: jax.Array, layer_and_arrays: Any) -> tuple[jax.Array, None]:
             layer, arrays = layer_and_arrays
-            return _activate(combine(arrays, rest), layer(x)), None
+            return like(_activate(combine(arrays, rest), layer(x)), x), None
 
         x = _activate(_copy(self.activation, 0), first(x))
-        return jax.lax.scan(step, x, (between, arrays))[0]
+        return jax.lax.scan(step, x, stacked((between, arrays)))[0]
 
     def __unrolled__(self) -> Unrolled:
         if not (self.scan and self.depth > 0):

@@ -17,6 +17,7 @@ from ._dropout import Dropout
 from ._init import weight_dtype
 from ._kv_cache import KVCache
 from ._linear import Linear
+from ._mesh import in_heads
 from ._rotary import RotaryPositionalEmbedding
 
 ProcessHeads = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
@@ -207,9 +208,11 @@ class MultiheadAttention(Module):
         check_shape(name, query, (..., "T", ("query_size", self.query_size)), "query")
         check_shape(name, key_, (..., "S", ("key_size", self.key_size)), "key_")
         check_shape(name, value, (..., "S", ("value_size", self.value_size)), "value")
-        queries = _heads(self.query_proj(query), self.num_heads)
-        keys = _heads(self.key_proj(key_), self.num_key_value_heads)
-        values = _heads(self.value_proj(value), self.num_key_value_heads)
+        projected = self.query_proj(query), self.key_proj(key_), self.value_proj(value)
+        queries, keys, values = in_heads(projected, self.num_key_value_heads)
+        queries = _heads(queries, self.num_heads)
+        keys = _heads(keys, self.num_key_value_heads)
+        values = _heads(values, self.num_key_value_heads)
         if cache is not None:
             given = {"segments": segments, "query_positions": query_positions}
             given |= {"key_positions": key_positions}

@@ -17,9 +17,9 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import message
-from ._batch import in_front
 from ._check import check_shape, check_size, image_shape, wrong_shape
 from ._init import weight_dtype
+from ._mesh import beside
 from ._precision import narrow, widen
 
 
@@ -32,9 +32,9 @@ def _unit_size(x: Array, axes: tuple[int, ...], eps: float, centre: bool) -> Arr
 
 def _scale_and_shift(x: Array, weight: Array | None, bias: Array | None) -> Array:
     if weight is not None:
-        x = x * in_front(weight.astype(x.dtype), x.ndim)
+        x = x * beside(weight.astype(x.dtype), x)
     if bias is not None:
-        x = x + in_front(bias.astype(x.dtype), x.ndim)
+        x = x + beside(bias.astype(x.dtype), x)
     return x
 
 

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 from .._ground import signature_of
 from ..modules import Module, Partial
 from ..show import message, short
-from ._state import State, StatefulLayer
+from ._state import State, StatefulLayer, is_stateful
 
 # Whether functions (and other callables) take a key. A signature takes longer to read than a small
 # layer to run.
@@ -42,10 +42,6 @@ def _takes_key(layer: Any) -> bool:
     return found
 
 
-def _is_stateful(layer: Any) -> bool:
-    return isinstance(layer, StatefulLayer) and layer.is_stateful()
-
-
 class Sequential(StatefulLayer):
     """Calls layers one after another, each with what the one before returned.
 
@@ -53,6 +49,9 @@ class Sequential(StatefulLayer):
     parameter `key` (or `**kwargs`) is given a random key of its own; the others are called with
     the input alone. Called with a `state` (see `make_with_state`), it hands it through the layers that are a
     `StatefulLayer`; without, a layer with state has it in the model (see `apply`).
+
+    A layer of ours takes a batch as it takes one example. A function is handed what comes: `jax.nn.relu` does not mind,
+    but `jnp.ravel` makes one vector of a whole batch; a model with such a function in it is for `jax.vmap(model)`.
 
     `len`, iteration, `model[i]` (a layer) and `model[i:j]` (a `Sequential`) work as on a tuple.
 
@@ -109,7 +108,7 @@ class Sequential(StatefulLayer):
         given = state is not None
         for layer, layer_key in zip(self.layers, keys, strict=True):
             options = {"key": layer_key} if _takes_key(layer) else {}
-            if given and _is_stateful(layer):
+            if given and is_stateful(layer):
                 x, state = layer(x, state, **options)
             else:
                 x = layer(x, **options)
@@ -121,7 +120,7 @@ class Sequential(StatefulLayer):
         Returns:
             True if there is a `StatefulLayer` among them that says so.
         """
-        return any(map(_is_stateful, self.layers))
+        return any(map(is_stateful, self.layers))
 
     def __getitem__(self, i: int | slice) -> Any:
         return Sequential(self.layers[i]) if isinstance(i, slice) else self.layers[i]

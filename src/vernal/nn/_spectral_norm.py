@@ -12,6 +12,7 @@ from ..modules import field
 from ..show import message, short
 from ..trees import is_inexact_array, tree_at
 from ._check import check_size
+from ._mesh import whole
 from ._precision import widen
 from ._state import State, StatefulLayer, StateIndex
 
@@ -123,7 +124,7 @@ class SpectralNorm(StatefulLayer):
         weight = getattr(self.layer, self.weight_name)
         matrix = _matrix(weight)
         old = self.vectors.value(state)
-        u, v = (vector.astype(matrix.dtype) for vector in old)
+        u, v = (whole(vector).astype(matrix.dtype) for vector in old)
         if not (self.inference if inference is None else inference):
             fixed = lax.stop_gradient(matrix)
             u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
@@ -142,7 +143,7 @@ class SpectralNorm(StatefulLayer):
 
 def _matrix(weight: Array) -> Array:
     """The weight as a matrix, in at least float32."""
-    return widen(weight).reshape(weight.shape[0], -1)
+    return whole(widen(weight)).reshape(weight.shape[0], -1)
 
 
 def _unit(x: Array, eps: float) -> Array:

@@ -16,6 +16,7 @@ from ..show import diff_text, message, path_text, short
 from ..transforms import filter_vmap
 from ..trees import combine, is_array, partition, tree_at
 from ._check import check_size
+from ._mesh import like, stacked
 from ._places import Unrolled
 from ._sequential import _takes_key
 
@@ -69,6 +70,21 @@ class Stack(Module):
         ((6, 4, 4), 6, (4, 4))
         >>> stack(jnp.ones(4), key=jax.random.key(1)).shape
         (4,)
+
+        With a cache for each layer:
+
+        >>> class Attending(vernal.Module):
+        ...     attention: nn.MultiheadAttention
+        ...     def __call__(self, x, cache):
+        ...         y, cache = self.attention(x, x, x, cache=cache)
+        ...         return x + y, cache
+        >>> stack = nn.Stack(lambda key: Attending(nn.MultiheadAttention(2, 4, key=key)), 3, key=jax.random.key(0))
+        >>> caches = jax.vmap(lambda layer: layer.attention.make_cache(8))(stack.layers)
+        >>> tokens = jnp.ones((5, 4))
+        >>> _, caches = stack(tokens[:4], each={"cache": caches}, collect=True)
+        >>> y, caches = stack(tokens[4:], each={"cache": caches}, collect=True)
+        >>> y.shape, jax.tree.leaves(caches)[0].shape[0]
+        ((1, 4), 3)
     """
 
     layers: Any
@@ -172,12 +188,13 @@ class Stack(Module):
             result = combine(own, rest)(x, *args, **each, **kwargs, **more)
             y, kept = _pair(result) if collect else (result, None)
             _check_same(x, y)
-            return y, kept
+            # On a mesh, a layer may leave its output split in another way.
+            return jtu.tree_map(like, y, x), kept
 
         y, kept = lax.scan(
             self._checkpointed(step),
             jtu.tree_map(jnp.asarray, x),
-            (arrays, each, keys),
+            stacked((arrays, each, keys)),
             length=self.num_layers,
             unroll=self.unroll,
         )

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._ground import placed_like
 from ..modules import Module, field
 from ..primitives import read, record
 from ..show import diff_text, message, path_text, short, tree_pformat
@@ -205,6 +206,11 @@ class StatefulLayer(Module):
         return True
 
 
+def is_stateful(layer: Any) -> bool:
+    """Whether a layer, which may be anything, wants `state`."""
+    return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
 class State:
     """The values of all `StateIndex` of a model, as `make_with_state` returns them.
 
@@ -304,7 +310,10 @@ class State:
                     instead="cast with `.astype`, and keep shape and structure",
                 )
             )
-        return self._with({marker: value})
+        # On a mesh, state stays where it is.
+        return self._with(
+            {marker: jtu.tree_map(lambda a, b: placed_like(a, jax.typeof(b)), value, old)}
+        )
 
     def substate(self, pytree: Any) -> "State":
         """The part of the state that belongs to a part of the model: to hand it to `jax.vmap`, for instance.

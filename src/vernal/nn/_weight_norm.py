@@ -10,6 +10,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import message, short
 from ..trees import is_inexact_array, tree_at
+from ._mesh import beside
 
 
 class WeightNorm(Module):
@@ -62,9 +63,17 @@ class WeightNorm(Module):
                     got=f"{weight_name} = {short(weight)}",
                 )
             )
-        self.g = self._norm(jnp.asarray(weight))
+        self.g = self.norm(jnp.asarray(weight))
 
-    def _norm(self, weight: Array) -> Array:
+    def norm(self, weight: Array) -> Array:
+        """The lengths of a weight.
+
+        Args:
+            weight: of the shape of the layer's own.
+
+        Returns:
+            Of the shape of `g`.
+        """
         kept = None if self.axis is None else self.axis % weight.ndim
         axes = tuple(i for i in range(weight.ndim) if i != kept)
         return jnp.sqrt(jnp.sum(jnp.abs(weight) ** 2, axis=axes, keepdims=True))
@@ -81,6 +90,7 @@ class WeightNorm(Module):
             What the layer returns.
         """
         v = getattr(self.layer, self.weight_name)
-        weight = v * (self.g / self._norm(v)).astype(v.dtype)
+        norm = self.norm(v)
+        weight = v * (beside(self.g, norm) / norm).astype(v.dtype)
         layer = tree_at(lambda m: getattr(m, self.weight_name), self.layer, weight)
         return layer(x) if key is None else layer(x, key=key)

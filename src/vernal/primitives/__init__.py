@@ -29,8 +29,10 @@ from ._primitive import filter_primitive_transpose as filter_primitive_transpose
 from ._primitive import materialise_zeros as materialise_zeros
 from ._record import read as read
 from ._record import record as record
+from ._record_if import record_if as record_if
 from ._select import select_if_vmap as select_if_vmap
 from ._select import select_if_vmap_p as select_if_vmap_p
+from ._slots import records as records
 from ._unvmap import unvmap_all as unvmap_all
 from ._unvmap import unvmap_all_p as unvmap_all_p
 from ._unvmap import unvmap_any as unvmap_any

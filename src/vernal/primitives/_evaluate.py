@@ -21,11 +21,11 @@ from .._ground import (
     convert_constvars_jaxpr,
     equation_context,
     jaxprs_in_params,
+    placed_like,
     scan_parts,
 )
 from ..show import message
 from . import _slots_in_rules as in_rules
-from ._placement import placed_like
 from ._record import parts_of_record, read_p, record_p
 from ._slots import Slots, Views, records, touches, unknown
 from ._views import View, element, follow, only_takes_parts

@@ -28,11 +28,18 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.core import Tracer, eval_jaxpr
 
-from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
+from .._ground import (
+    UndefinedPrimal,
+    Zero,
+    add_tangents,
+    callable_name,
+    instantiate_zeros,
+    placed_like,
+    varying_alike,
+)
 from ..show import diff_text, message, path_text, short
 from ..transforms import ZeroTangent, is_zero
 from ..trees import is_inexact_array
-from ._placement import placed_like, varying_alike
 from ._vprim import define
 
 

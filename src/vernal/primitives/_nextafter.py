@@ -6,10 +6,12 @@ the denormals are left out, because compiled programs may treat them as zero: th
 is the smallest normal one.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..show import message, short
@@ -18,37 +20,36 @@ _SIGNED = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}
 
 
 def _step(x: Any, by: int) -> jax.Array:
-    kind = jnp.finfo(x.dtype)
     bits = _SIGNED[x.dtype.itemsize]
 
-    def pattern(value: Any) -> Any:
-        return lax.bitcast_convert_type(jnp.asarray(value, x.dtype), bits)
+    def pattern(value: Any) -> int:
+        return int(np.asarray(value, x.dtype).view(bits))
 
-    denormals = pattern(kind.smallest_normal) - 1
+    denormals = pattern(jnp.finfo(x.dtype).smallest_normal) - 1
+    last = pattern(np.inf) - denormals
+    signed = lax.bitcast_convert_type(x, bits)
     # The largest integer is every bit but the sign.
-    magnitude = pattern(x) & jnp.iinfo(bits).max
-    number = jnp.maximum(magnitude - denormals, 0)
-    number = jnp.where(pattern(x) < 0, -number, number)
-    last = pattern(jnp.inf) - denormals
-    number = jnp.clip(number + by, -last, last)
+    number = jnp.maximum((signed & jnp.iinfo(bits).max) - denormals, 0)
+    number = jnp.clip(jnp.where(signed < 0, -number, number) + by, -last, last)
     magnitude = jnp.where(number == 0, 0, abs(number) + denormals)
     stepped = lax.bitcast_convert_type(magnitude, x.dtype)
     stepped = jnp.where(number < 0, -stepped, stepped)
     return jnp.where(jnp.isnan(x), x, stepped)
 
 
-@jax.custom_jvp
-def _next(x: Any) -> jax.Array:
-    return _step(x, 1)
+def _neighbour(by: int) -> Callable[[Any], jax.Array]:
+    """Compiled as a whole: a program that asks a hundred times, as one of Diffrax does, traces it once."""
+
+    @jax.custom_jvp
+    def neighbour(x: Any) -> jax.Array:
+        return _step(x, by)
+
+    compiled = jax.jit(neighbour)
+    neighbour.defjvp(lambda primals, tangents: (compiled(*primals), tangents[0]))
+    return compiled
 
 
-@jax.custom_jvp
-def _previous(x: Any) -> jax.Array:
-    return _step(x, -1)
-
-
-_next.defjvp(lambda primals, tangents: (_next(*primals), tangents[0]))
-_previous.defjvp(lambda primals, tangents: (_previous(*primals), tangents[0]))
+_next, _previous = _neighbour(1), _neighbour(-1)
 
 
 def _floating(x: Any, name: str) -> jax.Array:

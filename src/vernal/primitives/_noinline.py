@@ -52,6 +52,7 @@ from .._ground import (
     register_cache,
     register_lowering,
     runs_alone,
+    unmapped_gathered,
 )
 from ..modules import field, module_update_wrapper
 from ..transforms import (
@@ -195,6 +196,7 @@ def _batch(
     if not asks and all(dim is None for dim in dims):
         out = noinline_p.bind(*args, jaxpr=jaxpr, name=name)
         return out, [None] * len(out)
+    args = unmapped_gathered(axis, args, dims)
     mapped = _Mapped(jaxpr, tuple(dims), axis.name, axis.size, axis.spmd_name)
     out = _call(mapped, args, name)
     return out, [0] * len(out)

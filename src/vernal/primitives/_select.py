@@ -20,15 +20,16 @@ from .._ground import (
     fancy_primitive_batchers,
     instantiate_zeros,
     lower_fun,
+    placed_like,
     primitive_jvps,
     primitive_transposes,
     register_lowering,
     same,
+    varying_alike,
 )
 from ..show import diff_text, message, path_text, short
 from ..trees import is_array_like
 from ._finalise import register_impl_finalisation
-from ._placement import placed_like, varying_alike
 
 
 def _new(pred: Any, new: Any, old: Any) -> Any:

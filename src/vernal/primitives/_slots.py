@@ -84,7 +84,20 @@ def touches(jaxpr: Any) -> bool:
 
 
 def records(jaxpr: Any) -> bool:
-    """Whether a program records, at any depth."""
+    """Whether a program records a slot, at any depth.
+
+    Args:
+        jaxpr: the program.
+
+    Returns:
+        True if there is a `vernal.primitives.record` in it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import record, records
+        >>> records(jax.make_jaxpr(lambda slot: record(slot, slot + 1, slot))(jnp.array(1)).jaxpr)
+        True
+    """
     return _has(jaxpr, (record_p,))
 
 

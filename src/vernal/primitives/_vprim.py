@@ -35,6 +35,7 @@ from .._ground import (
     primitive_transposes,
     register_lowering,
     unmapped_aval,
+    unmapped_gathered,
 )
 from ._finalise import register_impl_finalisation
 
@@ -193,6 +194,7 @@ def _primitive(rules: _Rules) -> Any:
 
 
 def _map(rules: _Rules | _Mapped, axis: Any, args: Any, dims: Any) -> tuple[Any, list[int]]:
+    args = unmapped_gathered(axis, args, dims)
     out = vprim_p.bind(*args, rules=_Mapped(rules, axis, dims))
     return out, [0] * len(out)
 

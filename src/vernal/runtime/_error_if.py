@@ -35,8 +35,8 @@ def error_if(x: T, pred: Any, msg: str, *, on_error: OnError = "default") -> T:
     where one device must not leave the others waiting, only `filter_jit` raises; under plain
     `jax.jit` the error is logged (logger `vernal.runtime`) and the results are NaN.
 
-    A program that holds a check cannot be exported with `jax.export`. Trace it with
-    `on_error="off"` for that.
+    A check calls Python, so a program that holds one cannot be exported with `jax.export`.
+    `vernal.saving.export(..., checks="drop")` leaves checks out.
 
     Args:
         x: any tree with at least one array in it.

@@ -64,9 +64,10 @@ class AbstractProgressMeter(Module):
 
     Subclasses define the three methods. The state is a pytree of arrays that the loop carries. All
     three may be called under every transformation. They show the batch as a whole under `vmap`
-    (inside `shard_map` every device has a bar of its own), and have no derivative. A meter that draws
-    does so only if it is closed in the end: the state of one that is not is of no use to anyone, and
-    what is of no use is not compiled.
+    (inside `shard_map` every device has a bar of its own), and have no derivative. Of several
+    processes (`vernal.sharding.initialise`) only the first draws. A meter that draws does so only if
+    it is closed in the end: the state of one that is not is of no use to anyone, and what is of no
+    use is not compiled.
 
     Example:
         >>> import jax
@@ -176,7 +177,9 @@ class _Host:
                 bar.settle()
             self.moving.clear()
             number = next(self.numbers)
-            self._draw(number, meter._bar(number), 0.0)
+            # Of several processes that run the same program, one speaks for all.
+            if jax.process_index() == 0:
+                self._draw(number, meter._bar(number), 0.0)
         return np.int32(number)
 
     def move(self, number: Any, progress: Any) -> Any:

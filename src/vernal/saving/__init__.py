@@ -2,10 +2,15 @@
 (Equinox's `.eqx`); and weights from elsewhere (PyTorch, Hugging Face)."""
 
 from .._ground import publish
-from ._named import LoadReport as LoadReport
+from ._checkpoints import Checkpoints as Checkpoints
+from ._compilation_cache import compilation_cache as compilation_cache
+from ._export import export as export
+from ._export_loaded import ExportedFunction as ExportedFunction
+from ._export_loaded import load_exported as load_exported
 from ._named import load as load
 from ._named import load_metadata as load_metadata
 from ._named import save as save
+from ._report import LoadReport as LoadReport
 from ._stream import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ._stream import default_serialise_filter_spec as default_serialise_filter_spec
 from ._stream import tree_deserialise_leaves as tree_deserialise_leaves

@@ -20,7 +20,14 @@ import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
+from safetensors import (
+    SafetensorError,
+    TensorSpec,
+    deserialize,
+    safe_open,
+    serialize,
+    serialize_file,
+)
 
 from ..show import message
 from ._encoding import DTYPES, Remarks, decode, decoded_spec
@@ -42,17 +49,13 @@ def _header_crc(shapes: dict[str, tuple[str, list[int]]], texts: dict[str, str])
     return f"{zlib.crc32(json.dumps(content).encode()):08x}"
 
 
-def write(path: str, leaves: dict[str, tuple[np.ndarray, Remarks]], metadata: str | None) -> None:
-    """Writes a file.
+_Leaves = dict[str, tuple[np.ndarray, Remarks]]
 
-    Args:
-        path: where to.
-        leaves: for every name, what `encode` made of the leaf.
-        metadata: the user's dictionary as JSON.
 
-    Raises:
-        OSError: if the system refuses.
-    """
+def _described(
+    leaves: _Leaves, metadata: str | None
+) -> tuple[dict[str, TensorSpec], dict[str, str]]:
+    """What the header says: of the arrays (whose memory `leaves` keeps alive), and the texts."""
     leaves = {_ESCAPED if name == _RESERVED else name: leaf for name, leaf in leaves.items()}
     about = {name: {"crc32": _crc(stored), **remarks} for name, (stored, remarks) in leaves.items()}
     texts = {_OURS: json.dumps({"version": _VERSION, "leaves": about})}
@@ -69,13 +72,37 @@ def write(path: str, leaves: dict[str, tuple[np.ndarray, Remarks]], metadata: st
     }
     shapes = {name: (spec.dtype, list(spec.shape)) for name, spec in specs.items()}
     texts[_CHECKSUM] = _header_crc(shapes, texts)
+    return specs, texts
+
+
+def write(path: str, leaves: _Leaves, metadata: str | None) -> None:
+    """Writes a file.
+
+    Args:
+        path: where to.
+        leaves: for every name, what `encode` made of the leaf.
+        metadata: the user's dictionary as JSON.
+
+    Raises:
+        OSError: if the system refuses.
+    """
+    specs, texts = _described(leaves, metadata)
     try:
-        # It reads the memory of the arrays, which `leaves` keeps alive.
         serialize_file(specs, path, texts)
     except SafetensorError as error:
         raise OSError(
             message("the file could not be written", where=path, got=str(error))
         ) from error
+
+
+def as_bytes(leaves: _Leaves, metadata: str | None) -> bytes:
+    """What `write` writes.
+
+    Args:
+        leaves: as for `write`.
+        metadata: likewise.
+    """
+    return serialize(*_described(leaves, metadata))
 
 
 def _damaged(path: str, why: str) -> ValueError:
@@ -173,6 +200,28 @@ def read(path: str | os.PathLike[str]) -> StoredFile:
         except SafetensorError as error:
             raise _damaged(path, str(error)) from error
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return _parsed(path, content)
+
+
+def read_bytes(content: bytes, where: str) -> StoredFile:
+    """Reads what `as_bytes` returned.
+
+    Args:
+        content: the bytes.
+        where: what they are called in errors.
+
+    Raises:
+        ValueError: as for `read`.
+    """
+    try:
+        deserialize(content)
+    except SafetensorError as error:
+        raise _damaged(where, str(error)) from error
+    return _parsed(where, content)
+
+
+def _parsed(path: str, content: Any) -> StoredFile:
+    """The entries of a file that is known to be whole."""
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     texts = header.pop(_RESERVED, {})

@@ -141,6 +141,34 @@ def on_host(leaf: Any, name: str) -> np.ndarray:
     return value
 
 
+def sharding_of(like: Any, name: str) -> jax.sharding.Sharding | None:
+    """Where an array is to be put; None if that is left open.
+
+    Args:
+        like: an array, or a ShapeDtypeStruct.
+        name: what it is called in errors.
+
+    Raises:
+        ValueError: if the sharding does not say which devices.
+    """
+    sharding = like.sharding
+    if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+        # What `jax.eval_shape` makes of an array on a mesh.
+        mesh = jax.sharding.get_mesh()
+        if mesh.abstract_mesh != sharding.mesh:
+            raise ValueError(
+                message(
+                    "the mesh of a sharding has no devices",
+                    where=name,
+                    expected="a sharding on a mesh of devices",
+                    got=str(sharding),
+                    instead="load inside of `with jax.set_mesh(mesh)`, or give `like` shardings on a mesh",
+                )
+            )
+        return jax.NamedSharding(mesh, sharding.spec)
+    return sharding
+
+
 def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> Any:
     """A leaf of the kind of `like`, on the devices of `like`, with the elements of `value`.
 
@@ -159,11 +187,16 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
         return np.array(value, dtype=like.dtype)
     # An array that was never put anywhere stays free to follow other arguments to their device.
     put = isinstance(like, jax.ShapeDtypeStruct) or like.committed
-    sharding = like.sharding if put else None
+    sharding = sharding_of(like, name) if put else None
     if impl is not None:
-        keys = jax.random.wrap_key_data(jnp.asarray(np.array(value)), impl=impl)
-        return keys if sharding is None else jax.device_put(keys, sharding)
-    _check_width(value.dtype, name)
+
+        def keys(part: np.ndarray) -> jax.Array:
+            return jax.random.wrap_key_data(jnp.asarray(np.array(part)), impl=impl)
+
+        if sharding is None:
+            return keys(value)
+        return jax.make_array_from_callback(like.shape, sharding, lambda at: keys(value[at]))
+    check_width(value.dtype, name)
     if value.shape == () and getattr(like, "weak_type", False):
         # A number of an optimiser, say. With another type it would be compiled for anew.
         weak = jnp.asarray(value.item())
@@ -179,7 +212,8 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
 _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
-def _check_width(dtype: np.dtype, name: str) -> None:
+def check_width(dtype: np.dtype, name: str) -> None:
+    """Refuses what JAX would shorten."""
     wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue] (added at run time)
     if dtype.name in _WIDE and not wide:
         raise ValueError(

@@ -5,60 +5,26 @@ classes of nodes may change between saving and loading. What does not fit is ref
 one error.
 """
 
-import dataclasses
 import json
 import os
 from typing import Any, Literal, TypeVar, overload
 
-import jax
-import jax.tree_util as jtu
+import numpy as np
 
 from ..show import message, short
 from ..trees import named_leaves
 from ._encoding import encode
-from ._file import StoredFile, read, write
-from ._leaves import Spec, place, spec_of
+from ._file import Entry, StoredFile, read, write
+from ._fitting import Store, fill
+from ._leaves import spec_of
 from ._replacing import replacing
+from ._report import LoadReport, shown
+from ._torch_rules import Rules
 
 _T = TypeVar("_T")
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadReport:
-    """What did not fit when a file was loaded with `strict=False`.
-
-    Attributes:
-        missing: by name, what the tree expected and the file does not have.
-        extra: by name, what the file has and the tree does not expect.
-        misshapen: by name, what was expected and what was found, for entries of another shape or
-            dtype.
-
-    Example:
-        >>> from vernal.saving import LoadReport
-        >>> print(LoadReport(missing={"bias": "f32[3]"}, misshapen={"weight": ("f32[3,2]", "f32[2,3]")}))
-        bias: missing, expected f32[3]
-        weight: expected f32[3,2], found f32[2,3]
-    """
-
-    missing: dict[str, str] = dataclasses.field(default_factory=dict)
-    extra: dict[str, str] = dataclasses.field(default_factory=dict)
-    misshapen: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = [f"{_shown(n)}: missing, expected {text}" for n, text in self.missing.items()]
-        lines += [f"{_shown(n)}: not expected, found {text}" for n, text in self.extra.items()]
-        lines += [
-            f"{_shown(n)}: expected {expected}, found {found}"
-            for n, (expected, found) in self.misshapen.items()
-        ]
-        return "\n".join(lines) or "everything fits"
-
-
-def _shown(name: str) -> str:
-    return name or "(the tree itself)"
-
-
-def _check_plain(value: Any, where: str) -> None:
+def check_plain(value: Any, where: str) -> None:
     """Refuses what would not come back from JSON, or not as what it was. Tuples may become
     lists."""
     if isinstance(value, dict):
@@ -73,10 +39,10 @@ def _check_plain(value: Any, where: str) -> None:
                         instead="use str(key)",
                     )
                 )
-            _check_plain(item, f"{where}[{key!r}]")
+            check_plain(item, f"{where}[{key!r}]")
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            _check_plain(item, f"{where}[{index}]")
+            check_plain(item, f"{where}[{index}]")
     elif value is not None and type(value) not in (str, bool, int, float):
         raise TypeError(
             message(
@@ -87,6 +53,17 @@ def _check_plain(value: Any, where: str) -> None:
                 instead="convert it, for example by float(x) or str(x), or make it a leaf of the tree",
             )
         )
+
+
+def data_of(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree that are stored, by name.
+
+    Raises:
+        TypeError: if one cannot be stored.
+        ValueError: if two have the same name.
+    """
+    leaves = named_leaves(tree)
+    return {n: leaf for n, leaf in leaves.items() if spec_of(leaf, shown(n)) is not None}
 
 
 def save(
@@ -132,76 +109,52 @@ def save(
     """
     text = None
     if metadata is not None:
-        _check_plain(metadata, "metadata")
+        check_plain(metadata, "metadata")
         text = json.dumps(metadata)
-    leaves = {
-        name: encode(leaf, _shown(name))
-        for name, leaf in named_leaves(tree).items()
-        if spec_of(leaf, _shown(name)) is not None
-    }
+    leaves = {name: encode(leaf, shown(name)) for name, leaf in data_of(tree).items()}
     with replacing(path) as temporary:
         write(temporary, leaves, text)
 
 
-def _fits(wanted: Spec, found: Spec | None, like: Any) -> bool:
-    if type(like) is int and found is not None and found.dtype == "uint64":
-        # A Python int is signed or unsigned as its value requires.
-        found = found._replace(dtype=wanted.dtype)
-    return wanted == found
+class File(Store):
+    """A file that `save` wrote, as something to fill a tree from."""
 
+    def __init__(self, stored: StoredFile):
+        super().__init__(stored.path, stored.entries)
+        self._stored = stored
 
-def _compare(file: StoredFile, wanted: dict[str, Spec], leaves: dict[str, Any]) -> LoadReport:
-    report = LoadReport()
-    for name, spec in wanted.items():
-        entry = file.entries.get(name)
-        if entry is None:
-            report.missing[name] = str(spec)
-        elif not _fits(spec, entry.spec, leaves[name]):
-            report.misshapen[name] = (str(spec), str(entry))
-    report.extra.update((n, str(entry)) for n, entry in file.entries.items() if n not in wanted)
-    return report
-
-
-def _refuse(file: StoredFile, report: LoadReport, leaves: dict[str, Any], strict: bool) -> None:
-    amiss = [*report.missing, *report.misshapen]
-    if strict and (amiss or report.extra):
-        raise ValueError(
-            message(
-                "the file does not fit the tree",
-                where=file.path,
-                expected="an entry of the right shape and dtype for every leaf of `like`, and no other",
-                got=str(report),
-                instead="load into a tree like the one that was saved; or give strict=False to take what fits, "
-                "keep the values of `like` elsewhere, and get this list as a report",
-            )
-        )
-    empty = {name for name in amiss if isinstance(leaves[name], jax.ShapeDtypeStruct)}
-    if empty:
-        about_them = LoadReport(
-            missing={n: text for n, text in report.missing.items() if n in empty},
-            misshapen={n: texts for n, texts in report.misshapen.items() if n in empty},
-        )
-        raise ValueError(
-            message(
-                "leaves of `like` that are only a shape and dtype have no value to keep where the file does not fit",
-                where=file.path,
-                got=str(about_them),
-                instead="give `like` arrays there",
-            )
-        )
-
-
-@overload
-def load(path: str | os.PathLike[str], like: _T, *, strict: Literal[True] = True) -> _T: ...
+    def array(self, entry: Entry) -> np.ndarray:
+        """The elements of an entry, as a view of the file."""
+        return self._stored.array(entry)
 
 
 @overload
 def load(
-    path: str | os.PathLike[str], like: _T, *, strict: Literal[False]
+    path: str | os.PathLike[str],
+    like: _T,
+    *,
+    strict: Literal[True] = True,
+    rename: Rules | None = None,
+) -> _T: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    like: _T,
+    *,
+    strict: Literal[False],
+    rename: Rules | None = None,
 ) -> tuple[_T, LoadReport]: ...
 
 
-def load(path: str | os.PathLike[str], like: Any, *, strict: bool = True) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    like: Any,
+    *,
+    strict: bool = True,
+    rename: Rules | None = None,
+) -> Any:
     """Loads a file that `save` wrote into a tree.
 
     Leaves are found by name: the order of fields does not matter. The file is mapped into memory,
@@ -217,6 +170,11 @@ def load(path: str | os.PathLike[str], like: Any, *, strict: bool = True) -> Any
             has one; where it is a Python number, a number of its type. Other leaves (functions,
             strings) are taken as they are.
         strict: whether all of the file must fit.
+        rename: what has another name or form in the file, as rules of `from_torch`: names of `like`
+            and those in the file, with the same wildcards on both sides, as in
+            `{"encoder.*": "blocks.*"}`; a tuple of names where an array was joined or cut; a
+            `Conversion` for any other change; None for leaves that keep their value in `like`.
+            Random keys can only be renamed.
 
     Returns:
         The tree. With `strict=False`, `(tree, report)`: leaves that the file lacks, or has in
@@ -227,7 +185,7 @@ def load(path: str | os.PathLike[str], like: Any, *, strict: bool = True) -> Any
         ValueError: if the file is damaged (truncated, or its checksums do not match). If it does
             not fit: one error lists all names that are missing, extra, or of another shape or
             dtype. With `strict=False`, if a leaf that does not fit has no value in `like`, because
-            it is a `ShapeDtypeStruct`.
+            it is a `ShapeDtypeStruct`. If a rule of `rename` is for no leaf, or two for the same.
         TypeError: if `like` has a leaf that cannot be loaded (an array of strings, a tracer).
         OSError: if the file cannot be read.
 
@@ -245,25 +203,14 @@ def load(path: str | os.PathLike[str], like: Any, *, strict: bool = True) -> Any
           expected: an entry of the right shape and dtype for every leaf of `like`, and no other
           got: bias: missing, expected f32[3]
             scale: not expected, found f32[]
-          instead: load into a tree like the one that was saved; or give strict=False ...
+          instead: load into a tree like the one that was saved; ...
         >>> tree, report = load(path, like={"bias": jnp.zeros(3), "weight": jnp.zeros(2)}, strict=False)
         >>> tree["weight"], report.missing
         (Array([1., 1.], dtype=float32), {'bias': 'f32[3]'})
+        >>> load(path, {"w": jnp.zeros(2), "scale": 0 * tree["bias"][0]}, rename={"w": "weight"})
+        {'scale': Array(1., dtype=float32), 'w': Array([1., 1.], dtype=float32)}
     """
-    leaves = named_leaves(like)
-    specs = {name: spec_of(leaf, _shown(name)) for name, leaf in leaves.items()}
-    wanted = {name: spec for name, spec in specs.items() if spec is not None}
-    file = read(path)
-    report = _compare(file, wanted, leaves)
-    _refuse(file, report, leaves, strict)
-    loaded = dict(leaves)
-    for name in wanted:
-        if name not in report.missing and name not in report.misshapen:
-            entry = file.entries[name]
-            impl = entry.remarks.get("key")
-            loaded[name] = place(file.array(entry), leaves[name], _shown(name), impl)
-    tree = jtu.tree_structure(like).unflatten(loaded.values())
-    return tree if strict else (tree, report)
+    return fill(File(read(path)), like, strict, rename)
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ..show import message
 
 
-def _flush(path: str) -> None:
+def flush(path: str) -> None:
     """Waits until what was written is on the disk. For a folder: until the names in it are."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -53,7 +53,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         mode = os.stat(target if os.path.exists(target) else temporary).st_mode
         yield temporary
         os.chmod(temporary, mode & 0o7777)
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -61,4 +61,4 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         raise
     if os.name == "posix":
         # Elsewhere a folder cannot be opened like a file.
-        _flush(folder)
+        flush(folder)

@@ -1,28 +1,33 @@
 """`from_torch` and `to_torch`: a model with the weights of another program, and the other way."""
 
-import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..show import message, short
+from ..show import message
 from ..trees import Pattern, is_array, named_leaves
-from ._leaves import Spec, is_key, on_host, place, spec_of
-from ._named import LoadReport
+from ._leaves import is_key, on_host, place
+from ._links import (
+    Misfit,
+    called,
+    cut,
+    described,
+    every_source,
+    fitted,
+    indices_of,
+    joined,
+    load_link,
+    spec_of_theirs,
+    specs_of,
+)
+from ._report import LoadReport
 from ._torch_rules import Conversion, Link, Rules, Tied, links_of
-from ._weights import Source, tensor_array, tensor_like, weights_of
+from ._weights import Source, tensor_like, weights_of
 
 _T = TypeVar("_T")
-# What may become what: a number keeps its value, but for its precision.
-_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-
-
-class _Misfit(Exception):
-    """Why a link does not give what is wanted of it."""
 
 
 def _arrays(model: Any) -> dict[str, Any]:
@@ -32,132 +37,6 @@ def _arrays(model: Any) -> dict[str, Any]:
         return (is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)) and not is_key(leaf)
 
     return {name: leaf for name, leaf in named_leaves(model).items() if counts(leaf)}
-
-
-def _specs(leaves: Mapping[str, Any]) -> dict[str, Spec]:
-    specs = {name: spec_of(leaf, name) for name, leaf in leaves.items()}
-    return {name: spec for name, spec in specs.items() if spec is not None}
-
-
-def _spec_of_theirs(tensor: Any) -> Spec:
-    return Spec(tuple(tensor.shape), np.dtype(str(tensor.dtype).removeprefix("torch.")))
-
-
-def _described(tensor: Any) -> str:
-    try:
-        return str(_spec_of_theirs(tensor))
-    except TypeError:
-        # A dtype that JAX does not have.
-        return f"{tensor.dtype}{list(tensor.shape)}"
-    except AttributeError:
-        # A state dictionary may hold more than tensors.
-        return short(tensor)
-
-
-def _fitted(array: np.ndarray, spec: Spec) -> np.ndarray:
-    """An array in the shape and dtype that is wanted."""
-
-    def without_ones(shape: Sequence[int]) -> list[int]:
-        return [size for size in shape if size != 1]
-
-    def rank(dtype: Any) -> int:
-        found = (i for i, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind))
-        return next(found, len(_KINDS))
-
-    fits = without_ones(array.shape) == without_ones(spec.shape)
-    if not fits or rank(array.dtype) > rank(spec.dtype):
-        raise _Misfit(f"{_described(array)}, of another shape or kind of number")
-    return array.reshape(spec.shape).astype(spec.dtype)
-
-
-def _indices(link: Link, specs: Mapping[str, Spec]) -> list[tuple[int, ...]]:
-    """The indices along the leading axes of ours that a link is repeated over."""
-    leading = {specs[name].shape[: link.depth] for name in link.ours}
-    sizes = leading.pop()
-    if leading or len(sizes) < link.depth:
-        raise _Misfit(f"no {link.depth} leading axes in common, which the rule for {link} wants")
-    return list(itertools.product(*map(range, sizes)))
-
-
-def _called(function: Any, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Calls a function of a `Conversion`."""
-    try:
-        result = function(*arrays)
-    except Exception as error:
-        raise _Misfit(f"{type(error).__name__} in the conversion: {error}") from error
-    return [np.asarray(x) for x in (result if isinstance(result, tuple | list) else (result,))]
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays put together along their first axis."""
-    if len(arrays) == 1:
-        return arrays[0]
-    if not all(array.shape and array.shape[1:] == arrays[0].shape[1:] for array in arrays):
-        found = ", ".join(map(_described, arrays))
-        raise _Misfit(f"{found}, which cannot be joined along their first axis")
-    return np.concatenate(arrays)
-
-
-def _cut(array: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """An array taken apart along its first axis, into pieces as long as these shapes say."""
-    if len(shapes) == 1:
-        return [array]
-    sizes = [shape[0] for shape in shapes if shape]
-    if not array.shape or len(sizes) < len(shapes) or sum(sizes) != len(array):
-        raise _Misfit(f"{_described(array)}, which cannot be cut along its first axis")
-    return np.split(array, np.cumsum(np.array(sizes))[:-1])
-
-
-def _loaded(
-    link: Link, specs: Mapping[str, Spec], theirs: Mapping[str, Any], index: tuple[int, ...]
-) -> list[np.ndarray]:
-    """The values of the leaves of a link for one index along their leading axes."""
-    wanted = [specs[name]._replace(shape=specs[name].shape[link.depth :]) for name in link.ours]
-    names = [name for name in link.sources(index) if name in theirs]
-    arrays = [tensor_array(theirs[name]) for name in names]
-    if isinstance(link.conversion, Tied):
-        for name, array in zip(names, arrays, strict=True):
-            if not np.array_equal(array, arrays[0]):
-                raise _Misfit(f"other values in {name!r} than in {names[0]!r}, which are tied")
-        arrays = arrays[:1]
-    if isinstance(link.conversion, Conversion):
-        pieces = _called(link.conversion.load, *arrays)
-        if len(pieces) != len(wanted):
-            raise _Misfit(f"{len(pieces)} arrays from the conversion, for {len(wanted)} leaves")
-    else:
-        pieces = _cut(_joined(arrays), [spec.shape for spec in wanted])
-    return [_fitted(piece, spec) for piece, spec in zip(pieces, wanted, strict=True)]
-
-
-def _absent(link: Link, theirs: Collection[str], index: tuple[int, ...]) -> list[str]:
-    names = link.sources(index)
-    absent = [name for name in names if name not in theirs]
-    # One name of a tied weight is enough.
-    return [] if isinstance(link.conversion, Tied) and len(absent) < len(names) else absent
-
-
-def _load(
-    link: Link, specs: Mapping[str, Spec], theirs: Mapping[str, Any], report: LoadReport
-) -> list[np.ndarray] | None:
-    """The values of the leaves of a link; None if it does not fit, which is then in the report."""
-    try:
-        indices = _indices(link, specs)
-        absent = [name for index in indices for name in _absent(link, theirs, index)]
-        if absent:
-            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-            where = f" from {', '.join(map(repr, absent[:3]))}{more}"
-            for name in link.ours:
-                report.missing[name] = f"{specs[name]}{'' if absent == [name] else where}"
-            return None
-        values = [np.empty(specs[name].shape, specs[name].dtype) for name in link.ours]
-        for index in indices:
-            for value, piece in zip(values, _loaded(link, specs, theirs, index), strict=True):
-                value[index] = piece
-    except _Misfit as misfit:
-        for name in link.ours:
-            report.misshapen[name] = (str(specs[name]), f"{link}: {misfit}")
-        return None
-    return values
 
 
 def _refuse(report: LoadReport, leaves: Mapping[str, Any], strict: bool) -> None:
@@ -278,16 +157,16 @@ def from_torch(
           instead: rules for names and forms that differ, ...
     """
     leaves = _arrays(model)
-    specs, theirs, report = _specs(leaves), weights_of(state_dict), LoadReport()
+    specs, theirs, report = specs_of(leaves), weights_of(state_dict), LoadReport()
     unused = {name: None for name in theirs if not _is_one_of(name, ignore)}
     loaded: dict[str, Any] = dict(named_leaves(model))
     for link in links_of(specs, rules or {}):
-        values = _load(link, specs, theirs, report)
+        values = load_link(link, specs, theirs, report)
         for name, value in zip(link.ours, values or (), strict=False):
             loaded[name] = place(value, leaves[name], name)
-        for source in _every_source(link, specs):
+        for source in every_source(link, specs):
             unused.pop(source, None)
-    report.extra.update((name, _described(theirs[name])) for name in unused)
+    report.extra.update((name, described(theirs[name])) for name in unused)
     _refuse(report, leaves, strict)
     tree = jtu.tree_structure(model).unflatten(loaded.values())
     return tree if strict else (tree, report)
@@ -295,13 +174,6 @@ def from_torch(
 
 def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
     return any(Pattern(pattern).matches(name) for pattern in patterns)
-
-
-def _every_source(link: Link, specs: Mapping[str, Spec]) -> list[str]:
-    try:
-        return [name for index in _indices(link, specs) for name in link.sources(index)]
-    except _Misfit:
-        return []
 
 
 def to_torch(
@@ -339,18 +211,18 @@ def to_torch(
         {'weight': (3, 2), 'bias': (3,)}
     """
     leaves = _arrays(model)
-    specs, wanted = _specs(leaves), None if like is None else weights_of(like)
+    specs, wanted = specs_of(leaves), None if like is None else weights_of(like)
     made: dict[str, np.ndarray] = {}
     for link in links_of(specs, rules or {}):
         ours = [on_host(leaves[name], name) for name in link.ours]
         try:
-            for index in _indices(link, specs):
+            for index in indices_of(link, specs):
                 names = link.sources(index)
                 tensors = _dumped(link, [array[index] for array in ours], names, wanted)
                 for name, tensor in zip(names, tensors, strict=True):
                     if not np.array_equal(made.setdefault(name, tensor), tensor):
-                        raise _Misfit(f"another value for {name!r} than other leaves give it")
-        except _Misfit as misfit:
+                        raise Misfit(f"another value for {name!r} than other leaves give it")
+        except Misfit as misfit:
             raise ValueError(
                 message(
                     "leaves of the model cannot be made what PyTorch has for them",
@@ -369,16 +241,16 @@ def _dumped(
     arrays = list(map(np.asarray, arrays))
     if isinstance(link.conversion, Conversion):
         if link.conversion.dump is None:
-            raise _Misfit("a Conversion without `dump`")
-        tensors = _called(link.conversion.dump, *arrays)
+            raise Misfit("a Conversion without `dump`")
+        tensors = called(link.conversion.dump, *arrays)
         if len(tensors) != len(names):
-            raise _Misfit(f"{len(tensors)} arrays from the conversion, for {len(names)} tensors")
+            raise Misfit(f"{len(tensors)} arrays from the conversion, for {len(names)} tensors")
         return tensors
     if isinstance(link.conversion, Tied) or len(names) == 1:
-        return [_joined(arrays)] * len(names)
+        return [joined(arrays)] * len(names)
     if like is None or not all(name in like for name in names):
-        raise _Misfit("one array, and no sizes for its pieces: give `like` with these tensors")
-    return _cut(_joined(arrays), [like[name].shape for name in names])
+        raise Misfit("one array, and no sizes for its pieces: give `like` with these tensors")
+    return cut(joined(arrays), [like[name].shape for name in names])
 
 
 def _like(
@@ -387,16 +259,16 @@ def _like(
     """The tensors in the shapes, dtypes and kind that are wanted, in the order of `wanted`."""
     left = {name for name in wanted if name not in made and _is_one_of(name, ignore)}
     report = LoadReport(
-        missing={n: _described(x) for n, x in wanted.items() if n not in made and n not in left},
-        extra={n: _described(x) for n, x in made.items() if n not in wanted},
+        missing={n: described(x) for n, x in wanted.items() if n not in made and n not in left},
+        extra={n: described(x) for n, x in made.items() if n not in wanted},
     )
     result: dict[str, Any] = {}
     for name, like in wanted.items():
         if name in made:
             try:
-                result[name] = tensor_like(_fitted(made[name], _spec_of_theirs(like)), like)
-            except _Misfit as misfit:
-                report.misshapen[name] = (_described(like), str(misfit))
+                result[name] = tensor_like(fitted(made[name], spec_of_theirs(like)), like)
+            except Misfit as misfit:
+                report.misshapen[name] = (described(like), str(misfit))
         elif name in left:
             result[name] = like
     if report != LoadReport():

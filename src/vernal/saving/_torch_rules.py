@@ -91,7 +91,8 @@ class Link(NamedTuple):
 
     def sources(self, index: tuple[int, ...]) -> list[str]:
         """The names of theirs for one index along the leading axes."""
-        return [_indexed(name, index) for name in self.theirs]
+        # Without a rule, a `#` is a character of the name.
+        return [_indexed(name, index) if self.depth else name for name in self.theirs]
 
     def __str__(self) -> str:
         return " and ".join(map(repr, self.theirs))

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from ..show import message
-from ._file import Entry, StoredFile, read
+from ._file import Entry, read
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 Source = Mapping[str, Any] | str | os.PathLike[str]
 
 
-class _Tensor:
+class Tensor:
     """A tensor in a file, with its shape and dtype; `numpy.asarray` reads it."""
 
-    def __init__(self, file: StoredFile, entry: Entry):
+    def __init__(self, file: Any, entry: Entry):
         self._file = file
         self._entry = entry
         spec = entry.spec
@@ -40,16 +40,16 @@ class _Tensor:
         return np.asarray(self._file.array(self._entry), dtype)
 
 
-class _Files(Mapping[str, _Tensor]):
+class _Files(Mapping[str, Tensor]):
     """The tensors of one or more safetensors files."""
 
     def __init__(self, *paths: str):
         found = map(read, dict.fromkeys(paths))
         self._tensors = {
-            name: _Tensor(file, entry) for file in found for name, entry in file.entries.items()
+            name: Tensor(file, entry) for file in found for name, entry in file.entries.items()
         }
 
-    def __getitem__(self, name: str) -> _Tensor:
+    def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -156,7 +156,8 @@ class _Jit(Transformed[P, T]):
         return traces_of(self.fn).explain(callable_name(self.fn))
 
     def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> Lowered:
-        """Traces and lowers without compiling or running.
+        """Traces and lowers without compiling or running. `f.lower(...).compile()` compiles ahead of
+        time: see `vernal.transforms.Compiled`.
 
         Args:
             *args: as for a call; `jax.ShapeDtypeStruct` may stand for arrays.

@@ -58,7 +58,11 @@ class Lowered:
 
 
 class Compiled:
-    """A compiled function. Arrays may change in value from call to call, nothing else may.
+    """A function that was compiled ahead of time: `filter_jit(f).lower(...).compile()`.
+
+    That is the call for it: before a deadline, or to see what a program needs. Shapes are enough
+    (`jax.ShapeDtypeStruct`, or a model made by `filter_eval_shape`). Arrays may change in value from
+    call to call, nothing else may.
 
     Args:
         compiled: the `jax.stages.Compiled` of the program over flat arrays.
@@ -68,6 +72,17 @@ class Compiled:
 
     Raises:
         TypeError: at a call with arguments of another structure, shape, dtype or static value.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> model = vernal.nn.Linear(3, 2, key=jax.random.key(0))
+        >>> batch = jax.ShapeDtypeStruct((8, 3), jnp.float32)
+        >>> predict = vernal.filter_jit(lambda model, x: model(x)).lower(model, batch).compile()
+        >>> predict.memory_analysis().output_size_in_bytes  # 8 * 2 * 4
+        64
+        >>> predict(model, jnp.ones((8, 3))).shape
+        (8, 2)
     """
 
     def __init__(

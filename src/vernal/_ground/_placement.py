@@ -1,0 +1,82 @@
+"""Where an array lies: on which axes of a mesh it is split, over which it varies.
+
+Under explicit mesh axes, and inside `jax.shard_map`, this is part of an array's type, and JAX
+refuses to combine what differs. Whoever combines arrays that come from several places brings them to
+one type first. Nothing happens outside of meshes.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+
+def placed_like(x: Any, aval: Any) -> Any:
+    """`x`, resharded and made to vary over axes as its type would be `aval`."""
+    target = aval.sharding
+    if not target.mesh.empty:
+        x = split_over(x, target.mesh, target.spec)
+    return _varying(x, aval.manual_axis_type.varying)
+
+
+def split_over(x: Any, mesh: AbstractMesh, entries: PartitionSpec | Sequence[Any]) -> Any:
+    """`x`, resharded so that its axes are split over these axes of the mesh; itself, if they are."""
+    spec = PartitionSpec(*entries)
+    if jax.typeof(x).sharding.spec == spec:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+
+def gathered(x: Any) -> Any:
+    """`x`, split over nothing."""
+    mesh = explicit_mesh(x)
+    return x if mesh is None else split_over(x, mesh, [None] * x.ndim)
+
+
+def unmapped_gathered(axis: Any, args: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
+    """The arguments of a batching rule, those that are not mapped gathered over the axes of the mesh that are: nothing
+    inside can be split over them."""
+    names = axis_names(axis.explicit_mesh_axis)
+
+    def free(x: Any) -> Any:
+        mesh = explicit_mesh(x) if names else None
+        if mesh is None:
+            return x
+        return split_over(x, mesh, entries_without(jax.typeof(x).sharding.spec, names))
+
+    return [free(x) if dim is None else x for x, dim in zip(args, dims, strict=True)]
+
+
+def axis_names(entry: Any) -> tuple[Any, ...]:
+    """The axes of the mesh in an entry of a `PartitionSpec`."""
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def entries_without(entries: PartitionSpec | Sequence[Any], names: Collection[Any]) -> list[Any]:
+    """Entries of a `PartitionSpec`, without some axes of the mesh."""
+    return [tuple(n for n in axis_names(entry) if n not in names) or None for entry in entries]
+
+
+def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
+    """The mesh that some arrays are on, if it has explicit axes."""
+    for x in arrays:
+        mesh = jax.typeof(x).sharding.mesh
+        if AxisType.Explicit in mesh.axis_types:
+            return mesh
+    return None
+
+
+def _varying(x: Any, axes: frozenset[Any]) -> Any:
+    missing = axes - jax.typeof(x).manual_axis_type.varying
+    return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
+
+
+def varying_alike(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays, each varying over every `shard_map` axis that any of them varies over.
+
+    The transpose of this is the sum over the axis, which is what the cotangent of an array that is
+    the same on every device has to be.
+    """
+    union = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))
+    return [_varying(x, union) for x in arrays]

@@ -1,0 +1,61 @@
+"""Convolution with a derivative that is right on every mesh.
+
+XLA computes the derivative of a grouped convolution with respect to its kernel wrongly if the batch is split over some
+axes of a mesh and replicated over others: it adds up the replicas too, and the gradient is too large by their number.
+(JAX 0.10.2 to 0.12, explicit and automatic axes; the operation is a convolution with `batch_group_count`.) So here that
+derivative is the one of a convolution without groups, for each group by itself.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .._ground import explicit_mesh
+from ..primitives import linear_call
+
+
+def convolve(x: Array, weight: Array, groups: int, **options: Any) -> Array:
+    """`lax.conv_general_dilated`.
+
+    Args:
+        x: shape `(batch, in_channels, *spatial)`.
+        weight: shape `(out_channels, in_channels/groups, *kernel_size)`, which is not split over a mesh.
+        groups: how many groups of channels are convolved by themselves.
+        **options: strides, padding and dilation.
+
+    Returns:
+        Shape `(batch, out_channels, *spatial)`.
+    """
+    if groups == 1:
+        return lax.conv_general_dilated(x, weight, **options)
+    forward = functools.partial(_grouped, groups=groups, **options)
+    transposed = functools.partial(_by_group, groups=groups, shape=weight.shape, **options)
+    return linear_call(forward, transposed, x, weight)
+
+
+def _grouped(x: Array, weight: Array, groups: int, **options: Any) -> Array:
+    return lax.conv_general_dilated(x, weight, feature_group_count=groups, **options)
+
+
+def _by_group(x: Array, cotangent: Array, groups: int, shape: Any, **options: Any) -> Array:
+    """The cotangent of the weight."""
+
+    def one(x: Array, cotangent: Array) -> Array:
+        weight = jax.ShapeDtypeStruct((shape[0] // groups, *shape[1:]), cotangent.dtype)
+        convolution = functools.partial(lax.conv_general_dilated, x, **options)
+        return jax.linear_transpose(convolution, weight)(cotangent)[0]
+
+    def all_groups(x: Array, cotangent: Array) -> Array:
+        each = (a.reshape(a.shape[0], groups, -1, *a.shape[2:]) for a in (x, cotangent))
+        return jax.vmap(one, (1, 1))(*each).reshape(shape)
+
+    mesh = explicit_mesh(x, cotangent)
+    if mesh is None:
+        return all_groups(x, cotangent)
+    # To sum over a batch that is split is no matter of explicit types.
+    out = NamedSharding(mesh, PartitionSpec(*[None] * len(shape)))
+    run: Any = jax.sharding.auto_axes(all_groups, out_sharding=out)
+    return run(x, cotangent)

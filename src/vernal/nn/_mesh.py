@@ -1,0 +1,148 @@
+"""Parameters that are split over a mesh with explicit axes: **results lie where the data lies**.
+
+There, along which axes of the mesh an array is split is part of its type, and JAX asks what to do where two arrays meet
+that are split differently. A model is written for no mesh in particular, so the layers answer, all alike:
+
+* The product with a matrix keeps the axes of the batch as they are and sums over the features wherever they lie. Its
+  new features are split as the rows of the matrix are, except over what the batch is split over: `product`.
+* What is combined with the data element by element, such as a bias, is brought to where the data lies: `beside`.
+* Other parameters, such as the kernel of a convolution, are gathered where they are used: `whole`.
+
+So a model that is split over the axis of the batch itself is gathered layer by layer, and its gradient is scattered;
+and of two matrices, the first split by rows and the second by columns, each device computes a share, with one sum after
+the second. Nothing happens outside of meshes, nor on axes that are not explicit.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .._ground import (
+    axis_names,
+    concrete_value,
+    entries_without,
+    explicit_mesh,
+    gathered,
+    mapped_mesh_axes,
+    split_over,
+)
+
+_T = TypeVar("_T")
+
+
+def product(x: Array, matrix: Array) -> Array:
+    """`matrix @ x` for each of a batch of vectors.
+
+    Args:
+        x: shape `(..., n)`.
+        matrix: shape `(m, n)`.
+
+    Returns:
+        Shape `(..., m)`.
+    """
+    out = following(x, x.ndim - 1, matrix, 0)
+    if x.ndim == 1:
+        return jnp.matmul(matrix, x, out_sharding=out)
+    # One matrix product for a whole batch, without a transposition.
+    return jnp.tensordot(x, matrix, (-1, 1), out_sharding=out)
+
+
+def following(x: Array, batch: int, parameter: Array, axis: int) -> NamedSharding | None:
+    """How a result lies that has the batch axes of `x`, so many, and behind them one axis of a parameter."""
+    mesh = explicit_mesh(x, parameter)
+    if mesh is None:
+        return None
+    front = jax.typeof(x).sharding.spec[:batch]
+    taken = mapped_mesh_axes().union(*map(axis_names, front))
+    rest = entries_without(jax.typeof(parameter).sharding.spec[axis : axis + 1], taken)
+    return NamedSharding(mesh, PartitionSpec(*front, *rest))
+
+
+def beside(a: Array, x: Array) -> Array:
+    """`a` as it can be combined with `x` element by element: with axes of size 1 in front, and split over nothing that
+    `x` is not split over there.
+
+    Args:
+        a: of the shape of the last axes of `x`, where any axis may be 1.
+        x: any array.
+
+    Returns:
+        An array with as many axes as `x`.
+    """
+    a = lax.expand_dims(a, range(x.ndim - a.ndim))
+    mesh = explicit_mesh(a)
+    if mesh is None:
+        return a
+    entries = zip(jax.typeof(a).sharding.spec, jax.typeof(x).sharding.spec, strict=True)
+    return split_over(a, mesh, [of_a if of_a == of_x else None for of_a, of_x in entries])
+
+
+def like(y: Array, x: Array) -> Array:
+    """`y` split as `x` is: what a loop carries must stay as it was."""
+    mesh = explicit_mesh(y, x)
+    return y if mesh is None else split_over(y, mesh, jax.typeof(x).sharding.spec)
+
+
+def along(a: Array, x: Array) -> Array:
+    """`a` with its first axis split as that of `x` is, and the others not at all: to map over both."""
+    mesh = explicit_mesh(a, x)
+    if mesh is None:
+        return a
+    return split_over(a, mesh, [jax.typeof(x).sharding.spec[0], *[None] * (a.ndim - 1)])
+
+
+def in_step(arrays: Sequence[Array], ndim: int) -> list[Array]:
+    """Arrays that begin with so many batch axes, with these split alike: as the first is that is split at all."""
+    mesh = explicit_mesh(*arrays)
+    if mesh is None:
+        return list(arrays)
+    specs = [jax.typeof(a).sharding.spec for a in arrays]
+    batch = next((s[:ndim] for s in specs if any(s[:ndim])), (None,) * ndim)
+    taken = {name for entry in batch for name in axis_names(entry)}
+    pairs = zip(arrays, specs, strict=True)
+    return [split_over(a, mesh, [*batch, *entries_without(s[ndim:], taken)]) for a, s in pairs]
+
+
+def stacked(tree: _T) -> _T:
+    """A tree of arrays, none of which is split along its first axis: to loop over it."""
+
+    def gather(a: Array) -> Array:
+        mesh = explicit_mesh(a)
+        if mesh is None:
+            return a
+        return split_over(a, mesh, [None, *jax.typeof(a).sharding.spec[1:]])
+
+    return jax.tree.map(gather, tree)
+
+
+def in_heads(arrays: Sequence[Array], heads: int) -> list[Array]:
+    """Arrays whose last axes are made of so many heads, or of a multiple: with whole heads, and the same ones, on each
+    device. Where they are split in another way they are gathered."""
+    mesh = explicit_mesh(*arrays)
+    if mesh is None:
+        return list(arrays)
+    specs = [jax.typeof(a).sharding.spec for a in arrays]
+    last = {axis_names(spec[-1]) for spec in specs}
+    parts = math.prod(mesh.shape[name] for name in next(iter(last)))
+    if len(last) == 1 and heads % parts == 0:
+        return list(arrays)
+    return [split_over(a, mesh, [*s[:-1], None]) for a, s in zip(arrays, specs, strict=True)]
+
+
+def drawn_like(x: Array) -> NamedSharding | None:
+    """How random numbers for every element of `x` are drawn: by each device those for its own share. (Only in compiled
+    programs: elsewhere JAX draws them where the key is.)"""
+    mesh = explicit_mesh(x)
+    if mesh is None or concrete_value(x) is not None:
+        return None
+    return NamedSharding(mesh, jax.typeof(x).sharding.spec)
+
+
+def whole(tree: _T) -> _T:
+    """A tree of arrays, none of which is split."""
+    return jax.tree.map(gathered, tree)

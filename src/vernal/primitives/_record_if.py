@@ -1,0 +1,72 @@
+"""`record_if`: slots under a condition that a loop decides, one element of a batch at a time.
+
+A loop runs its step for a whole batch until the last element is done. The carry of an element that is done is kept by
+`select_if_vmap`; this does the same for the slots that the step records.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .._ground import convert_constvars_jaxpr
+from ..transforms import check_callable, split
+from ._evaluate import evaluate
+from ._record import read, record
+from ._select import select_if_vmap
+from ._slots import Slots
+from ._views import View
+
+T = TypeVar("T")
+
+
+def record_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
+    """Calls a function whose new values of slots count only where a condition holds.
+
+    As with `select_if_vmap`, `pred` is known to hold unless it belongs to a batch, as in the body of a loop that runs
+    while any element of the batch wants to. Where `vmap` maps it, the slots of the elements for which it does not hold
+    stay as they are.
+
+    Args:
+        pred: bool[].
+        fn: the function. What it takes and returns may be any Python objects. It is traced.
+        *args: its arguments.
+
+    Returns:
+        What `fn` returns, for all elements.
+
+    Raises:
+        TypeError: if `fn` is not callable, or `pred` is not a bool.
+        ValueError: if a slot that is recorded is shared by the elements of a batch, among which `pred` differs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import collect, read, record, record_if
+        >>> def count(slot, x):
+        ...     return record(slot, read(slot) + 1, 2 * x)
+        >>> @jax.vmap
+        ... def count_if(slot, x, pred):
+        ...     return record_if(pred, count, slot, x)
+        >>> counts, xs, preds = jnp.array([5, 5]), jnp.array([3, 4]), jnp.array([True, False])
+        >>> collect(count_if)(counts, xs, preds)
+        (Array([6, 8], dtype=int32), Array([6, 5], dtype=int32))
+    """
+    check_callable(fn, "record_if")
+    arrays, rest = split(args)
+
+    def flat(*arrays: Any) -> Any:
+        return split(fn(*rest.fill(arrays)))
+
+    closed, (_, out_rest) = jax.make_jaxpr(flat, return_shape=True)(*arrays)
+    inputs = [*map(jnp.asarray, closed.consts), *arrays]
+    before = read(inputs)
+    slots = Slots(list(map(jax.lax.stop_gradient, before)))
+    program = convert_constvars_jaxpr(closed.jaxpr)
+    out, _ = evaluate(program, (), inputs, list(map(View, range(len(inputs)))), slots)
+    result = out_rest.fill(out)
+    recorded = sorted({slot for slot, _ in slots.recorded})
+    if not recorded:
+        return result
+    new = select_if_vmap(pred, slots.of(recorded), [before[i] for i in recorded])
+    return record([inputs[i] for i in recorded], new, result)

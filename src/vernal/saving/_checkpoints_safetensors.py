@@ -1,0 +1,58 @@
+"""The arrays of checkpoints in one safetensors file, which the first process writes in the
+background. Arrays that are spread over processes are brought to it whole."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ._encoding import encode
+from ._file import read, write
+from ._named import File
+from ._processes import check_same, gathered, is_local, process_index
+from ._report import shown
+
+_FILE = "arrays.safetensors"
+
+
+def begin(path: str, leaves: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Copies the arrays. Afterwards they may be donated or changed.
+
+    Args:
+        path: an empty folder.
+        leaves: what to write, by name.
+
+    Returns:
+        A function that writes the copies, and returns what `open_store` needs.
+    """
+    first = process_index() == 0
+    copies, local = {}, {}
+    for name, leaf in leaves.items():
+        value, remarks = encode(gathered(leaf), shown(name))
+        if first:
+            # On a CPU the array of NumPy is the memory of the array of JAX.
+            copies[name] = np.array(value, order="C"), remarks
+        if is_local(leaf):
+            local[name] = value
+    check_same(local)
+
+    def finish() -> dict[str, Any]:
+        if first:
+            write(os.path.join(path, _FILE), copies, None)
+        return {}
+
+    return finish
+
+
+def open_store(path: str, about: dict[str, Any]) -> File:
+    """The arrays of a checkpoint.
+
+    Args:
+        path: the folder of the checkpoint.
+        about: what the writer returned.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    return File(read(os.path.join(path, _FILE)))

@@ -1,0 +1,191 @@
+"""One checkpoint being saved: it begins in the main thread of every process, and is completed in
+another while the program goes on."""
+
+import concurrent.futures.thread  # noqa: F401 (registers what `_wait_at_exit` has to come before)
+import functools
+import os
+import shutil
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ..show import message
+from ._checkpoints_folder import (
+    Manifest,
+    checkpoint_path,
+    end_turn,
+    publish,
+    steps_in,
+    take_turn,
+    unfinished_path,
+    write_manifest,
+)
+from ._processes import agree, from_first, process_index
+
+# Begins to write arrays into a folder. What it returns is called in another thread: it completes
+# that, and returns what the reader has to know.
+Begin = Callable[[str, dict[str, Any]], Callable[[], dict[str, Any]]]
+
+
+def _refused(path: str, error: Exception) -> OSError:
+    return OSError(
+        message(
+            "the checkpoint could not be saved",
+            where=path,
+            got=f"{type(error).__name__}: {error}",
+            instead="see what the system says; the checkpoints that were there before are as they were",
+        )
+    )
+
+
+def _check_step(folder: str, step: int) -> None:
+    """Refuses a step that is there, or that keeping the latest would remove at once."""
+    path, steps = checkpoint_path(folder, step), steps_in(folder)
+    if os.path.lexists(path):
+        raise ValueError(
+            message(
+                "there is something under the name of this checkpoint already",
+                where=path,
+                got="a checkpoint" if step in steps else "something that is no checkpoint of ours",
+                instead="remove it first, with Checkpoints.remove if it is one; or save to another folder",
+            )
+        )
+    if steps and step < steps[-1]:
+        raise ValueError(
+            message(
+                "checkpoints of later steps are there",
+                where=path,
+                expected=f"a step after {steps[-1]}",
+                instead="call Checkpoints.remove for the later ones to go on from an earlier one; "
+                "or save to another folder",
+            )
+        )
+
+
+_under_way: "set[Saving]" = set()
+
+
+def _finish_all() -> None:
+    for saving in tuple(_under_way):
+        error = saving.result()
+        if error is not None:
+            # Nobody is left to raise it.
+            traceback.print_exception(error)
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    """Has Python wait for what is being saved when the program ends.
+
+    It would join our threads anyhow, but only after the executors of `concurrent.futures` have been
+    shut down, which Orbax needs. They are by the same hook, whose functions are called in the reverse
+    of their order; `atexit` is later.
+    """
+    threading._register_atexit(_finish_all)  # pyright: ignore[reportAttributeAccessIssue] (private)
+
+
+class Saving:
+    """A checkpoint on its way into a folder.
+
+    Args:
+        folder: is made if it does not exist.
+        step: of the checkpoint.
+
+    Raises:
+        ValueError: if the step cannot be saved there.
+        OSError: if the folder cannot be written.
+    """
+
+    def __init__(self, folder: str, step: int):
+        self._folder, self._step = folder, step
+        self._path = checkpoint_path(folder, step)
+        self._turn: int | None = None
+        self._error: BaseException | None = None
+        self._unfinished: str = from_first(self._open)
+
+    def _open(self) -> str:
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            self._turn = take_turn(self._folder)
+            _check_step(self._folder, self._step)
+            unfinished = unfinished_path(self._folder)
+            os.mkdir(unfinished)
+        except BaseException as error:
+            self._end_turn()
+            if isinstance(error, OSError):
+                raise _refused(self._path, error) from error
+            raise
+        return unfinished
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            end_turn(self._turn)
+            self._turn = None
+
+    def _give_up(self) -> None:
+        if process_index() == 0:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+        self._end_turn()
+
+    def start(
+        self, begin: Begin, leaves: dict[str, Any], manifest: Manifest, after: Callable[[], None]
+    ) -> None:
+        """Begins to write.
+
+        Args:
+            begin: of the backend.
+            leaves: what to write, by name. Afterwards they may be donated or changed.
+            manifest: of the checkpoint, without what the backend has to say.
+            after: called in the first process when the checkpoint is there.
+        """
+        finish, error = None, None
+        try:
+            finish = begin(self._unfinished, leaves)
+        except OSError as caught:
+            error = _refused(self._path, caught)
+        except BaseException as caught:
+            error = caught
+        try:
+            agree(error)
+        except BaseException:
+            self._give_up()
+            raise
+        _wait_at_exit()
+        _under_way.add(self)
+        self._thread = threading.Thread(target=self._run, args=(finish, manifest, after))
+        self._thread.start()
+
+    def _run(
+        self, finish: Callable[[], dict[str, Any]], manifest: Manifest, after: Callable[[], None]
+    ) -> None:
+        try:
+            about = finish()
+            if process_index() == 0:
+                write_manifest(self._unfinished, manifest._replace(about=about))
+                publish(self._unfinished, self._path)
+        except Exception as error:
+            self._error = _refused(self._path, error)
+            self._error.__cause__ = error
+            self._give_up()
+            return
+        try:
+            if process_index() == 0:
+                after()
+        except Exception as error:
+            self._error = OSError(
+                message(
+                    "the checkpoint was saved, but an old checkpoint could not be removed",
+                    where=self._folder,
+                    got=f"{type(error).__name__}: {error}",
+                )
+            )
+            self._error.__cause__ = error
+        finally:
+            self._end_turn()
+
+    def result(self) -> BaseException | None:
+        """Waits for the end; the error that it ended with, if there was one."""
+        self._thread.join()
+        _under_way.discard(self)
+        return self._error

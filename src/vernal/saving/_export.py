@@ -1,0 +1,323 @@
+"""`export`: a function and its arrays as bytes that another process can run without their source.
+
+The function is traced, and what it closes over becomes arguments of the program; `jax.export` turns
+the program into StableHLO. The bytes are a safetensors file: the program as one array of bytes, the
+function's arrays beside it (not inside, where the compiler would fold them into constants), and the
+signature in JSON. So there is nothing in it that Python would run.
+"""
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.core import eval_jaxpr
+
+from .._ground import (
+    awaited,
+    callable_name,
+    equations_in,
+    place_of_equation,
+    without_checks,
+)
+from ..show import message, short
+from ..transforms import closure_to_pytree, split
+from ..trees import is_array, match_paths, named_leaves
+from ._encoding import encode
+from ._export_signature import Signature, bind_example, describe, parameters_of, plain_values
+from ._file import as_bytes
+
+PROGRAM, ARRAYS, CONSTANTS = "program", "arrays.", "constants."
+VERSION = 1
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
+_MOST_LISTED = 5
+
+
+def export(
+    function: Callable[..., Any],
+    *example: Any,
+    keywords: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, str] | None = None,
+    platforms: Sequence[str] | None = None,
+    vjp_order: int = 0,
+    checks: Literal["refuse", "drop"] = "refuse",
+) -> bytes:
+    """Compiles a function for other processes: what it computes and its arrays, as bytes that
+    `load_exported` turns into a function again, where neither its source nor its classes are known.
+
+    The program is StableHLO, made by `jax.export`; JAX promises that its newer versions can read it
+    for six months. Nothing in the bytes can run Python code. It is a program for one device; it can
+    be part of another compiled function, but not be mapped by `vmap`: use a symbolic size instead.
+
+    Args:
+        function: a module, a method of one, what `filter_jit` returns, or any other function. The
+            arrays that it holds or closes over are stored, and are leaves of the loaded function.
+        *example: arguments like those of the later calls: any trees of arrays, in whose place
+            `jax.ShapeDtypeStruct` may stand, and of bools, ints, floats and strings, which the
+            later calls must repeat. Of a module, what is not an array (its sizes, its activation
+            function) is part of the program.
+        keywords: keyword arguments, likewise. What is left out keeps its default.
+        shapes: sizes that may vary, as in `jax.export.symbolic_shape`, by the name of the argument
+            (or pattern, see `vernal.trees.Pattern`): `{"x": "batch, ..."}` for a first axis of any
+            size and others as in the example. One letter or word is one size in all arguments.
+        platforms: of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"` those it shall run on; the one of this
+            process if not given.
+        vjp_order: how often `jax.grad` may be taken of the loaded function.
+        checks: what to do about run-time checks (`vernal.runtime.error_if`, and those of layers),
+            which call Python and so cannot be in such a program: `"refuse"` to export it, or
+            `"drop"` them.
+
+    Returns:
+        The bytes. Write them to a file with `pathlib.Path.write_bytes`; `load_exported` notices when
+        they were damaged. Other programs can read the arrays, for it is a safetensors file.
+
+    Raises:
+        TypeError: if `function` is not callable or the example does not fit it; if there is
+            something in the example or in the result that a file cannot hold.
+        ValueError: for checks that may not be dropped, with their places; for other calls to Python
+            (`jax.debug.print`, `jax.pure_callback`, progress meters), with theirs; for an unknown
+            platform; if `shapes` does not fit the arguments.
+        ImportError: if the package `flatbuffers` is not installed, which `jax.export` needs:
+            `pip install vernal[export]`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> from vernal.saving import export, load_exported
+        >>> model = vernal.nn.Linear(3, 2, key=jax.random.key(0))
+        >>> data = export(model, jnp.ones((1, 3)), shapes={"x": "batch, ..."})
+        >>> loaded = load_exported(data)
+        >>> print(loaded.signature)
+        Linear(x: f32[batch,3]) -> f32[batch,2]
+        >>> x = jnp.ones((5, 3))
+        >>> bool(jnp.allclose(loaded(x), model(x)))
+        True
+    """
+    _check_options(function, platforms, vjp_order)
+    need_flatbuffers("export")
+    name = callable_name(function)
+    function = closure_to_pytree(function)
+    bound = bind_example(function, example, dict(keywords or {}))
+    inputs = _with_sizes(dict(bound.arguments), shapes)
+    values = plain_values(named_leaves(inputs))
+    # The places of checks end here.
+    traced = awaited(_Traced, function, bound.signature, inputs)
+    signature = Signature(name, parameters_of(bound), values, traced.output)
+    program = awaited(_exported, traced, name, platforms, vjp_order, checks)
+    return _packed(program, traced, signature)
+
+
+def _check_options(function: Any, platforms: Any, vjp_order: int) -> None:
+    if not callable(function):
+        raise TypeError(
+            message(
+                "only functions can be exported",
+                where="argument `function`",
+                expected="a module that can be called, or a function",
+                got=short(function),
+                instead="vernal.save for a tree of arrays; export(f, x) rather than export(f(x))",
+            )
+        )
+    unknown = [p for p in platforms or () if p not in _PLATFORMS]
+    if unknown or platforms is not None and (isinstance(platforms, str) or not platforms):
+        raise ValueError(
+            message(
+                "there is no such platform",
+                where="argument `platforms`",
+                expected=f"some of {', '.join(_PLATFORMS)}",
+                got=short(platforms),
+                instead='platforms=["cpu", "cuda"] for CPUs and the GPUs of NVIDIA; "rocm" for those of AMD',
+            )
+        )
+    if vjp_order < 0:
+        raise ValueError(
+            message(
+                "a function cannot be differentiated less than not at all",
+                where="argument `vjp_order`",
+                expected="0 or more",
+                got=str(vjp_order),
+                instead="vjp_order=1 for jax.grad of the loaded function",
+            )
+        )
+
+
+def need_flatbuffers(where: str) -> None:
+    """Refuses to go on without the package that `jax.export` writes and reads with.
+
+    Args:
+        where: the function that needs it.
+
+    Raises:
+        ImportError: if it is not installed.
+    """
+    # By name, so that nobody needs the package to type-check this file.
+    try:
+        importlib.import_module("flatbuffers")
+    except ImportError as error:
+        raise ImportError(
+            message(
+                "jax.export writes and reads with the package flatbuffers, which is not installed",
+                where=f"vernal.saving.{where}",
+                expected="flatbuffers",
+                got=str(error),
+                instead="pip install flatbuffers, or pip install vernal[export]",
+            )
+        ) from error
+
+
+def _with_sizes(inputs: dict[str, Any], shapes: Mapping[str, str] | None) -> dict[str, Any]:
+    """The example with symbolic sizes."""
+    if shapes is None:
+        return inputs
+    scope = jax.export.SymbolicScope()
+
+    def sized(leaf: Any, shape: str | None) -> Any:
+        if shape is None:
+            return leaf
+        if not _traceable(leaf):
+            raise ValueError(
+                message(
+                    "only an array has a shape",
+                    where=f"shapes={{...: {shape!r}}}",
+                    expected="the name of an array",
+                    got=short(leaf),
+                    instead="leave it out of `shapes`",
+                )
+            )
+        sizes = jax.export.symbolic_shape(shape, scope=scope, like=leaf.shape)
+        return jax.ShapeDtypeStruct(sizes, leaf.dtype)
+
+    found = match_paths(inputs, shapes, default=None)
+    return jax.tree.map(sized, inputs, found, is_leaf=lambda x: x is None)
+
+
+def _traceable(x: Any) -> bool:
+    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+
+
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    """Without the devices of this process, but weakly typed if it was: the function shall compute
+    what it computes here."""
+    aval: Any = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+class _Traced:
+    """A function that was traced for an example.
+
+    Args:
+        function: the function, with its arrays as leaves.
+        signature: its parameters.
+        inputs: the example, by parameter.
+
+    Attributes:
+        arrays: the function's arrays, by name.
+        inputs: shapes and dtypes of the arrays of the arguments, by name.
+        constants: what it closes over besides.
+        jaxpr: the program, of constants, arrays and inputs.
+        output: how its result is put together.
+    """
+
+    def __init__(self, function: Any, signature: inspect.Signature, inputs: dict[str, Any]):
+        leaves, rest = split((function, inputs), _traceable)
+        shapes = [_abstract(x) for x in leaves]
+        self.arrays = {n: x for n, x in named_leaves(function).items() if _traceable(x)}
+        names = [name for name, leaf in named_leaves(inputs).items() if _traceable(leaf)]
+        self.inputs = dict(zip(names, shapes[len(self.arrays) :], strict=True))
+        self.output: list[Any] = []
+
+        def run(leaves: list[Any]) -> list[Any]:
+            fn, arguments = rest.fill(leaves)
+            call = inspect.BoundArguments(signature, arguments)
+            found: list[Any] = []
+            self.output = describe(fn(*call.args, **call.kwargs), found)
+            return found
+
+        closed: Any = jax.make_jaxpr(run)(shapes)
+        self.constants = list(map(jnp.asarray, closed.consts))
+        self.jaxpr = closed.jaxpr
+
+    def program(self, arrays: dict[str, Any], constants: list[Any], inputs: dict[str, Any]) -> Any:
+        """What is exported. Its arguments are strongly typed, whatever it was traced for."""
+        leaves = [arrays[n] for n in self.arrays] + [inputs[n] for n in self.inputs]
+        return eval_jaxpr(self.jaxpr, constants, *leaves)
+
+
+def _strong(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, _abstract(x).dtype)
+
+
+def _exported(
+    traced: _Traced, name: str, platforms: Sequence[str] | None, vjp_order: int, checks: str
+) -> bytes:
+    """The program in the format of `jax.export`."""
+    callbacks = [e for e in equations_in(traced.jaxpr) if e.primitive.name in _CALLBACKS]
+    if callbacks:
+        raise _calls_python(
+            name, [f"{e.primitive.name}\n{place_of_equation(e)}" for e in callbacks]
+        )
+
+    # Made anew at each call: JAX must not find what it has lowered with the checks.
+    def program(arrays: Any, constants: Any, inputs: Any) -> Any:
+        return traced.program(arrays, constants, inputs)
+
+    program.__name__ = program.__qualname__ = name
+    specs = jax.tree.map(_strong, (traced.arrays, traced.constants, traced.inputs))
+    make = jax.export.export(jax.jit(program), platforms=platforms)
+    with without_checks() as left_out:
+        try:
+            data = make(*specs).serialize(vjp_order=vjp_order)
+        except NotImplementedError as error:
+            if "callback" not in str(error):
+                raise
+            raise _calls_python(
+                name, ["in a derivative, or in an operation of another library"]
+            ) from error
+    if left_out and checks == "refuse":
+        texts = dict.fromkeys(f"{_check_text(report)}\n{report.place}" for report in left_out)
+        raise ValueError(
+            message(
+                "the function has run-time checks, which call Python and so cannot be exported",
+                where=f"export({name}, ...)",
+                expected="a function without checks",
+                got=_some(list(texts)),
+                instead='checks="drop" to export it without them',
+            )
+        )
+    return bytes(data)
+
+
+def _check_text(report: Any) -> str:
+    return report.explain if isinstance(report.explain, str) else "a check"
+
+
+def _some(texts: list[str]) -> str:
+    more = len(texts) - _MOST_LISTED
+    return "\n".join([*texts[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _calls_python(name: str, where: list[str]) -> ValueError:
+    return ValueError(
+        message(
+            "the function calls Python while it runs, which an exported program cannot",
+            where=f"export({name}, ...)",
+            expected="a function without callbacks, prints and progress meters",
+            got=_some(list(dict.fromkeys(where))),
+            instead="take them out; a progress meter can be NoProgressMeter(), a breakpoint on_error='raise'",
+        )
+    )
+
+
+def _packed(program: bytes, traced: _Traced, signature: Signature) -> bytes:
+    """The file."""
+    stored = {ARRAYS + name: encode(x, name) for name, x in traced.arrays.items()}
+    for i, x in enumerate(traced.constants):
+        stored[f"{CONSTANTS}{i}"] = encode(x, f"closed-over array {i}")
+    stored[PROGRAM] = encode(np.frombuffer(program, np.uint8), PROGRAM)
+    return as_bytes(stored, json.dumps({"exported": VERSION, **signature._asdict()}))

@@ -1,0 +1,165 @@
+"""Filling a tree from a store of named arrays: which entry is for which leaf, what does not fit,
+and what is said about it. `load` and `Checkpoints.restore` share it."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from ..show import message
+from ..trees import named_leaves
+from ._file import Entry
+from ._leaves import Spec, is_key, place, spec_of
+from ._links import every_source, load_link
+from ._report import LoadReport, shown
+from ._torch_rules import Link, Rules, links_of
+from ._weights import Tensor
+
+
+class Request(NamedTuple):
+    """An entry that is wanted, for a leaf of this name, which it fits."""
+
+    entry: Entry
+    like: Any
+    name: str
+
+
+class Store(abc.ABC):
+    """Named arrays that can be read: a file, or a checkpoint.
+
+    Args:
+        path: what it is called in errors.
+        entries: what is in it, by name.
+    """
+
+    def __init__(self, path: str, entries: Mapping[str, Entry]):
+        self.path = path
+        self.entries = entries
+
+    @abc.abstractmethod
+    def array(self, entry: Entry) -> np.ndarray:
+        """The elements of an entry; of a key, its key data."""
+
+    def leaves(self, requests: list[Request]) -> list[Any]:
+        """The entries, each as a leaf of the kind and on the devices of the one it is for."""
+        return [
+            place(self.array(entry), like, shown(name), entry.remarks.get("key"))
+            for entry, like, name in requests
+        ]
+
+
+def _fits(wanted: Spec, found: Spec | None, like: Any) -> bool:
+    if type(like) is int and found is not None and found.dtype == "uint64":
+        # A Python int is signed or unsigned as its value requires.
+        found = found._replace(dtype=wanted.dtype)
+    return wanted == found
+
+
+def _refuse(path: str, report: LoadReport, empty: list[str], strict: bool) -> None:
+    """Raises what is to be said about the report.
+
+    Args:
+        path: of the store.
+        report: what does not fit.
+        empty: names of leaves that would be kept, but have no value.
+        strict: whether everything must fit.
+    """
+    if strict and report != LoadReport():
+        raise ValueError(
+            message(
+                "the file does not fit the tree",
+                where=path,
+                expected="an entry of the right shape and dtype for every leaf of `like`, and no other",
+                got=str(report),
+                instead="load into a tree like the one that was saved; give `rename` for what has another name now; "
+                "or give strict=False to take what fits, keep the values of `like` elsewhere, "
+                "and get this list as a report",
+            )
+        )
+    if empty:
+        about_them = LoadReport(
+            missing={
+                n: report.missing.get(n, "nothing") for n in empty if n not in report.misshapen
+            },
+            misshapen={n: report.misshapen[n] for n in empty if n in report.misshapen},
+        )
+        raise ValueError(
+            message(
+                "leaves of `like` that are only a shape and dtype have no value to keep where the file does not fit",
+                where=path,
+                got=str(about_them),
+                instead="give `like` arrays there",
+            )
+        )
+
+
+def _is_rename(link: Link) -> bool:
+    return len(link.ours) == len(link.theirs) == 1 and not link.depth and link.conversion is None
+
+
+class _Filling:
+    """One call of `fill`: the leaves that are wanted, and what was found for them."""
+
+    def __init__(self, store: Store, leaves: dict[str, Any]):
+        self.store = store
+        self.leaves = leaves
+        specs = {name: spec_of(leaf, shown(name)) for name, leaf in leaves.items()}
+        self.wanted = {name: spec for name, spec in specs.items() if spec is not None}
+        self.report = LoadReport()
+        self.requests: list[Request] = []
+        self.converted: dict[str, np.ndarray] = {}
+
+    def rename(self, ours: str, theirs: str) -> None:
+        """Looks for the entry of a leaf. Its elements are not read yet."""
+        spec, entry = self.wanted[ours], self.store.entries.get(theirs)
+        source = "" if ours == theirs else f" (from {theirs!r})"
+        if entry is None:
+            self.report.missing[ours] = f"{spec}{source}"
+        elif not _fits(spec, entry.spec, self.leaves[ours]):
+            self.report.misshapen[ours] = (str(spec), f"{entry}{source}")
+        else:
+            self.requests.append(Request(entry, self.leaves[ours], ours))
+
+    def convert(self, link: Link) -> None:
+        """Makes the values of leaves that are in the store in another form."""
+        keys = [name for name in link.ours if is_key(self.leaves[name])]
+        if keys:
+            self.report.misshapen.update(
+                (name, (str(self.wanted[name]), f"{link}: random keys can only be renamed"))
+                for name in keys
+            )
+            return
+        theirs = {name: Tensor(self.store, entry) for name, entry in self.store.entries.items()}
+        values = load_link(link, self.wanted, theirs, self.report) or ()
+        self.converted.update(zip(link.ours, values, strict=False))
+
+
+def fill(store: Store, like: Any, strict: bool, rename: Rules | None) -> Any:
+    """A tree like `like` with the values of a store; see `load`."""
+    leaves = named_leaves(like)
+    filling = _Filling(store, leaves)
+    links = links_of(filling.wanted, rename or {})
+    unused = dict(store.entries)
+    for link in links:
+        if _is_rename(link):
+            filling.rename(link.ours[0], link.theirs[0])
+        else:
+            filling.convert(link)
+        for name in every_source(link, filling.wanted):
+            unused.pop(name, None)
+    report = filling.report
+    report.extra.update((name, str(entry)) for name, entry in unused.items())
+    taken = {request.name for request in filling.requests} | set(filling.converted)
+    kept = [name for name in filling.wanted if name not in taken]
+    empty = [name for name in kept if isinstance(leaves[name], jax.ShapeDtypeStruct)]
+    _refuse(store.path, report, empty, strict)
+    loaded = dict(leaves)
+    for request, leaf in zip(filling.requests, store.leaves(filling.requests), strict=True):
+        loaded[request.name] = leaf
+    for name, value in filling.converted.items():
+        loaded[name] = place(value, leaves[name], shown(name))
+    tree = jtu.tree_structure(like).unflatten(loaded.values())
+    return tree if strict else (tree, report)

@@ -1,0 +1,115 @@
+"""Several processes that save and load together.
+
+Every process runs the same program, so each of these is called by all of them, in the same order
+and from the main thread: they wait for one another. With one process they cost nothing, not even a
+look at the devices.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from ..show import message
+from ._leaves import is_key
+
+
+def process_count() -> int:
+    """How many processes there are."""
+    # Only `jax.distributed` makes more than one. Asking JAX for the number starts its backends.
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def process_index() -> int:
+    """Which of them this is. The first, 0, writes what is written once."""
+    return jax.process_index() if process_count() > 1 else 0
+
+
+def agree(error: BaseException | None) -> None:
+    """Raises in every process if something failed in one.
+
+    Args:
+        error: what failed in this one.
+
+    Raises:
+        BaseException: the error of this process.
+        RuntimeError: if only others failed.
+    """
+    failed: list[int] = []
+    if process_count() > 1:
+        flags = multihost_utils.process_allgather(np.array([error is not None]))
+        failed = np.flatnonzero(np.asarray(flags)).tolist()
+    if error is not None:
+        raise error
+    if failed:
+        raise RuntimeError(
+            message(
+                "another process failed to save or load a checkpoint",
+                where=f"process {', '.join(map(str, failed))}",
+                instead="read the error of that process",
+            )
+        )
+
+
+def from_first(make: Callable[[], Any]) -> Any:
+    """What a function returns in the first process, in all of them.
+
+    Args:
+        make: returns something that JSON can hold. Called in the first process only.
+    """
+    result, error = None, None
+    if process_index() == 0:
+        try:
+            result = make()
+        except BaseException as caught:
+            error = caught
+    agree(error)
+    if process_count() == 1:
+        return result
+    text = np.frombuffer(json.dumps(result).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(text.size)))
+    if text.size != size:
+        text = np.zeros(size, np.uint8)
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(text)).tobytes())
+
+
+def is_local(leaf: Any) -> bool:
+    """Whether every process has a whole array of its own under this name."""
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def gathered(leaf: Any) -> Any:
+    """A leaf whose elements can be had in every process."""
+    if is_local(leaf) or leaf.is_fully_replicated:
+        return leaf
+    if is_key(leaf):
+        data = multihost_utils.process_allgather(jax.random.key_data(leaf), tiled=True)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    return multihost_utils.process_allgather(leaf, tiled=True)
+
+
+def check_same(arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuses arrays that are not the same in every process, because only one of them is written.
+
+    Raises:
+        ValueError: in every process.
+    """
+    if process_count() == 1 or not arrays:
+        return
+    sums = [zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in arrays.values()]
+    every = np.asarray(multihost_utils.process_allgather(np.array(sums, np.uint32)))
+    differ = (every != every[:1]).any(axis=0)
+    if differ.any():
+        names = [name for name, one in zip(arrays, differ, strict=True) if one]
+        raise ValueError(
+            message(
+                "leaves are not the same in every process, and only those of one would be saved",
+                where=", ".join(names),
+                expected="the same values everywhere, or one array that is spread over all devices",
+                instead="gather them first: jax.experimental.multihost_utils.process_allgather",
+            )
+        )

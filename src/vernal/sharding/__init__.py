@@ -1,0 +1,16 @@
+"""Models and batches spread over many devices: meshes, rules by path, sharded construction."""
+
+from .._ground import publish
+from ._init import init_sharded as init_sharded
+from ._mesh import make_mesh as make_mesh
+from ._place import gather as gather
+from ._place import place as place
+from ._place import shard_batch as shard_batch
+from ._processes import initialise as initialise
+from ._processes import is_main as is_main
+from ._ready import data_parallel as data_parallel
+from ._ready import fsdp as fsdp
+from ._rules import shardings as shardings
+from ._tensor_parallel import tensor_parallel as tensor_parallel
+
+publish(__name__, globals())

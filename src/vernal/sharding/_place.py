@@ -1,0 +1,179 @@
+"""Whole trees onto a mesh, from it, and from one to another."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import P
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from ..show import is_traced, message, path_text, short
+from ..transforms import filter_shard
+from ..trees import is_array
+from ._rules import Rules, axes_of, axis_size, placed_leaves, shardings, shown_name, some
+
+T = TypeVar("T")
+
+
+def place(tree: T, mesh: Mesh, rules: Rules, *, like: Any = None, default: P | None = None) -> T:
+    """Spreads the arrays of a tree over a mesh.
+
+    The arrays may be anywhere: NumPy arrays, arrays of one device, or of this or another mesh. In a program of several
+    processes all of them call this, with the same values. (In compiled code explicit axes need `jax.set_mesh`.) For a
+    model that does not exist yet use `init_sharded`: it is never whole in one place.
+
+    Args:
+        tree: any pytree. Leaves that are not arrays stay as they are.
+        mesh: see `make_mesh`.
+        rules: see `shardings`; `data_parallel()` makes every device hold everything.
+        like: see `shardings`: for the state of an optimiser, the model.
+        default: see `shardings`.
+
+    Returns:
+        The same tree, with its arrays placed.
+
+    Raises:
+        TypeError: for a rule that is not a `jax.P`.
+        ValueError: if the rules do not fit, or an array has no values (`jax.ShapeDtypeStruct`).
+
+    Example:
+        >>> import jax
+        >>> import vernal
+        >>> from vernal.sharding import make_mesh, place
+        >>> mesh = make_mesh(model=-1)
+        >>> model = vernal.nn.Linear(2, 8, key=jax.random.key(0))
+        >>> model = place(model, mesh, {"weight": jax.P("model", None), "bias": jax.P()})
+        >>> jax.typeof(model.weight).sharding.spec
+        P('model', None)
+    """
+    leaves = placed_leaves(tree)
+    empty = [shown_name(n) for n, x in leaves.items() if isinstance(x, jax.ShapeDtypeStruct)]
+    if empty:
+        raise ValueError(
+            message(
+                "an array that is only a shape and dtype cannot be placed",
+                where="place(tree, mesh, rules)",
+                expected="arrays",
+                got=some(empty),
+                instead="init_sharded(make_model, key, mesh, rules) makes a model in its place",
+            )
+        )
+    leaves, treedef = jtu.tree_flatten(tree)
+    places = treedef.flatten_up_to(shardings(tree, mesh, rules, like=like, default=default))
+    return treedef.unflatten(
+        [
+            x if to is None else _by_data(x, filter_shard, to)
+            for x, to in zip(leaves, places, strict=True)
+        ]
+    )
+
+
+def gather(tree: T) -> T:
+    """Collects the arrays of a tree in the memory of the host, whole.
+
+    In a program of several processes all of them must call this, and all of them receive everything. One array at a
+    time is whole on the devices.
+
+    Args:
+        tree: any pytree. Leaves that are not JAX arrays stay as they are.
+
+    Returns:
+        The same tree with NumPy arrays; typed random keys, which NumPy does not have, are JAX arrays of one device.
+
+    Example:
+        >>> import jax
+        >>> from vernal.sharding import gather, make_mesh, shard_batch
+        >>> mesh = make_mesh(data=-1)
+        >>> x = shard_batch(jax.numpy.arange(2 * jax.device_count()), mesh, "data")
+        >>> type(gather(x)).__name__, gather(x)[:3]
+        ('ndarray', array([0, 1, 2], dtype=int32))
+    """
+    return jtu.tree_map(lambda x: _by_data(x, _whole) if isinstance(x, jax.Array) else x, tree)
+
+
+def _by_data(x: Any, move: Callable[..., Any], *where: Any) -> Any:
+    """Moves an array: of typed random keys, which JAX does not move between processes, the data."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = move(jax.random.key_data(x), *where)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return move(x, *where)
+
+
+def _whole(x: jax.Array) -> np.ndarray:
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    return multihost_utils.process_allgather(x, tiled=True)
+
+
+def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
+    """Spreads a batch over one axis of a mesh (or several), along the leading axis of its arrays.
+
+    In a program of several processes each gives its own part of the batch: the examples of its own devices. The batch
+    is then as large as all parts together. (Processes whose devices are in the same place along the axis hold the same
+    examples, and must give the same.)
+
+    Args:
+        batch: any pytree. Leaves that are not arrays stay as they are. Arrays of a mesh already are moved as they are.
+        mesh: see `make_mesh`.
+        axis: the name of the mesh axis, or a tuple of names: `("replica", "data")`.
+
+    Returns:
+        The same tree, with its arrays placed.
+
+    Raises:
+        ValueError: for an axis that the mesh does not have, or arrays whose leading axis does not divide into equal
+            parts.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from vernal.sharding import make_mesh, shard_batch
+        >>> mesh = make_mesh(data=-1)
+        >>> batch = {"image": np.zeros((2 * jax.device_count(), 3)), "split": "train"}
+        >>> shard_batch(batch, mesh, "data")["image"].sharding.spec
+        P('data',)
+    """
+    where = "shard_batch(batch, mesh, axis)"
+    whole, own = axis_size(mesh, axis, where), _own_parts(mesh, axis)
+    sharding = NamedSharding(mesh, P(axis))
+    problems: list[str] = []
+
+    def one(path: Any, x: Any) -> Any:
+        if not is_array(x):
+            return x
+        local = whole > own and not is_traced(x) and getattr(x, "is_fully_addressable", True)
+        parts = own if local else whole
+        if not np.ndim(x) or np.shape(x)[0] % parts:
+            problems.append(f"{path_text(path, 'batch')}, {short(x)}, for {parts} parts")
+            return x
+        if problems:
+            return x
+        return _by_data(x, _from_local if local else filter_shard, sharding)
+
+    placed = jtu.tree_map_with_path(one, batch)
+    if problems:
+        raise ValueError(
+            message(
+                "a batch does not divide into equal parts",
+                where=where,
+                expected="arrays whose leading axis is a multiple of the number of parts",
+                got=some(problems),
+                instead="drop or pad the last examples; `place` for what is not a batch",
+            )
+        )
+    return placed
+
+
+def _own_parts(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
+    """How many of the parts of a batch the devices of this process hold."""
+    columns = [mesh.axis_names.index(name) for name in axes_of(axis)]
+    process = jax.process_index()
+    own = [at for at, device in np.ndenumerate(mesh.devices) if device.process_index == process]
+    return len({tuple(at[column] for column in columns) for at in own})
+
+
+def _from_local(x: Any, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_process_local_data(sharding, np.asarray(x))

@@ -1,0 +1,269 @@
+"""How the arrays of a tree are spread over a mesh: rules by the names of the arrays.
+
+A rule is a pattern and a `jax.P`. Every array must have exactly one, except that a number (an array of rank 0) needs
+none: no order and no precedence is to be remembered, and a mistyped pattern cannot leave a large array whole on every
+device. All that does not fit is told in one error.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jax import P
+from jax.sharding import Mesh, NamedSharding
+
+from ..show import message, short, spec_text
+from ..trees import Pattern, is_array, named_leaves
+
+Rules = Mapping[str, P] | Callable[[Any], Mapping[str, P]]
+
+_SHOWN = 10
+# A rule that is a name with none of these in it can match no other name.
+_SPECIAL = frozenset('*?[]{},"`\\')
+
+
+def is_placed(x: Any) -> bool:
+    """Whether a leaf has a place on the mesh: an array, or the shape of one."""
+    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+
+
+def placed_leaves(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree, or the shapes of arrays, by name."""
+    return {name: leaf for name, leaf in named_leaves(tree).items() if is_placed(leaf)}
+
+
+def shown_name(name: str) -> str:
+    """A name in a message."""
+    return name or "(the tree itself)"
+
+
+def some(lines: list[str]) -> str:
+    """The first of many lines."""
+    more = len(lines) - _SHOWN
+    return "\n".join([*lines[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+
+
+def axes_of(entry: Any) -> tuple[Any, ...]:
+    """The mesh axes that one entry of a spec names."""
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def axis_size(mesh: Mesh, axis: str | tuple[str, ...], where: str) -> int:
+    """How many parts an axis of the mesh, or several together, cut an array into."""
+    unknown = [name for name in axes_of(axis) if name not in mesh.shape]
+    if unknown or not axis:
+        raise ValueError(
+            message(
+                "the mesh does not have this axis",
+                where=where,
+                expected=f"one of {', '.join(map(repr, mesh.axis_names))}, or a tuple of some",
+                got=short(axis),
+            )
+        )
+    return math.prod(mesh.shape[name] for name in axes_of(axis))
+
+
+def specs_by_name(
+    tree: Any, mesh: Mesh, rules: Any, default: Any = None, where: str = "shardings"
+) -> dict[str, P]:
+    """The spec of every array of a tree, by its name; raises what `shardings` raises.
+
+    Args:
+        tree: a tree of arrays or shapes.
+        mesh: the mesh that the specs are for.
+        rules: as for `shardings`.
+        default: as for `shardings`.
+        where: the name of the function, for the message.
+
+    Returns:
+        A dictionary in the order of the leaves.
+    """
+    rules = rules(tree) if callable(rules) else rules
+    for text, spec in [*rules.items(), *([] if default is None else [("default", default)])]:
+        if not isinstance(spec, P):
+            raise TypeError(
+                message(
+                    "a rule does not give a jax.P",
+                    where=f"{where}, the rule {text!r}",
+                    expected="a jax.P with one entry for each axis of the array: the name of a mesh axis, a tuple of "
+                    "names, or None",
+                    got=short(spec),
+                    instead="jax.P() for an array that every device has whole",
+                )
+            )
+    leaves = placed_leaves(tree)
+    found = _matches(list(leaves), rules)
+    problems: list[str] = []
+    specs: dict[str, P] = {}
+    for name, leaf in leaves.items():
+        texts = found[name]
+        # `P()` is all that there is for a number.
+        fallback = P() if default is None and leaf.ndim == 0 else default
+        spec = specs[name] = rules[texts[0]] if texts else fallback or P()
+        about = f"{shown_name(name)}, {spec_text(leaf)}"
+        if len(texts) > 1:
+            problems.append(f"{about}: more than one rule, {' and '.join(map(repr, texts))}")
+        elif not texts and fallback is None:
+            problems.append(f"{about}: no rule")
+        else:
+            rule = f"{texts[0]!r}: {spec}" if texts else f"default={spec}"
+            problems += [f"{about}: {problem}, in {rule}" for problem in _misfit(leaf, spec, mesh)]
+    used = {text for texts in found.values() for text in texts}
+    # A tree without arrays, such as the state of a simple optimiser, fits all rules.
+    idle = [text for text in rules if text not in used and leaves]
+    if problems or idle:
+        raise ValueError(_refusal(problems, idle, list(leaves), mesh, where))
+    return specs
+
+
+def _matches(names: list[str], rules: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The rules for each name."""
+    exact = {name for name in names if name in rules and not _SPECIAL & set(name)}
+    patterns = [(text, Pattern(text)) for text in rules if text not in exact]
+    return {
+        name: [name] * (name in exact) + [text for text, p in patterns if p.matches(name)]
+        for name in names
+    }
+
+
+def _misfit(leaf: Any, spec: P, mesh: Mesh) -> list[str]:
+    """Why an array cannot be spread so."""
+    if len(spec) > leaf.ndim:
+        return [f"{len(spec)} entries for {leaf.ndim} axes"]
+    problems: list[str] = []
+    names = [name for entry in spec for name in axes_of(entry)]
+    problems += [
+        f"the mesh has no axis {short(n)}" for n in dict.fromkeys(names) if n not in mesh.shape
+    ]
+    problems += [f"{short(n)} twice" for n in dict.fromkeys(names) if names.count(n) > 1]
+    if not problems:
+        for length, entry in zip(leaf.shape, spec, strict=False):
+            parts = math.prod(mesh.shape[name] for name in axes_of(entry))
+            if length % parts:
+                problems.append(f"an axis of {length} does not divide into {parts} parts")
+    return problems
+
+
+def _idle_text(text: str, names: list[str]) -> str:
+    below = f"{text}.**" if text else "**"
+    if any(Pattern(below).matches(name) for name in names):
+        return f"the rule {text!r}: no array, but a part; for the arrays in it, write {below!r}"
+    near = difflib.get_close_matches(text, names, n=1)
+    return f"the rule {text!r}: no array" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _refusal(problems: list[str], idle: list[str], names: list[str], mesh: Mesh, where: str) -> str:
+    got = [*problems, *(_idle_text(text, names) for text in idle)]
+    axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    listed = "" if problems else f"\nthe arrays are:\n{some(list(map(shown_name, names)))}"
+    return message(
+        "the rules do not fit the arrays of the tree",
+        where=f"{where}(tree, mesh, rules)",
+        expected="for every array one rule, and for every rule an array; in each rule mesh axes "
+        f"({axes}), each at most once, that divide the axes of the array",
+        got=some(got) + listed,
+        instead="narrower patterns where two match; None in a jax.P for an axis that is not cut, jax.P() for an array "
+        "that every device has whole, `default=jax.P()` for all arrays without a rule",
+    )
+
+
+def shardings(
+    tree: Any, mesh: Mesh, rules: Rules, *, like: Any = None, default: P | None = None
+) -> Any:
+    """How the arrays of a tree are spread over a mesh, by rules.
+
+    What is returned is for `filter_jit(in_shardings=..., out_shardings=...)`, `filter_shard`, `jax.jit`,
+    `jax.device_put` and checkpoints. Most often `place` or `init_sharded`, which take the same rules, are enough.
+
+    The state of an optimiser follows its parameters: `shardings(state, mesh, rules, like=model)`. An array follows the
+    parameter whose name its own name ends with, `0.mu.layers.0.weight` the one called `layers.0.weight`, if it has its
+    shape, or its shape behind further axes (a history of updates). Everything else (counts, statistics of another
+    shape) is whole on every device.
+
+    Args:
+        tree: any pytree: a model, the state of an optimiser, a tuple of both. Of arrays only shapes are looked at, so
+            that `vernal.filter_eval_shape` can make it.
+        mesh: see `make_mesh`.
+        rules: by pattern over the names of arrays (see `vernal.trees.Pattern`), a `jax.P` that names the mesh axis over
+            which each axis of the array is spread: `{"**.weight": jax.P("model", None), "**.bias": jax.P()}`. Or a
+            function that makes such rules for a tree.
+        like: the tree that the rules are for, if `tree` follows it.
+        default: the spec of arrays that no rule matches; without one they are an error. Arrays of rank 0 need no rule.
+
+    Returns:
+        A tree of the structure of `tree`, with a `jax.NamedSharding` for every array, and None for other leaves.
+
+    Raises:
+        TypeError: for a rule that is not a `jax.P`.
+        ValueError: if an array has no rule or several, if a rule has no array, if a spec has more entries than the
+            array has axes, names an axis that the mesh does not have or one twice, or does not divide an axis of the
+            array: one error tells all of them. If `like` is given, and nothing follows it. And if a pattern cannot be
+            read.
+
+    Example:
+        >>> import jax, optax
+        >>> import vernal
+        >>> from vernal.sharding import make_mesh, shardings
+        >>> mesh = make_mesh(model=-1)
+        >>> model = vernal.nn.Linear(2, 8, key=jax.random.key(0))
+        >>> rules = {"weight": jax.P("model", None), "bias": jax.P("model")}
+        >>> shardings(model, mesh, rules).weight.spec
+        P('model', None)
+        >>> state = vernal.Optimizer(optax.adam, 1e-3).init(model)
+        >>> state = shardings(state, mesh, rules, like=model)
+        >>> [(name, x.spec) for name, x in vernal.trees.named_leaves(state).items() if "mu" in name]
+        [('0.mu.weight', P('model', None)), ('0.mu.bias', P('model',))]
+    """
+    specs = specs_by_name(tree if like is None else like, mesh, rules, default)
+    if like is not None:
+        specs = _followers(tree, like, specs)
+    treedef = jtu.tree_structure(tree)
+    return treedef.unflatten(
+        [NamedSharding(mesh, specs[name]) if name in specs else None for name in named_leaves(tree)]
+    )
+
+
+def _keys(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """The arrays of a tree with the texts of their keys."""
+    return [
+        (tuple(str(jtu.keystr((key,), simple=True)) for key in path), leaf)
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+        if is_placed(leaf)
+    ]
+
+
+def _followers(tree: Any, like: Any, specs: dict[str, P]) -> dict[str, P]:
+    """The specs of a tree that follows another one, whose specs are given."""
+    table = {
+        keys: (leaf.shape, spec)
+        for (keys, leaf), spec in zip(_keys(like), specs.values(), strict=True)
+    }
+    found: dict[str, P] = {}
+    following = False
+    for name, (keys, leaf) in zip(placed_leaves(tree), _keys(tree), strict=True):
+        # The longest ending is the most exact: `weight` may be a name in the model, too.
+        ending = next((keys[i:] for i in range(len(keys) + 1) if keys[i:] in table), None)
+        found[name] = P()
+        if ending is not None:
+            shape, spec = table[ending]
+            before = len(leaf.shape) - len(shape)
+            following = True
+            if before >= 0 and leaf.shape[before:] == shape:
+                found[name] = P(*[None] * before, *spec) if spec else P()
+    if not following and any(leaf.ndim for _, leaf in _keys(tree)):
+        raise ValueError(
+            message(
+                "no array of the tree follows one of `like`",
+                where="shardings(tree, mesh, rules, like=...)",
+                expected="arrays whose names end with the name of an array of `like`, such as "
+                + some([f"....{name}" for name in list(specs)[:3]]),
+                got=some(list(map(shown_name, placed_leaves(tree)))),
+                instead="give the model whose optimiser state this is; or no `like`, and rules for the tree itself",
+            )
+        )
+    return found

@@ -1,0 +1,100 @@
+"""State in loops that a batch runs with another number of steps for each of its elements."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import loops
+from vernal.primitives import collect, read, record, record_if
+
+STEPS = jnp.array([1, 3, 0])
+
+
+def decay(slot, x):
+    """One step, which counts itself in one array of the slot and adds up what it sees in the other."""
+    count, total = read(slot)
+    return record(slot, (count + 1, total + x), 0.5 * x)
+
+
+def slots(shape=()):
+    return jnp.zeros(shape, jnp.int32), jnp.ones(shape)
+
+
+def while_loop(slot, x, steps, **options):
+    def body(carry):
+        return carry[0] + 1, decay(slot, carry[1])
+
+    return loops.while_loop(lambda c: c[0] < steps, body, (jnp.int32(0), x), **options)[1]
+
+
+def fori_loop(slot, x, steps):
+    return loops.fori_loop(0, steps, lambda i, x: decay(slot, x), x)
+
+
+def nested(slot, x, steps):
+    """The state is recorded in a compiled function, in a branch, in a loop, in the loop."""
+
+    @jax.jit
+    def inner(slot, x):
+        return jax.lax.cond(x > 0, lambda: decay(slot, x), lambda: x)
+
+    def body(carry):
+        return carry[0] + 1, jax.lax.fori_loop(0, 1, lambda _, x: inner(slot, x), carry[1])
+
+    return loops.while_loop(lambda c: c[0] < steps, body, (jnp.int32(0), x))[1]
+
+
+LOOPS = {
+    "lax": while_loop,
+    "bounded": functools.partial(while_loop, kind="bounded", max_steps=4, base=2),
+    "checkpointed": functools.partial(while_loop, kind="checkpointed", max_steps=4),
+    "fori": fori_loop,
+    "nested": nested,
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_an_element_that_is_done_changes_its_state_no_more(loop):
+    @jax.jit
+    def both_ways(xs):
+        inside = collect(lambda slot: jax.vmap(loop)(slot, xs, STEPS))(slots((3,)))
+        outside = jax.vmap(lambda slot, x, n: collect(loop)(slot, x, n))(slots((3,)), xs, STEPS)
+        return inside, outside
+
+    xs = np.float32([8, 8, 8])
+    for ys, (count, total) in both_ways(xs):
+        np.testing.assert_allclose(ys, [4, 1, 8])
+        np.testing.assert_array_equal(count, STEPS)
+        # 1 + 8 + 4 + 2
+        np.testing.assert_allclose(total, [9, 15, 1])
+
+
+def test_elements_that_share_a_state_cannot_be_done_at_different_times():
+    shared = jax.vmap(while_loop, in_axes=(None, 0, 0))
+    with pytest.raises(ValueError, match="the elements of `jax.vmap` disagree about a state"):
+        collect(shared)(slots(), jnp.ones(3), STEPS)
+    same = jax.vmap(lambda slot, x: x * while_loop(slot, jnp.float32(4), 2), in_axes=(None, 0))
+    ys, (count, _) = collect(same)(slots(), jnp.arange(3.0))
+    np.testing.assert_allclose(ys, [0, 1, 2])
+    assert count == 2
+
+
+def test_the_gradient_passes_through_what_is_recorded_under_a_condition():
+    def loss(x, preds):
+        def run(slot, pred, x):
+            return record_if(pred, lambda slot: decay(slot, x**2), slot)
+
+        ys, (count, _) = collect(jax.vmap(run, in_axes=(0, 0, None)))(slots((2,)), preds, x)
+        return ys.sum(), count
+
+    gradient, count = jax.grad(loss, has_aux=True)(jnp.float32(3.0), jnp.array([True, False]))
+    assert gradient == 6
+    np.testing.assert_array_equal(count, [1, 0])
+
+
+def test_what_can_not_be_called_is_refused():
+    with pytest.raises(TypeError, match="record_if"):
+        record_if(jnp.array(True), 1)
