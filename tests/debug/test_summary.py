@@ -8,7 +8,17 @@ import pytest
 
 from vernal import Module, Partial, filter_jit, filter_vmap, freeze
 from vernal.debug import summary
-from vernal.nn import MLP, Dropout, LayerNorm, Linear, Sequential
+from vernal.nn import (
+    MLP,
+    BatchNorm,
+    Dropout,
+    LayerNorm,
+    Linear,
+    Sequential,
+    Shared,
+    Stack,
+    inference_mode,
+)
 from vernal.show import human_bytes, human_count
 
 
@@ -249,6 +259,38 @@ def test_a_module_that_cannot_be_called_has_no_output(getkey):
     assert row(summary(model, jnp.ones(3)), ".table") == [".table", "Table", "3", "12", "B", "-"]
     text = summary(model.encode, jnp.ones(3))
     assert output(text, ".__self__") == "f32[3]" and row(text, "total")[-1] == "6"
+
+
+def test_a_stack_counts_all_of_its_layers(getkey):
+    make = lambda key: Linear(8, 8, key=key)  # noqa: E731 (twice the same)
+    nested = Stack(lambda key: Stack(make, 2, key=key), 3, key=getkey())
+    text = summary(Sequential([make(getkey()), nested]), vector(8))
+    one, stack = ".layers[0]", ".layers[1]"
+    assert output(text, f"{stack}.layers") == "f32[8] (3 calls)"
+    assert output(text, f"{stack}.layers.layers") == "f32[8] (6 calls)"
+    flops = {name: row(text, name)[-1] for name in (one, stack, f"{stack}.layers.layers", "total")}
+    assert list(flops.values()) == ["136", "816", "816", "952"]
+
+
+def test_layers_that_change_their_state_are_counted():
+    model = Sequential([BatchNorm(4), jax.nn.relu])
+    text = summary(model, jax.ShapeDtypeStruct((8, 4), jnp.float32))
+    training = row(text, ".layers[0]")[-1]
+    used = row(summary(inference_mode(model), jnp.ones((8, 4))), ".layers[0]")[-1]
+    assert row(text, "total")[-1] != "-" and int(training) > int(used) > 0
+
+
+def test_what_shared_weights_return_is_shown_by_the_names_of_the_layers(getkey):
+    class Tied(Module):
+        shared: Shared
+
+        def __call__(self, x):
+            first, second = self.shared()
+            return second(first(x))
+
+    layers = Linear(2, 2, key=getkey()), Linear(2, 2, key=getkey())
+    model = Tied(Shared(layers, lambda pair: pair[1].weight, lambda pair: pair[0].weight))
+    assert output(summary(model, vector(2)), ".shared") == "(Linear, Linear)"
 
 
 def test_flops_that_need_the_surroundings_of_the_call_are_left_out():

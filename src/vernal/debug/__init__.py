@@ -5,6 +5,9 @@ from .._ground import publish
 from ._announce import announce_transform as announce_transform
 from ._backward_nan import backward_nan as backward_nan
 from ._breakpoint_if import breakpoint_if as breakpoint_if
+from ._collectives import Collective as Collective
+from ._collectives import Collectives as Collectives
+from ._collectives import collectives as collectives
 from ._compilation import Compilation as Compilation
 from ._compilations import CompilationLog as CompilationLog
 from ._compilations import record_compilations as record_compilations

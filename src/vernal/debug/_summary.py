@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
-from ..modules import frozen_leaves
+from ..modules import Module, frozen_leaves
+from ..nn import Stack
+from ..primitives import collect
 from ..show import human_bytes, human_count, message, path_text, short, table, tree_pformat
 from ..transforms import split
-from ..trees import is_inexact_array
+from ..trees import is_inexact_array, tree_at
 from ._watch import Call, Path, Recorder, is_spec, layers_of
 
 _ONE_LINE = 10**6
@@ -66,15 +68,28 @@ def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:
             raise error from None
 
 
+def _unrolled(tree: Any) -> Any:
+    """With every `Stack` as a list of layers: XLA counts the body of a loop once."""
+
+    def unroll(node: Any) -> Any:
+        if not isinstance(node, Stack):
+            return node
+        new = _unrolled(node.layers), node.num_layers
+        return tree_at(lambda stack: (stack.layers, stack.unroll), node, new)
+
+    return jtu.tree_map(unroll, tree, is_leaf=lambda node: isinstance(node, Stack))
+
+
 def _flops_of(call: Call) -> float | None:
     """XLA's count for one call, or None where it has none."""
 
     def run(arrays: Any) -> Any:
         layer, args, kwargs = call.rest.fill(arrays)
-        return split(layer(*args, **kwargs))
+        return split(_unrolled(layer)(*args, **kwargs))
 
     try:
-        analysis = jax.jit(run).lower(call.shapes).cost_analysis()
+        # Collected, for a layer may change its state.
+        analysis = jax.jit(collect(run)).lower(call.shapes).cost_analysis()
     except Exception:
         # A layer that only works where it was called (with an axis name of a vmap around it), or a
         # backend that does not analyse: the count is missing, the rest of the table is not.
@@ -95,7 +110,7 @@ def _flops_counter() -> Callable[[list[Call]], float | None]:
                 known[key] = _flops_of(call)
             if known[key] is None:
                 return None
-            total += known[key] or 0.0
+            total += call.times * (known[key] or 0.0)
         return total if calls else None
 
     return flops
@@ -109,10 +124,26 @@ def _output(calls: list[Call]) -> str:
     if not calls:
         return "not called"
     texts = dict.fromkeys(
-        tree_pformat(call.out, width=_ONE_LINE, struct_as_array=True) for call in calls
+        tree_pformat(_in_brief(call.out), width=_ONE_LINE, struct_as_array=True) for call in calls
     )
-    times = f" ({len(calls)} calls)" if len(calls) > 1 else ""
-    return ", ".join(texts) + times
+    number = sum(call.times for call in calls)
+    return ", ".join(texts) + (f" ({number} calls)" if number > 1 else "")
+
+
+class _Name:
+    """Stands for a module where it is not to be shown at length."""
+
+    def __init__(self, module: Module):
+        self._name = type(module).__name__
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _in_brief(out: Any) -> Any:
+    """What was returned, with the names of modules in place of them."""
+    is_module = lambda node: isinstance(node, Module)  # noqa: E731 (twice the same)
+    return jtu.tree_map(lambda x: _Name(x) if is_module(x) else x, out, is_leaf=is_module)
 
 
 def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
@@ -127,7 +158,8 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     * frozen: those of them that are frozen (see `vernal.freeze`). There is no such column if none are.
     * bytes: of all arrays.
     * FLOPs: floating-point operations of all calls of this layer by XLA's cost analysis, in which the body of a loop
-      counts once. `-` where XLA has no count. The total is that of the whole model.
+      counts once; except that of a `Stack`, which counts for every layer. `-` where XLA has no count. The total is
+      that of the whole model.
 
     The totals count an array that is in several places once.
 

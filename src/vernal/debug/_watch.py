@@ -18,6 +18,7 @@ import jax.tree_util as jtu
 
 from .._ground import one_level_with_keys
 from ..modules import Module
+from ..nn import Stack
 from ..transforms import Rest, split
 from ..trees import is_array
 
@@ -32,11 +33,13 @@ class Layer(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of a layer: its arrays as shapes, what is not an array, and what was returned."""
+    """One call of a layer: its arrays as shapes, what is not an array, what was returned, and how many times it is run:
+    once for each layer of the `Stack` that it is in."""
 
     shapes: list[Any]
     rest: Rest
     out: Any
+    times: int = 1
 
 
 def is_spec(x: Any) -> bool:
@@ -64,6 +67,8 @@ class Recorder:
 
     def __init__(self, tell_apart: bool):
         self.calls: dict[Path, list[Call]] = {}
+        # How many times a call that is seen now is run.
+        self.times = 1
         # Whether layers that differ only in where they are count as different structures. If so, a
         # model that stacks the leaves of several layers fails; if not, a compiled function that is
         # given one after the other runs once.
@@ -116,10 +121,16 @@ class Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arrays, rest = split(unwatched((self._layer, args, kwargs)), is_spec)
-        out = self._layer(*args, **kwargs)
-        shapes = list(map(_shape, arrays))
-        call = Call(shapes, rest, jtu.tree_map(_shape, unwatched(out)))
-        self._place.recorder.calls.setdefault(self._place.path, []).append(call)
+        recorder, layer = self._place.recorder, self._layer
+        times = recorder.times
+        # Its loop is traced once.
+        recorder.times *= layer.num_layers if isinstance(layer, Stack) else 1
+        try:
+            out = layer(*args, **kwargs)
+        finally:
+            recorder.times = times
+        call = Call(list(map(_shape, arrays)), rest, jtu.tree_map(_shape, unwatched(out)), times)
+        recorder.calls.setdefault(self._place.path, []).append(call)
         return out
 
     def __getattr__(self, name: str) -> Any:
