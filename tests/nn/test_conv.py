@@ -189,3 +189,25 @@ def test_wrong_settings_are_refused(getkey, name, settings, text):
     with pytest.raises(ValueError, match=text) as error:
         getattr(nn, name)(**(BASE | settings), key=getkey())
     assert f"`{name}`" in str(error.value)
+
+
+def test_groups_have_the_same_derivative_on_one_device_as_where_there_are_several(
+    getkey, monkeypatch
+):
+    layer = nn.Conv1d(4, 6, 3, groups=2, key=getkey())
+    x = jax.random.normal(getkey(), (5, 4, 9))
+
+    def both():
+        # A new function each time: JAX remembers what it has traced.
+        def gradient(layer, x):
+            return jax.grad(lambda layer, x: jnp.sum(layer(x) ** 2), (0, 1))(layer, x)
+
+        return str(jax.make_jaxpr(gradient)(layer, x)), gradient(layer, x)
+
+    several, wanted = both()
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    one, got = both()
+    # XLA's own is faster, but adds up replicas.
+    assert "batch_group_count=2" in one and "batch_group_count=2" not in several
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)

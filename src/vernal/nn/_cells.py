@@ -63,12 +63,11 @@ class RecurrentCell(Module, Generic[_State]):
         """The next state, from the projected input of this step."""
 
     def project(self, x: Array) -> Array:
-        """The share of the input in all gates; `x` may have axes in front, such as that of time."""
-        return product(x, whole(self.weight_ih))
+        """The share of the input in all gates; `x` may have axes in front, such as that of time.
 
-    def _biased(self, gates: Array) -> Array:
-        # Added last: between the two products, it would keep XLA from adding up all three at once.
-        return gates if self.bias is None else gates + beside(self.bias, gates)
+        The bias is added by `step`, last: between the two products, it would keep XLA from adding up all three at once.
+        """
+        return product(x, whole(self.weight_ih))
 
     def _next(self, x: Array, state: _State) -> _State:
         return self.step(self.project(x), state)
@@ -142,18 +141,16 @@ class GRUCell(RecurrentCell[Array]):
 
     def step(self, projected: Array, state: Array) -> Array:
         """The next hidden state, from `project(input)`."""
-        of_h = whole(self.weight_hh) @ state
-        two = 2 * self.hidden_size
-        x, n_x = projected[:two], projected[two:]
-        h, n_h = of_h[:two], of_h[two:]
-        both, of_n = x + h, n_x
+        r_x, z_x, n_x = jnp.split(projected, 3)
+        r_h, z_h, n_h = jnp.split(whole(self.weight_hh) @ state, 3)
+        r, z = r_x + r_h, z_x + z_h
         if self.bias is not None:
-            bias = beside(self.bias, projected)
-            both, of_n = both + bias[:two], of_n + bias[two:]
-        r, z = jnp.split(jax.nn.sigmoid(both), 2)
+            r_b, z_b, n_b = jnp.split(beside(self.bias, projected), 3)
+            r, z, n_x = r + r_b, z + z_b, n_x + n_b
         if self.bias_n is not None:
             n_h = n_h + beside(self.bias_n, n_h)
-        n = jnp.tanh(of_n + r * n_h)
+        r, z = jax.nn.sigmoid(r), jax.nn.sigmoid(z)
+        n = jnp.tanh(n_x + r * n_h)
         return n + z * (state - n)
 
     @jax.named_scope("vernal.nn.GRUCell")
@@ -231,7 +228,10 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
     def step(self, projected: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         """The next hidden state and memory, from `project(input)`."""
         hidden, memory = state
-        i, f, g, o = jnp.split(self._biased(projected + whole(self.weight_hh) @ hidden), 4)
+        gates = projected + whole(self.weight_hh) @ hidden
+        if self.bias is not None:
+            gates = gates + beside(self.bias, gates)
+        i, f, g, o = jnp.split(gates, 4)
         memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
 
