@@ -70,7 +70,7 @@ def run(folder, *words):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -86,6 +86,8 @@ def losses(folder, name):
     return found
 
 
+# Five processes on two cores, beside other tests: a limit for what hangs, not for what is slow.
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_a_run_goes_on_after_a_kill_and_two_processes_have_the_losses_of_one(tmp_path):
     (tmp_path / "small.py").write_text(SMALL + MAIN)

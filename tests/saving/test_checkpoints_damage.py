@@ -328,6 +328,7 @@ def names_in(folder):
     return set(os.listdir(folder)) if os.path.isdir(folder) else set()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "longest"), [("safetensors", 0.02), ("orbax", 0.1)])
 def test_of_a_saver_killed_at_200_random_moments_every_checkpoint_is_whole(
