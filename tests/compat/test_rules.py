@@ -197,6 +197,14 @@ def test_small_helpers(eqx):
     assert Messages[Messages.wrong] == "it is wrong" and len(Messages) == 2
 
 
+def test_a_source_of_keys_takes_its_seed_from_the_environment(monkeypatch):
+    monkeypatch.setenv("EQX_GETKEY_SEED", "5")
+    first, second = compat.internal.GetKey(), compat.internal.GetKey(7)
+    assert (first.seed, second.seed) == (5, 7) and "seed=5" in repr(first)
+    monkeypatch.delenv("EQX_GETKEY_SEED")
+    assert compat.internal.GetKey().seed != compat.internal.GetKey().seed
+
+
 def test_primitives_that_nobody_uses_do_what_they_say():
     (out,) = compat.internal.announce_jaxpr_p.bind(jnp.ones(2))
     assert (out == 1).all()

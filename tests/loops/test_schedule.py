@@ -150,9 +150,9 @@ def test_more_checkpoints_than_steps_keep_every_state():
 
 
 def test_by_default_small_states_are_all_kept():
-    assert schedule.make_plan(256, None, state_bytes=256).every
-    assert schedule.make_plan(256, None, state_bytes=257) == schedule.make_plan(256, None)
-    assert not schedule.make_plan(256, 255, state_bytes=1).every
+    assert schedule.make_plan(32, None, state_bytes=256).every
+    assert schedule.make_plan(32, None, state_bytes=257) == schedule.make_plan(32, None)
+    assert not schedule.make_plan(32, 31, state_bytes=1).every
 
 
 def test_capacity_is_the_binomial_coefficient():

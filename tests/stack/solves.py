@@ -1,42 +1,16 @@
-"""Small problems for the libraries that are built on Equinox, each with its answer as a tree of arrays.
-
-Run as a script it prints the answers, a line of JSON for each problem, computed with whatever `import equinox` is. With
-the real one, this is what the tests compare with.
-"""
+"""Small problems for Diffrax, Optimistix and traceax, each with its answer as a tree of arrays."""
 
 import functools
-import json
 
+import diffrax as dfx
+import equinox as eqx
 import jax
+import jax.numpy as jnp
+import lineax as lx
+import optimistix as optx
+import traceax as tx
 
-# Before the libraries: some of their defaults depend on it.
-jax.config.update("jax_enable_x64", True)
-
-import diffrax as dfx  # noqa: E402
-import equinox as eqx  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import lineax as lx  # noqa: E402
-import optimistix as optx  # noqa: E402
-import traceax as tx  # noqa: E402
-
-PROBLEMS = {}
-
-
-def problem(function):
-    PROBLEMS[function.__name__] = function
-    return function
-
-
-def problems(**variants):
-    """One problem for every variant: called with its value."""
-
-    def decorate(function):
-        for name, value in variants.items():
-            PROBLEMS[f"{function.__name__}_{name}"] = functools.partial(function, value)
-        return function
-
-    return decorate
-
+from .registry import problem, problems
 
 # Ordinary differential equations
 
@@ -167,84 +141,6 @@ def closure_in_while_loop():
         return x
 
     return run(jnp.array(2.0))
-
-
-# Linear systems
-
-MATRIX = jnp.array([[4.0, 1.0, 0.0], [1.0, 3.0, -1.0], [0.0, -1.0, 5.0]])
-VECTOR = jnp.array([1.0, -2.0, 0.5])
-
-
-def operators():
-    spd = lx.positive_semidefinite_tag
-    return {
-        "matrix": (lx.MatrixLinearOperator(MATRIX), lx.LU()),
-        "qr": (lx.MatrixLinearOperator(MATRIX), lx.QR()),
-        "svd": (lx.MatrixLinearOperator(MATRIX), lx.SVD()),
-        "cholesky": (lx.MatrixLinearOperator(MATRIX, spd), lx.Cholesky()),
-        "cg": (lx.MatrixLinearOperator(MATRIX, spd), lx.CG(rtol=1e-10, atol=1e-10)),
-        "gmres": (lx.MatrixLinearOperator(MATRIX), lx.GMRES(rtol=1e-10, atol=1e-10)),
-        "bicgstab": (lx.MatrixLinearOperator(MATRIX), lx.BiCGStab(rtol=1e-10, atol=1e-10)),
-        "diagonal": (lx.DiagonalLinearOperator(jnp.array([1.0, 2.0, 4.0])), lx.Diagonal()),
-        "tridiagonal": (
-            lx.TridiagonalLinearOperator(
-                jnp.diag(MATRIX), jnp.diag(MATRIX, -1), jnp.diag(MATRIX, 1)
-            ),
-            lx.Tridiagonal(),
-        ),
-        "triangular": (
-            lx.MatrixLinearOperator(jnp.tril(MATRIX), lx.lower_triangular_tag),
-            lx.Triangular(),
-        ),
-        "function": (
-            lx.FunctionLinearOperator(lambda x: MATRIX @ x, jax.eval_shape(lambda: VECTOR)),
-            lx.AutoLinearSolver(well_posed=True),
-        ),
-        "jacobian": (
-            lx.JacobianLinearOperator(lambda x, args: MATRIX @ x + 0.01 * x**2, VECTOR),
-            lx.AutoLinearSolver(well_posed=True),
-        ),
-        "tree": (
-            lx.PyTreeLinearOperator(
-                {
-                    "a": {"x": MATRIX[:1, :1], "y": MATRIX[:1, 1:]},
-                    "b": {"x": MATRIX[1:, :1], "y": MATRIX[1:, 1:]},
-                },
-                jax.eval_shape(lambda: {"a": VECTOR[:1], "b": VECTOR[1:]}),
-            ),
-            lx.AutoLinearSolver(well_posed=True),
-        ),
-    }
-
-
-@problems(**{name: name for name in operators()})
-def linear_solve(name):
-    operator, solver = operators()[name]
-    vector = {"a": VECTOR[:1], "b": VECTOR[1:]} if name == "tree" else VECTOR
-    dynamic, static = eqx.partition(operator, eqx.is_inexact_array)
-
-    @jax.jit
-    def everything(dynamic, vector):
-        def solve(dynamic, vector):
-            return lx.linear_solve(eqx.combine(dynamic, static), vector, solver).value
-
-        # The derivative with respect to the arrays of the operator too, where it has some of its own.
-        tangents = jax.tree.map(jnp.ones_like, (dynamic, vector))
-        value, along = jax.jvp(solve, (dynamic, vector), tangents)
-        back = jax.vjp(solve, dynamic, vector)[1](value)
-        batch = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), vector)
-        return value, along, back, jax.vmap(solve, (None, 0))(dynamic, batch)
-
-    return everything(dynamic, vector)
-
-
-@problem
-def operator_algebra():
-    operator = lx.MatrixLinearOperator(MATRIX)
-    combined = (operator.T + 2 * operator) @ operator - lx.IdentityLinearOperator(
-        jax.eval_shape(lambda: VECTOR)
-    )
-    return combined.mv(VECTOR), combined.as_matrix(), lx.diagonal(combined)
 
 
 # Nonlinear problems
@@ -381,16 +277,3 @@ def trace(estimator):
     shapes = eqx.filter_eval_shape(estimator.estimate, key, operator, 4)
     assert jax.tree.map(jnp.shape, plain) == jax.tree.map(lambda s: s.shape, shapes)
     return plain, compiled
-
-
-def answers(name):
-    """The numbers of a problem, in the order of its tree."""
-    return [jnp.asarray(x, float).tolist() for x in jax.tree.leaves(PROBLEMS[name]())]
-
-
-if __name__ == "__main__":
-    for name in [*PROBLEMS]:
-        print(
-            json.dumps({"equinox": eqx.__file__, "name": name, "answers": answers(name)}),
-            flush=True,
-        )

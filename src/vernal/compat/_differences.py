@@ -31,7 +31,7 @@ DIFFERENCES = {
     "filter_eval_shape": (BETTER, "a traced value in a shape is an error that names the argument"),
     "tree_at": (BETTER, "reaches structure too; refuses one node twice"),
     "tree_serialise_leaves": (BETTER, "`vernal.save` stores names instead of positions, and random keys too"),
-    "tree_deserialise_leaves": (BETTER, "names every leaf that does not fit; refuses a file with more leaves"),
+    "tree_deserialise_leaves": (BETTER, "names the leaf that does not fit; refuses a path with more leaves"),
     "nn.BatchNorm": (DIFFERS, "batch statistics by default; `nn.apply` collects the state"),
     "nn.SpectralNorm": (BETTER, "`nn.apply` collects the state"),
     "nn.Dropout": (DIFFERS, "`p` and `inference` are structure; one key for a batch gives independent masks"),
@@ -46,7 +46,7 @@ DIFFERENCES = {
     "internal.scan": (BETTER, "as `while_loop`"),
     "internal.noinline": (BETTER, "can be hashed"),
     "internal.ω": (BETTER, "takes NumPy arrays too"),
-    "internal.GetKey": (DIFFERS, "reads no environment variable: `GetKey(seed)` replays"),
+    "internal.GetKey": (DIFFERS, "`vernal.testing.GetKey` reads no environment variable"),
     "internal.to_onnx": (DIFFERS, "refuses"),
     "internal.announce_jaxpr_p": (DIFFERS, "a plain identity"),
 }  # fmt: skip

@@ -39,7 +39,7 @@ def scan(
     | `"lax"` | forward and reverse mode in any order | for every step, what it computes |
     | `"checkpointed"` | forward and reverse mode in any order | `checkpoints` carries |
 
-    By default every carry is kept if all of them take no more than 64 KiB; else the number grows as
+    By default every carry is kept if all of them take no more than 8 KiB; else the number grows as
     the square root of the number of steps.
 
     Args:

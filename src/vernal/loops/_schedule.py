@@ -71,7 +71,7 @@ MOST_STEPS = 2**31 - 1
 # How many states are kept by default when the number of steps is not bounded.
 DEFAULT_CHECKPOINTS = 82
 # All of them are kept by default if they take no more than this together.
-SMALL = 2**16
+SMALL = 2**13
 
 
 class Plan(NamedTuple):

@@ -36,7 +36,7 @@ def while_loop(
     | `"checkpointed"` | forward and reverse mode in any order | `checkpoints` |
     | `"bounded"` | forward and reverse mode in any order | about `base * log(max_steps) / log(base)` |
 
-    By default every carry is kept if all of them take no more than 64 KiB; else the number grows as
+    By default every carry is kept if all of them take no more than 8 KiB; else the number grows as
     `sqrt(max_steps)`. It is fixed if `max_steps` is None.
 
     The functions may be anything that can be called (modules, methods, closures), and the

@@ -97,6 +97,9 @@ class EnumerationItem(Module):
                 )
             )
         with _now(self._value, other._value):
+            if isinstance(self._value, np.ndarray) and isinstance(other._value, np.ndarray):
+                # Members as they are in the class: nothing needs to be compiled to compare them.
+                return jax.device_put(np.asarray(self._value == other._value))
             return jnp.equal(self._value, other._value)
 
     def __ne__(self, other: Any) -> Any:

@@ -51,12 +51,12 @@ from ....runtime import TqdmProgressMeter as TqdmProgressMeter
 from ....runtime import assert_dce as assert_dce
 from ....runtime import branched_error_if as branched_error_if
 from ....runtime import error_if as error_if
-from ....testing import GetKey as GetKey
 from ....transforms import closure_to_pytree as closure_to_pytree
 from ....trees import ω as ω
 from ._loops import scan as scan
 from ._loops import while_loop as while_loop
 from ._names import ContainerMeta as ContainerMeta
+from ._names import GetKey as GetKey
 from ._names import TreeWLCustom as TreeWLCustom
 from ._names import announce_jaxpr_p as announce_jaxpr_p
 from ._names import cached_filter_eval_shape as cached_filter_eval_shape

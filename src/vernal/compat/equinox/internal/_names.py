@@ -1,6 +1,7 @@
 """What `equinox.internal` has and Vernal has no other use for."""
 
 import dataclasses
+import os
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -14,9 +15,22 @@ import wadler_lindig as wl
 from ...._ground import instantiate_zeros
 from ....primitives import create_vprim, nonbatchable
 from ....show import message, tree_pformat
+from ....testing import GetKey as OurGetKey
 from ....transforms import filter_eval_shape
 from ....trees import partition
 from .._module import Module
+
+
+class GetKey(OurGetKey):
+    """`vernal.testing.GetKey`, whose seed may be set from outside.
+
+    Args:
+        seed: as there; None takes that of the environment variable `EQX_GETKEY_SEED`, if there is one.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        theirs = os.environ.get("EQX_GETKEY_SEED")
+        super().__init__(int(theirs) if seed is None and theirs else seed)
 
 
 def doc_repr(obj: Any, string: str) -> Any:
