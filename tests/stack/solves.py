@@ -93,10 +93,11 @@ def ode_event():
     event = dfx.Event(lambda t, y, args, **kwargs: y[0] - 0.5, optx.Newton(rtol=1e-8, atol=1e-8))
 
     @eqx.filter_jit
+    @eqx.filter_value_and_grad
     def stop(rate):
-        return solved(Y0, rate, dfx.Tsit5(), dfx.RecursiveCheckpointAdjoint(), event=event).ts
+        return solved(Y0, rate, dfx.Tsit5(), dfx.RecursiveCheckpointAdjoint(), event=event).ts[0]
 
-    return stop(RATE), eqx.filter_grad(lambda rate: stop(rate)[0])(RATE)
+    return stop(RATE)
 
 
 @problem
@@ -164,6 +165,7 @@ def root(solver):
 @problems(bisection=optx.Bisection, newton=optx.Newton)
 def scalar_root(solver):
     @jax.jit
+    @jax.value_and_grad
     def found(args):
         solver_ = solver(rtol=1e-9, atol=1e-9)
         options = {"lower": -1.0, "upper": 3.0}
@@ -171,7 +173,7 @@ def scalar_root(solver):
             lambda y, a: jnp.tanh(y) - a, solver_, jnp.array(0.1), args, options=options
         ).value
 
-    return found(jnp.array(0.3)), jax.grad(found)(jnp.array(0.3))
+    return found(jnp.array(0.3))
 
 
 @problems(implicit=optx.ImplicitAdjoint(), checkpointed=optx.RecursiveCheckpointAdjoint())
