@@ -101,7 +101,7 @@ def main():
     sharding.initialise()
     # One process speaks for all.
     say = print if sharding.is_main() else lambda *words: None
-    # On explicit axes, each product with a weight that is spread would have to say how to collect it.
+    # Automatic axes: where weights are collected is left to the compiler.
     mesh = sharding.make_mesh(data=-1, automatic=True)
     say(f"{jax.process_count()} processes, {jax.device_count()} devices")
     text, _ = gpt.read_text()

@@ -257,11 +257,13 @@ def test_dtypes_weak_types_and_keys_are_what_they_were():
 
 
 def test_higher_derivatives_are_those_that_were_asked_for():
-    square = lambda x: x**3  # noqa: E731 (its name would be in the program)
+    def cube(x):
+        return x**3
+
     x = jnp.asarray(2.0, jnp.float32)
-    twice = load_exported(export(square, x, vjp_order=2))
+    twice = load_exported(export(cube, x, vjp_order=2))
     assert jax.grad(jax.grad(twice))(x) == 12
-    never = load_exported(export(square, x))
+    never = load_exported(export(cube, x))
     assert never(x) == 8
     with pytest.raises(ValueError, match="without its derivative[\\s\\S]*vjp_order=1"):
         jax.grad(never)(x)
