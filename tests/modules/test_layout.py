@@ -1,6 +1,8 @@
 """Flattening and unflattening: round trips, paths, and when two treedefs are one."""
 
 import linecache
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from vernal import Module, field
+from vernal.modules import _structure
 
 
 class M(Module):
@@ -204,3 +207,19 @@ def test_deep_and_wide_models():
     assert len(jax.tree.leaves(m)) == 51
     wide = M([M(jnp.ones(1), "x") for _ in range(300)])
     assert len(jax.tree.leaves(jax.jit(lambda m: m)(wide))) == 300
+
+
+def test_the_first_modules_of_a_class_made_in_two_threads_have_one_layout(monkeypatch):
+    class New(Module):
+        x: Any
+
+    make, both = _structure.Layout, threading.Barrier(2)
+
+    def slowly(*args):
+        both.wait(timeout=60)
+        return make(*args)
+
+    monkeypatch.setattr(_structure, "Layout", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(jtu.tree_structure, pool.map(New, [1.0, 1.0]))
+    assert first == second

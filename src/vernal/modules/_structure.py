@@ -190,7 +190,8 @@ def layout_of(cls: Any, kinds: dict[str, Kind]) -> Layout:
     key = (*kinds.items(),)
     layout = layouts.get(key)
     if layout is None:
-        layout = layouts[key] = Layout(cls, kinds)
+        # In one step: layouts are compared by identity, and two threads may make the first module.
+        layout = layouts.setdefault(key, Layout(cls, kinds))
     return layout
 
 
