@@ -268,3 +268,11 @@ def test_tolerances_are_met_with_no_more_products_than_hutchinson_needs(positive
                 exact += np.sum(error == 0)
         # Where the end is the exact answer, all that was made on the way is part of it.
         assert exact >= seeds
+
+
+def test_the_exact_answer_is_no_work_where_it_is_not_wanted():
+    run = jax.jit(lambda matrix: adaptive(matrix, positive=True, rtol=0.1, most=100).value)
+    program = run.lower(jnp.eye(100)).compile().as_text()
+    # XLA puts whatever does not depend on a loop in front of it.
+    assert "geqrf" in program
+    assert "geqrf" not in program[program.index("ENTRY") :]

@@ -117,19 +117,21 @@ def completed_trace(
     Returns:
         As `exact_trace`; `matvecs` counts the products of the sketch, too.
     """
-    probes, made, used = sketch
+    used = sketch[2]
     size, dtype = operator.size, operator.dtype
     real = operator.symmetric or not jnp.issubdtype(dtype, jnp.complexfloating)
     columns = UnitVectors(size, dtype).columns
     blocks = -(-size // columns)
 
-    def complete(_: int | Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def complete(step: int | Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         del state
+        # Without the barrier nothing here depends on the loop, and XLA would do the work in front of it, wanted or not.
+        (probes, made, _), again, _ = lax.optimization_barrier((sketch, key, step))
         k = min(probes.shape[1], size)
         here = (jnp.arange(size) < used)[None, :]
         known = jnp.zeros((size, size), dtype).at[:, :k].set(probes[:, :k])
         basis, r = jnp.linalg.qr(
-            jnp.where(here, known, jax.random.normal(key, (size, size), dtype))
+            jnp.where(here, known, jax.random.normal(again, (size, size), dtype))
         )
         # Probes that are linearly dependent, which only very few can be: all products are made anew.
         lengths = jnp.where(here[0], jnp.abs(jnp.diagonal(r)), jnp.inf)
