@@ -3,9 +3,9 @@
 XLA computes the derivative of a grouped convolution with respect to its kernel wrongly if the batch is split over some
 axes of a mesh and replicated over others: it adds up the replicas too, and the gradient is too large by their number.
 (JAX 0.10.2 to 0.12, explicit and automatic axes; the operation is a convolution with `batch_group_count`.) So here that
-derivative is the one of a convolution without groups, for each group by itself. Convolutions without groups need it too:
-`vmap` over kernels makes groups of them. On a CPU it takes longer (depthwise 1.8 times), and so it is used only where
-there are several devices.
+derivative is the one of a convolution without groups, for each group by itself. Convolutions without groups need it
+too: `vmap` over kernels makes groups of them. On a CPU it takes longer (depthwise 1.8 times), and so it is used only
+where there are several devices.
 """
 
 import functools
