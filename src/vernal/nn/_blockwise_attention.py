@@ -33,9 +33,9 @@ _SMALLEST_BLOCK = 64
 
 
 def block_rows(sizes: Sizes, window: int | None) -> int:
-    """How many queries make one block: as many as have about a million scores in all heads of the whole batch, which is
-    4 MiB of cache; more on accelerators, which need more work at a time."""
-    area = 2**20 if jax.default_backend() == "cpu" else 2**25
+    """How many queries make one block: as many as have about two million scores (8 MiB of cache) in all heads of the
+    whole batch; more on accelerators, which need more work at a time."""
+    area = 2**21 if jax.default_backend() == "cpu" else 2**25
     seen = (
         sizes.keys
         if window is None or not isinstance(sizes.keys, int)
