@@ -5,8 +5,8 @@ on batches and `nnx.jit`, Vernal on batches and `filter_jit`. All three hold the
 numbers in the same precision, in one process and in turns. Images come and go with their channels first; NNX, which
 wants them last, stands between two transpositions. Prints the shortest times (of the processor, all threads together;
 what else the machine does can only lengthen them), our time over that of the faster of the two, and the temporary
-memory of the gradient of attention; leaves with an error if a bar is missed, after three attempts. `--quick` leaves out
-the long rows. Where JAX finds a GPU, that is what is measured, by the clock, with larger sizes.
+memory of the gradient of attention; leaves with an error if a bar is missed. `--quick` leaves out the long rows. Where
+JAX finds a GPU, that is what is measured, by the clock, with larger sizes.
 """
 
 import gc
@@ -32,7 +32,7 @@ OURS, EQUINOX, NNX = "Vernal", "Equinox", "Flax NNX"
 BAR, GROWTH_BAR = 1.05, 1.3
 STEPS, HEADS, SIZE = 256, 8, 64
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
-MIN_ROUNDS, MAX_ROUNDS, SECONDS, ATTEMPTS = 5, 31, 4.0, 3
+MIN_ROUNDS, MAX_ROUNDS, SECONDS = 5, 31, 4.0
 
 
 class Way(NamedTuple):
@@ -243,13 +243,6 @@ def measure(case: Case) -> dict[str, Result]:
     return {name: Result(min(times[name]), first[name]) for name in fns}
 
 
-def shortest(before: dict[str, Result] | None, now: dict[str, Result]) -> dict[str, Result]:
-    """Of each library, the shortest times of two measurements."""
-    if before is None:
-        return now
-    return {name: Result(*map(min, before[name], result)) for name, result in now.items()}
-
-
 def cases() -> list[Case]:
     found = []
     for kind in ("LSTM", "GRU"):
@@ -276,15 +269,9 @@ def times(chosen: list[Case]) -> list[str]:
     print("|---" * 9 + "|")
     missed = []
     for case in chosen:
-        results, ratio = None, math.inf
-        # A program may lie badly in memory for as long as it lives: where it misses, all are made
-        # anew, and the shortest of both measurements count.
-        for _ in range(ATTEMPTS):
-            results = shortest(results, measure(case))
-            mine, *others = (results[name] for name in (OURS, EQUINOX, NNX))
-            ratio = mine.call / min(other.call for other in others)
-            if ratio <= BAR:
-                break
+        results = measure(case)
+        mine, *others = (results[name] for name in (OURS, EQUINOX, NNX))
+        ratio = mine.call / min(other.call for other in others)
         first = mine.first / min(other.first for other in others)
         cells = " | ".join(f"{result.call * 1e3:.2f}" for result in (mine, *others))
         what = "forward, backward" if case.backward else "forward"

@@ -79,6 +79,6 @@ def drop_compiled_programs() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Everything imported by now stays: collections need not walk through it (a quarter of the time of this suite)."""
+    """What is imported by now stays: collections need not walk through it (a quarter of `tests/transforms`)."""
     gc.collect()
     gc.freeze()

@@ -26,7 +26,7 @@ adamax | learning_rate=0.01, eps=1e-6 | b1=0.8, b2=0.99
 adamaxw | learning_rate=0.01, eps=1e-6, weight_decay=0.1 | b1=0.8, b2=0.99, mask=MASK
 adamw | learning_rate=0.01, eps=1e-6, eps_root=1e-9, weight_decay=0.1 | b1=0.8, b2=0.99, mask=mask_of
 adan | learning_rate=0.01, eps=1e-6, eps_root=1e-9, weight_decay=0.1 | b1=0.9, b2=0.8, b3=0.95
-adaptive_grad_clip | clipping=0.1, eps=1e-2 |
+adaptive_grad_clip | clipping=0.01, eps=1e-2 |
 add_decayed_weights | weight_decay=0.001 | mask=MASK
 add_noise | eta=0.02, gamma=0.6 | key=3
 amsgrad | learning_rate=0.01, eps=1e-6, eps_root=1e-9 | b1=0.8, b2=0.99
