@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from vernal import nn
+from vernal.sharding import make_mesh
 
 BASE = {"in_channels": 4, "out_channels": 6, "kernel_size": 3}
 
@@ -211,3 +212,23 @@ def test_groups_have_the_same_derivative_on_one_device_as_where_there_are_severa
     assert "batch_group_count=2" in one and "batch_group_count=2" not in several
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_ensemble_has_the_same_derivative_on_a_mesh(getkey, layer, groups):
+    ensemble = jax.vmap(lambda key: layer(2, 4, 3, groups=groups, key=key))(
+        jax.random.split(getkey(), 3)
+    )
+    xs = jax.random.normal(getkey(), (3, 8, 2, 5, 5))
+
+    @jax.jit
+    def gradient(ensemble, xs):
+        return jax.grad(lambda e: jnp.sum(jax.vmap(lambda m, x: m(x))(e, xs) ** 2))(ensemble)
+
+    # Replicated over one axis: XLA adds up the replicas where `vmap` has made groups of the members.
+    mesh = make_mesh(data=4, model=2, automatic=True)
+    split = jax.device_put(xs, jax.NamedSharding(mesh, jax.P(None, "data")))
+    got, wanted = gradient(ensemble, split), gradient(ensemble, xs)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)

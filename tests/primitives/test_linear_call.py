@@ -537,11 +537,26 @@ def test_cotangents_in_another_structure_are_refused(wrong):
         jax.grad(f)(jnp.ones(()))
 
 
-def test_residuals_cannot_be_transposed():
-    f = partial(linear_call, pair, pair)
-    with pytest.raises(ValueError, match="cannot be transposed with respect to its residuals"):
-        one = jnp.ones(())
-        jax.linear_transpose(lambda r: f(r, (one, one)), one)((one, one))
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.vmap])
+def test_residuals_are_transposed_where_the_function_is_linear_in_them(wrap):
+    # The transpose that is given is a wrong one, to tell them apart.
+    @wrap
+    def f(r):
+        return linear_call(lambda r, t: r["a"] * t, lambda r, ct: 9 * ct, {"a": r}, 2.0)
+
+    (back,) = jax.linear_transpose(f, jnp.arange(3.0))(jnp.array([5.0, 6.0, 7.0]))
+    np.testing.assert_array_equal(back, [10.0, 12.0, 14.0])
+
+
+def test_residuals_cannot_be_transposed_where_the_function_is_not_linear_in_them():
+    def f(r, t):
+        return linear_call(lambda r, t: jnp.sin(r) * t, lambda r, ct: jnp.sin(r) * ct, r, t)
+
+    one = jnp.ones(())
+    with pytest.raises(ValueError, match="cannot be transposed with respect to these residuals"):
+        jax.linear_transpose(lambda r: f(r, one), one)(one)
+    with pytest.raises(ValueError, match="cannot be transposed with respect to these residuals"):
+        jax.linear_transpose(lambda both: f(both, both), one)(one)
 
 
 def test_a_forward_function_that_holds_a_tracer_is_refused():

@@ -3,8 +3,9 @@
 XLA computes the derivative of a grouped convolution with respect to its kernel wrongly if the batch is split over some
 axes of a mesh and replicated over others: it adds up the replicas too, and the gradient is too large by their number.
 (JAX 0.10.2 to 0.12, explicit and automatic axes; the operation is a convolution with `batch_group_count`.) So here that
-derivative is the one of a convolution without groups, for each group by itself. On a CPU that takes longer (depthwise
-1.8 times), and so is done only where there are several devices.
+derivative is the one of a convolution without groups, for each group by itself. Convolutions without groups need it
+too: `vmap` over kernels makes groups of them. On a CPU it takes longer (depthwise 1.8 times), and so it is used only
+where there are several devices.
 """
 
 import functools
@@ -30,7 +31,7 @@ def convolve(x: Array, weight: Array, groups: int, **options: Any) -> Array:
     Returns:
         Shape `(batch, out_channels, *spatial)`.
     """
-    if groups == 1 or jax.device_count() == 1:
+    if jax.device_count() == 1:
         return _grouped(x, weight, groups, **options)
     forward = functools.partial(_grouped, groups=groups, **options)
     transposed = functools.partial(_by_group, groups=groups, shape=weight.shape, **options)
@@ -50,6 +51,8 @@ def _by_group(x: Array, cotangent: Array, groups: int, shape: Any, **options: An
         return jax.linear_transpose(convolution, weight)(cotangent)[0]
 
     def all_groups(x: Array, cotangent: Array) -> Array:
+        if groups == 1:
+            return one(x, cotangent)
         each = (a.reshape(a.shape[0], groups, -1, *a.shape[2:]) for a in (x, cotangent))
         return jax.vmap(one, (1, 1))(*each).reshape(shape)
 

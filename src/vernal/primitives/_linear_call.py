@@ -10,7 +10,8 @@ Plan. One operation, `linear_call`, on residuals `r` (anything) and tangents `t`
 
     compute      F(r, t), from the jaxpr of `forward`, traced once
     jvp          F(r, dt) as this operation again, plus the derivative along r of `forward`
-    transpose    `transposed(r, ct)`, called there and then: ordinary JAX code, differentiable
+    transpose    `transposed(r, ct)`, called there and then: ordinary JAX code, differentiable. With
+                 respect to `r`, where F is linear in it too (a convolution): that of `forward`
     vmap         derived: see `_vprim.py`
 
 Invariants. F is linear in `t`; `transposed` is its transpose for every `r`; neither holds a
@@ -145,26 +146,49 @@ def _jvp(
 
 
 def _transpose(cotangents: Any, *args: Any, forward: Any, transposed: _Transposed) -> list[Any]:
-    del forward
     n = transposed.num_residuals
-    if any(isinstance(x, UndefinedPrimal) for x in args[:n]):
-        raise ValueError(
-            message(
-                "linear_call cannot be transposed with respect to its residuals",
-                where=f"transposition of the call with `{transposed!r}`",
-                expected="a function that is linear in what goes into `tangents`, and only in that",
-                got="a transposition with respect to `residuals`",
-                instead="`jax.vjp`, which linearises first, or pass the linear input as `tangents`",
-            )
-        )
     wanted = [isinstance(x, UndefinedPrimal) for x in args]
     if all(isinstance(ct, Zero) for ct in cotangents):
         return [None] * len(args)
+    if any(wanted[:n]):
+        return _transpose_forward(cotangents, args, forward, transposed)
     avals = [
         x.aval.to_ct_aval() if isinstance(x, UndefinedPrimal) else jax.typeof(x) for x in args[n:]
     ]
     out = [None] * n + transposed(args[:n], cotangents, avals)
     return [ct if want else None for ct, want in zip(out, wanted, strict=True)]
+
+
+def _transpose_forward(
+    cotangents: Any, args: Sequence[Any], forward: Any, transposed: _Transposed
+) -> list[Any]:
+    """With respect to residuals: for a function that happens to be linear in these as well."""
+    places = [i for i, x in enumerate(args) if isinstance(x, UndefinedPrimal)]
+    avals = [args[i].aval for i in places]
+
+    def of_wanted(*given: Any) -> list[Any]:
+        known = list(args)
+        for i, x in zip(places, given, strict=True):
+            known[i] = x
+        return _compute(*known, forward=forward, transposed=transposed)
+
+    try:
+        back = jax.linear_transpose(of_wanted, *avals)
+        found = back([instantiate_zeros(ct) for ct in cotangents])
+    except Exception as error:
+        raise ValueError(
+            message(
+                "linear_call cannot be transposed with respect to these residuals",
+                where=f"transposition of the call with `{transposed!r}`",
+                expected="residuals in which `forward` is linear, too",
+                got=f"{type(error).__name__} where `forward` is transposed",
+                instead="`jax.vjp`, which linearises first, or pass the linear input as `tangents`",
+            )
+        ) from error
+    out: list[Any] = [None] * len(args)
+    for i, ct, aval in zip(places, found, avals, strict=True):
+        out[i] = placed_like(ct, aval.to_ct_aval())
+    return out
 
 
 linear_call_p = define("linear_call", _compute, _abstract, _jvp, _transpose)
@@ -205,7 +229,7 @@ def linear_call(
         TypeError: if a tangent or a result is not floating-point; when transposing, if `transposed`
             returns something else than cotangents of `tangents`.
         ValueError: if `forward` holds a tracer; when transposing, if it is with respect to
-            `residuals`.
+            `residuals` in which `forward` is not linear.
 
     Example:
         >>> import jax, jax.numpy as jnp
