@@ -67,13 +67,19 @@ def test_a_prompt_at_once_is_token_by_token(grouped, rotate, ring, half, getkey)
         # The first part is longer than a ring; the second is not, and takes some of its places.
         return without, in_parts(), in_parts(9), one_by_one()
 
-    without, *ways = all_ways(layer, xs)
-    tolerance = 1e-5 if dtype == jnp.float32 else 0.03
-    for out, cache in ways:
-        assert out.dtype == dtype and cache.keys.dtype == dtype and cache.length == LENGTH
-        for got, expected in ((out, without), (cache.keys, ways[0][1].keys)):
-            got, expected = np.asarray(got, np.float32), np.asarray(expected, np.float32)
-            np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+    without, (whole, filled), *others = all_ways(layer, xs)
+    assert_near(whole, without, 1e-5 if dtype == jnp.float32 else 0.03)
+    assert whole.dtype == dtype
+    for out, cache in ((whole, filled), *others):
+        assert cache.keys.dtype == dtype and cache.length == LENGTH
+        assert_near(out, whole, 1e-5)
+        assert_near(cache.keys, filled.keys, 1e-5)
+
+
+def assert_near(got, expected, tolerance):
+    assert got.dtype == expected.dtype
+    got, expected = np.asarray(got, np.float32), np.asarray(expected, np.float32)
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_long_prompt_is_read_by_blocks_along_the_ring(getkey, monkeypatch):
