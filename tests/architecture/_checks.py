@@ -5,6 +5,7 @@ so that it can be run on the package and, in the same way, on small trees that b
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +72,9 @@ def source_files(root: Path) -> list[Path]:
     return sorted(root.rglob("*.py"))
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
+    """The tree of a file, for reading only: every check asks for the same ones."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 

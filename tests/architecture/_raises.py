@@ -6,7 +6,9 @@ every value), or if most of its own words occur in the text in the same order.
 """
 
 import ast
+import functools
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -46,13 +48,9 @@ def literal_text(node: ast.AST) -> str:
 
 def raises_of(path: Path) -> Iterator[Raise]:
     """The `raise X(...)` of a file. `raise` and `raise error` pass on what was made elsewhere."""
-    helpers = {
-        function.name: function
-        # The file's own functions come last, and so win over those of its neighbours.
-        for tree in [*map(parse, sorted(path.parent.glob("*.py"))), parse(path)]
-        for function in ast.walk(tree)
-        if isinstance(function, Function) and function.name != "message"
-    }
+    # The file's own functions win over those of its neighbours.
+    neighbours = map(_functions, sorted(path.parent.glob("*.py")))
+    helpers = dict(ChainMap(_functions(path), *reversed(list(neighbours))))
 
     def visit(node: ast.AST, scope: ast.AST) -> Iterator[Raise]:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
@@ -63,6 +61,12 @@ def raises_of(path: Path) -> Iterator[Raise]:
 
     tree = parse(path)
     return visit(tree, tree)
+
+
+@functools.cache
+def _functions(path: Path) -> dict[str, Function]:
+    found = (node for node in ast.walk(parse(path)) if isinstance(node, Function))
+    return {function.name: function for function in found if function.name != "message"}
 
 
 def _text_of(call: ast.Call, scope: ast.AST, helpers: dict[str, Function]) -> str:
@@ -140,8 +144,10 @@ def covers(pattern: str, text: str) -> bool:
     except re.error:
         # The table it stands in holds other strings too.
         return False
-    in_order = _common_in_order(words, _WORD.findall(text))
-    return in_order >= 2 and in_order >= 0.6 * len(words)
+    enough, known = max(2, 0.6 * len(words)), _WORD.findall(text)
+    if sum(word in known for word in words) < enough:
+        return False
+    return _common_in_order(words, known) >= enough
 
 
 def _common_in_order(a: list[str], b: list[str]) -> int:
