@@ -28,7 +28,8 @@ endif
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest -q
+# Two workers, each with one thread for LAPACK: with more they wait for each other, up to four times as long.
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # A whole file goes to one worker: the programs compiled for it are shared and then dropped together.
 PARALLEL := -n 2 --dist loadfile
 # What has a pass of its own.

@@ -62,6 +62,7 @@ SEEDS = {"Hutchinson": 300, "NAHutchPlusPlus": 300}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("name", LEVELS)
 def test_errors_are_those_of_the_literature_and_reported_honestly(name):
     with jax.enable_x64(True):

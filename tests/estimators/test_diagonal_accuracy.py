@@ -42,6 +42,7 @@ def matrices():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
     ("method", "reference"),
     [(HutchinsonDiagonal(), HUTCHINSON), (XDiag(), XDIAG), (XNysDiag(), XDIAG)],

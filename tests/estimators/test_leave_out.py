@@ -124,6 +124,7 @@ def test_probes_that_would_bias_the_estimate_are_refused(case):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("case", CASES)
 def test_the_error_is_honest_on_every_spectrum(case):
     operators = {}
