@@ -8,7 +8,6 @@ every value), or if most of its own words occur in the text in the same order.
 import ast
 import functools
 import re
-from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -48,9 +47,10 @@ def literal_text(node: ast.AST) -> str:
 
 def raises_of(path: Path) -> Iterator[Raise]:
     """The `raise X(...)` of a file. `raise` and `raise error` pass on what was made elsewhere."""
-    # The file's own functions win over those of its neighbours.
-    neighbours = map(_functions, sorted(path.parent.glob("*.py")))
-    helpers = dict(ChainMap(_functions(path), *reversed(list(neighbours))))
+    helpers: dict[str, Function] = {}
+    # The file's own functions come last, and so win over those of its neighbours.
+    for file in (*sorted(path.parent.glob("*.py")), path):
+        helpers |= _functions(file)
 
     def visit(node: ast.AST, scope: ast.AST) -> Iterator[Raise]:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
