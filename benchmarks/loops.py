@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import vernal
-from vernal.loops._schedule import default_checkpoints, make_plan, recomputed
+from vernal.loops._plan import default_checkpoints, make_plan, recomputed
 
 NEWEST = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12)
 BODIES = {

@@ -1,9 +1,13 @@
 """Vernal: models are plain immutable classes that are trees of arrays, and every JAX
 transformation accepts them."""
 
-from ._ground import WithoutCollecting as _WithoutCollecting
+import gc as _gc
 
-with _WithoutCollecting():
+# In the middle of this import Python would look for garbage among the 100,000 objects that JAX has just made. That
+# takes half as long as the import itself.
+_collecting = _gc.isenabled()
+_gc.disable()
+try:
     from . import debug as debug
     from . import loops as loops
     from . import modules as modules
@@ -63,6 +67,7 @@ with _WithoutCollecting():
     from .transforms import filter_vjp as filter_vjp
     from .transforms import filter_vmap as filter_vmap
     from .transforms import if_array as if_array
+    from .transforms import settled as settled
     from .trees import combine as combine
     from .trees import filter as filter
     from .trees import is_array as is_array
@@ -76,6 +81,9 @@ with _WithoutCollecting():
     from .trees import tree_equal as tree_equal
     from .trees import tree_flatten_one_level as tree_flatten_one_level
     from .trees import ω as ω
+finally:
+    if _collecting:
+        _gc.enable()
 
 __version__ = "0.1.0"
 

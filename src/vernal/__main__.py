@@ -145,11 +145,7 @@ def _python_options() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command.
-
-    Args:
-        arguments: the words of the command line. None: those of this process.
-    """
+    """Runs a command: the words that are given, or those of this process's command line."""
     options = _parser().parse_args(arguments)
     options.run(options)
 

@@ -55,8 +55,8 @@ PRIVATE_JAX = re.compile(r"jax\.(_src|interpreters|extend)(\.|$)")
 DOOR = ("_ground", "_jax_private.py")
 RETIREMENT = re.compile(r"#.*\bJAX \d+\.\d+")
 
-MAX_FILE_LINES = 450
-MAX_FUNCTION_LINES = 80
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
 
 
 class Import(NamedTuple):

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from tests.architecture._checks import parse, source_files
 
 VALUE = "§"
+# What makes messages of parts, the same for all of them.
+_MESSAGES = ("message", "value_error", "type_error")
 _WORD = re.compile(r"[A-Za-z_]{2,}")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -66,7 +68,7 @@ def raises_of(path: Path) -> Iterator[Raise]:
 @functools.cache
 def _functions(path: Path) -> dict[str, Function]:
     found = (node for node in ast.walk(parse(path)) if isinstance(node, Function))
-    return {function.name: function for function in found if function.name != "message"}
+    return {function.name: function for function in found if function.name not in _MESSAGES}
 
 
 def _text_of(call: ast.Call, scope: ast.AST, helpers: dict[str, Function]) -> str:

@@ -42,16 +42,16 @@ def put(tmp_path: Path, text: str) -> Path:
     return root
 
 
-LONG_FUNCTION = "def f():\n" + "    x = 1\n" * 80
+LONG_FUNCTION = "def f():\n" + "    x = 1\n" * 60
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("x = 1\n", "does not open with a docstring"),
-        ('"""D."""\n' + "x = 1\n" * 450, "451 lines"),
-        ('"""D."""\n' + LONG_FUNCTION, "f has 81 lines"),
-        ('"""D."""\n@g\n' + LONG_FUNCTION, "f has 81 lines"),
+        ('"""D."""\n' + "x = 1\n" * 400, "401 lines"),
+        ('"""D."""\n' + LONG_FUNCTION, "f has 61 lines"),
+        ('"""D."""\n@g\n' + LONG_FUNCTION, "f has 61 lines"),
     ],
 )
 def test_a_file_that_is_too_long_or_says_nothing_is_found(tmp_path, text, problem):

@@ -171,8 +171,14 @@ def seen(f: Any) -> list[str]:
     return [str(d) for d in transforms.traces_of(f.fn).recent[-1].differences]
 
 
-@pytest.mark.parametrize("depth", PATHS)
-@pytest.mark.parametrize("cause", CAUSES)
+# A module refuses a function that captures arrays.
+HIDDEN = {"captured array", "captured numpy"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "depth"),
+    [(c, d) for c in CAUSES for d in PATHS if d == "top" or c not in HIDDEN],
+)
 def test_the_reason_is_the_path_and_both_values_and_nothing_else(cause, depth):
     before, after, suffix, *texts = CAUSES[cause]
 
@@ -320,7 +326,7 @@ def test_a_great_many_reasons_are_counted():
     step([jnp.ones(3)] * 20)
     with log_retraces(lines := Lines()):
         step([jnp.ones(4)] * 20)
-    assert lines[0].endswith("x[5]: f32[3] -> f32[4]; and 14 more")
+    assert lines[0].endswith("x[5]: f32[3] -> f32[4] and 14 more")
     assert len(seen(step)) == 20
 
 
@@ -449,7 +455,8 @@ def test_hits_do_not_pay(monkeypatch):
     more = X + 1
     step(X)
     # Everything that explains begins here.
-    monkeypatch.setattr(transforms._explain, "_call_above", None)
+    monkeypatch.setattr(transforms._programs, "Call", None)
+    monkeypatch.setattr(transforms._failures, "log_call", None)
     with log_retraces(lines := Lines(), first=True), no_retrace(first=False):
         step(more)
     assert lines == []

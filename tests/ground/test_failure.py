@@ -1,26 +1,16 @@
-"""The exception of failed checks, the mailbox, the place, and the operation itself."""
+"""The exception of failed checks, the mailbox, and the place."""
 
 import pickle
 import re
+import sys
 import threading
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import vernal
-from vernal._ground import (
-    RuntimeCheckError,
-    batch_text,
-    check,
-    fail_if,
-    failure_of,
-    poison,
-    reports_in,
-)
-from vernal._ground._failure import post
-from vernal._ground._place import here
+from vernal._ground import RuntimeCheckError, failure_of, here, is_users_frame, post
 
 
 def test_the_error_is_known_by_the_room_that_raises_it_and_survives_pickling():
@@ -110,56 +100,30 @@ def test_a_deep_place_is_cut_at_the_outer_end():
     assert len(recurse(30).entries) == 20
 
 
-def test_failing_indices_are_listed():
-    assert batch_text(np.array(True)) == ""
-    assert batch_text(np.array([False, True])) == "\n  at batch index (1,) (1 of 2)"
-    grid = np.array([[True, False], [False, True]])
-    assert batch_text(grid) == "\n  at batch indices (0, 0), (1, 1) (2 of 4)"
-    assert batch_text(np.ones(12, bool)).endswith("(9,) and 2 more (12 of 12)")
-
-
-def test_a_check_is_found_wherever_it_stands_in_a_program():
-    def guarded(x):
-        return fail_if([x], x.sum() > 100, explain="too big")[0]
-
-    def program(x):
-        x, _ = jax.lax.scan(lambda c, _: (jax.jit(guarded)(c), None), x, length=2)
-        return jax.lax.cond(x.sum() > 0, guarded, lambda x: x, x)
-
-    found = reports_in(jax.make_jaxpr(program)(jnp.ones(2)))
-    assert len(found) == 2
-    assert found[0].explain == "too big"
-    assert reports_in(jax.make_jaxpr(jnp.sin)(1.0)) == ()
+def frame_of(code, **namespace):
+    """A frame that runs this code in a module of these names."""
+    namespace["sys"] = sys
+    exec(code, namespace)
+    return namespace["frame"]
 
 
 @pytest.mark.parametrize(
-    ("x", "poisoned"),
+    ("names", "users"),
     [
-        (np.float32(1), np.nan),
-        (np.float16(1), np.nan),
-        (np.complex64(1j), np.nan),
-        (np.int8(1), 127),
-        (np.uint32(1), 2**32 - 1),
-        (np.bool_(False), True),
+        ({"__name__": "jax._src.api", "__package__": "jax._src"}, False),
+        ({"__name__": "vernal"}, False),
+        # `python -m vernal`.
+        ({"__name__": "__main__", "__package__": "vernal"}, False),
+        ({"__name__": "__main__", "__package__": None}, True),
+        ({"__name__": "vernal_models.mlp", "__package__": "vernal_models"}, True),
+        ({}, True),
     ],
 )
-def test_poison_replaces_by_what_nobody_takes_for_a_value(x, poisoned):
-    assert poison(x, jnp.array(False)) == x
-    got = poison(x, jnp.array(True))
-    assert got.dtype == x.dtype
-    np.testing.assert_array_equal(got, np.asarray(poisoned, x.dtype))
+def test_a_frame_is_known_by_its_module_wherever_its_file_lies(names, users):
+    code = compile("frame = sys._getframe()", "app.zip/somewhere/a.py", "exec")
+    assert is_users_frame(frame_of(code, **names)) is users
 
 
-def test_a_random_key_can_be_poisoned():
-    key = jax.random.key(0)
-    assert (poison(key, jnp.array(False)) == key).all()
-    assert (poison(key, jnp.array(True)) != key).all()
-
-
-def test_a_check_that_only_tells_goes_on_with_the_flag_set(capfd):
-    flag = check(jnp.array(True), explain="look", kind="tell")
-    assert flag
-    assert capfd.readouterr().err.startswith("look\n")
-    flag = jax.jit(lambda x: check(x > 0, explain="here", kind="tell"))(1.0)
-    assert flag
-    assert capfd.readouterr().err.startswith("here\n")
+def test_a_frame_that_beartype_has_made_is_nobodys():
+    code = compile("frame = sys._getframe()", "<@beartype(f) at 0x1>", "exec")
+    assert not is_users_frame(frame_of(code, __name__="mine"))

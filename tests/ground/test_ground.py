@@ -1,4 +1,4 @@
-"""The small things on the ground floor: caches, names, signatures, publishing, None as a leaf."""
+"""The small things on the ground floor: caches, names, signatures, publishing, leaves."""
 
 import functools
 import operator
@@ -6,16 +6,20 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import vernal
 from vernal._ground import (
+    by_data,
     callable_name,
     clear_caches,
     flatten_none_is_leaf,
+    is_none,
     publish,
     register_cache,
     signature_of,
+    strong,
 )
 
 
@@ -103,3 +107,23 @@ def test_flattening_with_none_as_a_leaf_round_trips():
     leaves, treedef = flatten_none_is_leaf({"a": None, "b": (1, None)})
     assert leaves == [None, 1, None]
     assert treedef.unflatten(leaves) == {"a": None, "b": (1, None)}
+
+
+def test_none_is_a_leaf_where_a_walk_is_told_so():
+    assert jax.tree.leaves({"a": None, "b": 1}, is_leaf=is_none) == [None, 1]
+
+
+@pytest.mark.parametrize(
+    "x", [1.0, np.float16(1), jnp.array(1.0), jnp.arange(2), jax.random.key(0)]
+)
+def test_a_strong_leaf_has_its_dtype_and_keeps_it(x):
+    got = strong(x)
+    assert got.dtype == jnp.asarray(x).dtype
+    assert not jax.typeof(got).weak_type
+    assert (got == x).all()
+
+
+def test_random_keys_are_changed_by_their_data():
+    keys = jax.random.split(jax.random.key(0), 3)
+    assert (by_data(jnp.flip, keys, 0) == keys[::-1]).all()
+    assert (by_data(jnp.flip, jnp.arange(3), 0) == jnp.array([2, 1, 0])).all()

@@ -1,28 +1,30 @@
 """The schedule of checkpointed loops, run on integers: state k is the number k.
 
-The file under test has no imports of ours and is loaded without the checks of types of the other tests: it runs some
-twenty thousand loops.
+The files under test import nothing else of ours, and are loaded without the checks of types of the other tests: there
+are some twenty thousand loops.
 """
 
 import functools
-import importlib.util
-from pathlib import Path
+import importlib
+import sys
+import types
 from typing import Any
 
 import pytest
 
 import vernal.loops
 
-_PATH = Path(vernal.loops.__file__).parent / "_schedule.py"
-_SPEC = importlib.util.spec_from_file_location("schedule_unchecked", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
-schedule: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(schedule)
+# A package of the same files by another name.
+_UNCHECKED = types.ModuleType("loops_unchecked")
+_UNCHECKED.__path__ = list(vernal.loops.__path__)
+sys.modules["loops_unchecked"] = _UNCHECKED
+plans: Any = importlib.import_module("loops_unchecked._plan")
+schedule: Any = importlib.import_module("loops_unchecked._schedule")
 
 MOST_STEPS, MOST_CHECKPOINTS = 300, 20
 
 
-class Machine(schedule._Python):
+class Machine(plans._Python):
     """Checks that every state and every derivative is what it has to be, and counts."""
 
     def __init__(self, steps: int):
@@ -55,7 +57,7 @@ class Machine(schedule._Python):
 
 def run(steps, max_steps, checkpoints):
     """How often each step is computed again."""
-    plan = schedule.make_plan(max_steps, checkpoints)
+    plan = plans.make_plan(max_steps, checkpoints)
     m = Machine(steps)
     assert plan.checkpoints <= checkpoints
     # There is no more memory than this: what is not in a slot is gone.
@@ -64,7 +66,7 @@ def run(steps, max_steps, checkpoints):
     assert state == filled.count == steps and m.evaluated == [1] * steps
     m.evaluated = [0] * steps
     assert schedule.sweep(m, plan, filled, steps) == 0
-    assert sum(m.evaluated) == schedule.recomputed(plan, steps)
+    assert sum(m.evaluated) == plans.recomputed(plan, steps)
     return m.evaluated
 
 
@@ -89,7 +91,7 @@ def optimum_after_forward(steps, checkpoints):
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoints", range(1, MOST_CHECKPOINTS + 1))
 def test_every_step_is_differentiated_once_in_reverse_order_within_the_bounds(checkpoints):
-    unbounded = schedule.make_plan(None, checkpoints)
+    unbounded = plans.make_plan(None, checkpoints)
     for steps in range(MOST_STEPS + 1):
         sweeps = sweeps_for(steps, checkpoints)
         # A bound that is just reached, one that is not, and one that is far away.
@@ -113,7 +115,7 @@ def test_every_step_is_differentiated_once_in_reverse_order_within_the_bounds(ch
 def sweeps_for(steps, slots):
     """The least number of sweeps with which so many steps can be reversed."""
     sweeps = 0
-    while schedule.capacity(slots, sweeps) < steps:
+    while plans.capacity(slots, sweeps) < steps:
         sweeps += 1
     return sweeps
 
@@ -128,40 +130,40 @@ def test_a_few_loops_are_reversed_within_the_bounds():
 
 @pytest.mark.parametrize("max_steps", [1, 2, 3, 10, 1000, 10_000, 100_000])
 def test_the_default_grows_as_the_root_of_the_bound_and_computes_nothing_more_than_twice(max_steps):
-    plan = schedule.make_plan(max_steps, None)
+    plan = plans.make_plan(max_steps, None)
     assert plan.checkpoints <= max(1, (2 * max_steps) ** 0.5)
     assert plan.flat
     for steps in {0, 1, max_steps // 2, max_steps}:
-        assert schedule.recomputed(plan, steps) <= max(steps - 1, 0)
+        assert plans.recomputed(plan, steps) <= max(steps - 1, 0)
 
 
 def test_without_a_bound_the_number_of_states_is_fixed_and_the_work_grows_slowly():
-    plan = schedule.make_plan(None, None)
+    plan = plans.make_plan(None, None)
     assert plan.checkpoints == 82
     for steps, most in [(100, 1), (1000, 1), (10_000, 2), (100_000, 3), (1_000_000, 4)]:
-        assert schedule.recomputed(plan, steps) <= most * steps
+        assert plans.recomputed(plan, steps) <= most * steps
 
 
 def test_more_checkpoints_than_steps_keep_every_state():
-    assert schedule.make_plan(5, 100).checkpoints == 5
+    assert plans.make_plan(5, 100).checkpoints == 5
     assert run(5, 5, 100) == [0] * 5
     for steps in range(6):
         assert run(steps, 5, 5) == [0] * steps
 
 
 def test_by_default_small_states_are_all_kept():
-    assert schedule.make_plan(32, None, state_bytes=256).every
-    assert schedule.make_plan(32, None, state_bytes=257) == schedule.make_plan(32, None)
-    assert not schedule.make_plan(32, 31, state_bytes=1).every
+    assert plans.make_plan(32, None, state_bytes=256).every
+    assert plans.make_plan(32, None, state_bytes=257) == plans.make_plan(32, None)
+    assert not plans.make_plan(32, 31, state_bytes=1).every
 
 
 def test_capacity_is_the_binomial_coefficient():
-    assert [schedule.capacity(3, sweeps) for sweeps in range(5)] == [1, 4, 10, 20, 35]
+    assert [plans.capacity(3, sweeps) for sweeps in range(5)] == [1, 4, 10, 20, 35]
 
 
 def test_the_split_stays_right_where_binomials_exceed_the_counters():
-    m = schedule._Python()
+    m = plans._Python()
     for length in (10**6, 2**31 - 1):
         for slots in (2, 3, 50, 1000):
-            until = schedule._split(m, length, slots)
+            until = plans.split_at(m, length, slots)
             assert 1 <= until < length

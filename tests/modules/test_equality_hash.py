@@ -1,4 +1,4 @@
-"""`==` by value; hash by structure and the identity of the arrays, so that JAX can use modules as functions."""
+"""`==` by value; hash by structure, shapes and dtypes, so that JAX can use modules as functions."""
 
 from typing import Any
 
@@ -53,7 +53,54 @@ def test_a_module_equals_itself_whatever_it_holds():
     assert nan in [nan]
 
 
-def test_the_hash_looks_at_identities_only():
+def test_equal_modules_have_equal_hashes():
+    for one, two in (
+        (Layer(jnp.ones(2)), Layer(jnp.ones(2))),
+        (Layer(np.ones(2)), Layer(np.ones(2))),
+        (Layer([jnp.ones(2), 1.5]), Layer([jnp.ones(2), 1.5])),
+        (Layer(jax.random.key(1)), Layer(jax.random.key(1))),
+        (Layer(jax.ShapeDtypeStruct((2,), "f4")), Layer(jax.ShapeDtypeStruct((2,), "f4"))),
+    ):
+        assert one == two
+        assert hash(one) == hash(two)
+        assert {one: "found"}[two] == "found"
+    assert hash(Layer(jnp.ones(2))) != hash(Layer(jnp.ones(3)))
+
+
+def test_modules_with_other_values_are_other_functions_while_one_traces():
+    cells = [Cell(jnp.full(2, w)) for w in (0.5, 1.5)]
+    x, xs = jnp.ones(2), jnp.ones((3, 2))
+
+    def run(x):
+        scans = [jax.lax.scan(cell, x, xs)[0] for cell in cells]
+        methods = [jax.jit(cell.apply)(x) for cell in cells]
+        return scans, methods
+
+    right = run(x)
+    for got in (jax.jit(run)(x), jax.tree.map(lambda a: a[0], jax.vmap(run)(x[None]))):
+        assert all(jax.tree.leaves(jax.tree.map(jnp.allclose, got, right)))
+    assert not jnp.allclose(right[0][0], right[0][1])
+
+
+def test_weak_types_make_other_functions():
+    weak, strong = Layer(jnp.asarray(2.0)), Layer(jnp.asarray(2.0, jnp.float32))
+    x = jnp.ones(2, jnp.bfloat16)
+    with jax.numpy_dtype_promotion("standard"):
+        assert [jax.jit(m)(x).dtype for m in (weak, strong)] == [jnp.bfloat16, jnp.float32]
+        assert weak != strong
+
+
+def test_modules_on_different_devices_are_compared():
+    one, two, other = (
+        jax.device_put(Layer(jnp.full(2, value)), device)
+        for value, device in zip((1.0, 1.0, 2.0), jax.devices(), strict=False)
+    )
+    assert one == two
+    assert one != other
+    assert hash(one) == hash(two)
+
+
+def test_the_hash_looks_at_no_value():
     m = Layer(jnp.ones(2))
     assert hash(m) == hash(m)
     assert hash(m) == hash(jax.tree.map(lambda x: x, m))

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 import pytest
 
-from vernal import Module, field
+from vernal import Module, field, tree_at
 from vernal.modules import _structure
 
 
@@ -87,7 +86,6 @@ DIFFERENT = [
     ([jnp.ones(1), 0.0], [jnp.ones(1), -0.0]),
     ([jnp.ones(1), 1], [1, jnp.ones(1)]),
     (None, jnp.ones(1)),
-    (np.array([1], object), np.array([2], object)),
 ]
 
 
@@ -100,11 +98,11 @@ def test_different_structure_is_never_a_cache_hit(x, y):
     f(M(y))
     f(M(x))
     assert len(seen) == 2
-    assert repr(seen[0]) == repr(jax.jit(lambda m: m)(M(x)).a) or isinstance(x, (list, np.ndarray))
+    assert repr(seen[0]) == repr(jax.jit(lambda m: m)(M(x)).a) or isinstance(x, list)
 
 
 @pytest.mark.parametrize(
-    "static", [1, 1.0, True, 0.0, -0.0, (1, 2.0), "a", None, [1], {"k": [0.0]}]
+    "static", [1, 1.0, True, 0.0, -0.0, (1, 2.0), "a", None, frozenset({1}), (("k", 0.0),)]
 )
 def test_a_compiled_function_returns_the_static_value_it_was_given(static):
     f = jax.jit(lambda m: m)
@@ -137,10 +135,13 @@ def test_equal_static_values_are_interned():
     assert vars(three)["_vernal_structure"] is not vars(one)["_vernal_structure"]
 
 
-def test_unhashable_static_values_are_compared_by_value_all_the_same():
-    assert structure(1, c=[1, {"a": 2}]) == structure(1, c=[1, {"a": 2}])
-    assert structure(1, c=[1, {"a": 2}]) != structure(1, c=[1, {"a": 2.0}])
-    assert hash(structure(1, c=[1])) == hash(structure(1, c=[1]))
+def test_lists_and_dicts_of_plain_values_are_read_whenever_they_are_flattened():
+    m = M([1, {"a": 2}])
+    assert jtu.tree_structure(m) == structure([1, {"a": 2}])
+    assert jtu.tree_structure(m) != structure([1, {"a": 2.0}])
+    m.a[1]["a"] = 2.0
+    assert jtu.tree_structure(m) == structure([1, {"a": 2.0}])
+    assert hash(structure([1])) == hash(structure([1]))
 
 
 def test_different_classes_are_different_structures():
@@ -152,13 +153,14 @@ def test_different_classes_are_different_structures():
         jax.tree.map(lambda a, b: a, M(jnp.ones(1)), N(jnp.ones(1)))
 
 
-def test_the_first_flatten_is_remembered_and_a_copy_does_not_share_it():
+def test_flattening_shows_what_is_there_now():
     m = M(jnp.ones(1), [jnp.ones(2)])
     jax.tree.leaves(m)
     changed = jax.tree.map(lambda x: x + 1, m)
     assert jax.tree.leaves(m)[0] == 1
     assert jax.tree.leaves(changed)[0] == 2
-    assert jax.tree.leaves(changed)[0] == 2
+    object.__setattr__(m, "a", jnp.zeros(1))
+    assert jax.tree.leaves(m)[0] == 0
 
 
 def test_generated_code_can_be_read_by_a_debugger():
@@ -173,7 +175,7 @@ def test_treedefs_print_class_and_structure():
     assert "M" in text
     assert "b='text'" in text
     assert "c=3" in text
-    assert "mixed" in str(structure([jnp.ones(1), "s"]))
+    assert "('s',)" in str(structure([jnp.ones(1), "s"]))
 
 
 def test_modules_without_fields_and_with_one_field():
@@ -223,3 +225,14 @@ def test_the_first_modules_of_a_class_made_in_two_threads_have_one_layout(monkey
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(jtu.tree_structure, pool.map(New, [1.0, 1.0]))
     assert first == second
+
+
+def test_plain_values_that_are_equal_but_not_one_object():
+    def fresh():
+        return (("".join(["a", "b"]), jnp.tanh), float("1.25"), 10**6 + len("a"))
+
+    one, two = M(jnp.ones(1), c=fresh()), M(jnp.ones(1), c=fresh())
+    assert one.c is two.c
+    for m in (one, two, jax.tree.map(lambda x: x, two), tree_at(lambda m: m.b, one, fresh())):
+        assert len(jax.tree.leaves(m)) == 1
+        assert m.c == fresh()

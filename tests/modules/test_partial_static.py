@@ -71,7 +71,8 @@ def test_a_partial_maps_scans_and_pickles():
 
 
 @pytest.mark.parametrize(
-    "value", ["text", 1, None, [1, "a"], {"k": (1, 2.0)}, jnp.tanh, np.ones(2), {1, 2}, Static(1)]
+    "value",
+    ["text", 1, None, [1, "a"], {"k": (1, 2.0)}, jnp.tanh, np.ones(2), frozenset({1}), Static(1)],
 )
 def test_static_holds_anything_without_leaves(value):
     s = Static(value)
@@ -92,6 +93,16 @@ def test_statics_compare_leaf_by_leaf_and_exactly():
     x = jnp.ones(2)
     assert Static(x) == Static(x)
     assert Static(x) != Static(jnp.ones(2))
+
+
+def test_static_refuses_what_can_change():
+    for value in ({1}, [{1}], np.array([[1]], object), bytearray(b"a")):
+        with pytest.raises(ValueError, match=r"this value can change in place[\s\S]*Static\.value"):
+            Static(value)
+    array = np.ones(2)
+    kept = Static(array)
+    array[0] = 5.0
+    assert kept == Static(np.ones(2)) and kept.value[0] == 1.0
 
 
 def test_static_passes_through_scan_cond_vmap_and_grad():

@@ -1,5 +1,6 @@
 """What a module refuses at construction, and the words it does it with."""
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import vernal
-from vernal import Module, Partial, field
+from vernal import Module, Partial, field, tree_at
 from vernal.show import short
 
 
@@ -60,7 +61,7 @@ def test_a_tracer_in_a_static_field():
 
 
 @pytest.mark.parametrize(
-    "value", [np.float32(1), np.bool_(True), None, "a", (1, 2), [1], jnp.tanh, np.dtype("f4")]
+    "value", [np.float32(1), np.bool_(True), None, "a", (1, 2), jnp.tanh, np.dtype("f4")]
 )
 def test_hashable_values_and_numpy_scalars_may_be_static(value):
     m = Fixed(value)
@@ -174,6 +175,16 @@ HIDDEN = {
     "checkpoint": lambda: jax.checkpoint(LAYER),
     "vmap of a method": lambda: jax.vmap(LAYER.method),
     "twice": lambda: jax.jit(jax.vmap(LAYER)),
+    "closure": lambda: (lambda w: lambda x: w * x)(jnp.ones(2)),
+    "closure in a closure": lambda: (lambda f: lambda x: f(x))(
+        (lambda w: lambda x: w * x)(jnp.ones(2))
+    ),
+    "default": lambda: lambda x, w=LAYER.w: w * x,
+    "keyword default": lambda: lambda x, *, w=LAYER.w: w * x,
+    "filter_vmap of a closure": lambda: vernal.filter_vmap(
+        (lambda w: lambda x: w * x)(jnp.ones(2))
+    ),
+    "vernal.Partial of a closure": lambda: Partial((lambda w: lambda x: w * x)(jnp.ones(2))),
     "partial of an array": lambda: functools.partial(jnp.add, jnp.ones(2)),
     "partial keyword": lambda: functools.partial(jnp.sum, where=jnp.ones(2, bool)),
     "partial of a module": lambda: functools.partial(LAYER),
@@ -220,6 +231,16 @@ class MyDict(dict):
     pass
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: Any
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class UnsafeHash:
+    a: Any
+
+
 @dataclasses.dataclass
 class Plain:
     a: Any
@@ -240,15 +261,46 @@ class Plain:
 def test_arrays_hidden_in_an_object_that_jax_does_not_know(value):
     with pytest.raises(
         ValueError,
-        match=r"arrays inside this object would be constants: JAX does not know `(MyList|MyDict|Plain)`",
+        match=r"arrays inside this object would be constants: JAX does not know `Plain`|"
+        r"this value can change in place[\s\S]*Holder\.x\n",
     ):
         Holder(value)
 
 
-def test_such_objects_without_arrays_are_structure():
-    m = Holder((Plain(1), MyList(["a"]), MyDict(k=1)))
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        ({1}, "a frozenset"),
+        (bytearray(b"a"), "bytes"),
+        (collections.deque([1]), "a tuple"),
+        (MyList(["a"]), "a frozen dataclass"),
+        (MyDict(k=1), "a frozen dataclass"),
+        (Plain(1), "a frozen dataclass"),
+        (UnsafeHash(1), "a frozen dataclass"),
+        (np.array(["a"]), "a tuple of Python values"),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [1, v], lambda v: (1, {"k": v})])
+def test_what_can_change_in_place_is_no_structure(value, instead, wrap):
+    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*Holder\.x[\s\S]*{instead}"):
+        Holder(wrap(value))
+    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*Fixed\.x[\s\S]*{instead}"):
+        Fixed(value)
+    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*Holder\.x[\s\S]*{instead}"):
+        tree_at(lambda m: m.x, Holder("a"), wrap(value))
+
+
+def test_a_container_in_a_static_field_is_refused():
+    for value in ([1], {"a": 1}):
+        with pytest.raises(ValueError, match=r"Fixed\.x[\s\S]*the field without `static=True`"):
+            Fixed(value)
+
+
+def test_frozen_objects_are_structure():
+    m = Holder((Frozen(1), frozenset({1})))
     assert jax.tree.leaves(m) == []
-    assert jax.jit(lambda m: m)(m).x[0] == Plain(1)
+    assert jax.jit(lambda m: m)(m).x[0] == Frozen(1)
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,10 @@ STRUCTURE = [
     np.dtype("float32"),
     range(3),
     slice(1, 2),
-    {1, 2},
     frozenset({1}),
     (1, "a", jnp.tanh),
     ((1, (2,)), "b"),
     Pair("a", jax.nn.relu),
-    np.array(["text"]),
-    np.array([None, 1], dtype=object),
     np.datetime64("2020-01-01"),
     np.str_("text"),
     jax.sharding.PartitionSpec("x"),
@@ -141,10 +138,11 @@ def test_everything_else_is_structure(value):
     m = Holder(value)
     assert jax.tree.leaves(m) == []
     assert jtu.tree_structure(m) == jtu.tree_structure(Holder(value))
-    assert jax.tree.map(lambda x: 1 / 0, m).x is value
+    # In place of a partial, structure has one that cannot be changed.
+    kept = m.x if type(value) is functools.partial else value
+    assert jax.tree.map(lambda x: 1 / 0, m).x is kept
     assert filter_jit(lambda m: 1)(m) == 1
-    if not isinstance(value, (set, np.ndarray)):
-        assert jax.jit(lambda m: m)(m).x is value
+    assert jax.jit(lambda m: m)(m).x is kept
 
 
 @pytest.mark.parametrize("value", NODE_WITHOUT_LEAVES)

@@ -1,13 +1,12 @@
-"""The table of `test_factories.py`: every public factory of Optax, and which of its settings are leaves.
+"""The table of `test_factories.py`: every public factory of Optax with numbers to run it on, and which are leaves.
 
 Factories of numbers, flags and functions have a line of text: the name, the settings that are leaves, those that are
-structure, and the extra arguments that a step needs. All numbers that a factory takes are given, so that each is
-decided one way or the other. Factories that take other transformations have a function instead.
+structure, and the extra arguments that a step needs. All real numbers that a factory takes are given. Factories that
+take other transformations have a function instead.
 """
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +17,12 @@ import optax.contrib
 OPTAX = """
 adabelief | learning_rate=0.01, eps=1e-8, eps_root=1e-9 | b1=0.8, b2=0.99
 adadelta | learning_rate=0.5, eps=1e-5, weight_decay=0.1 | rho=0.8
-adafactor | learning_rate=0.01, clipping_threshold=0.5, momentum=0.6, weight_decay_rate=1e-4, eps=1e-20 \
-    | decay_rate=0.7, decay_offset=-1, min_dim_size_to_factor=2
+adafactor | learning_rate=0.01, clipping_threshold=0.5, weight_decay_rate=1e-4, eps=1e-20, decay_rate=0.7 \
+    | momentum=0.6, decay_offset=-1, min_dim_size_to_factor=2
 adagrad | learning_rate=0.1, initial_accumulator_value=0.2, eps=1e-6 |
 adam | learning_rate=0.01, eps=1e-6, eps_root=1e-9 | b1=0.8, b2=0.99999
-adamax | learning_rate=0.01, eps=1e-6 | b1=0.8, b2=0.99
-adamaxw | learning_rate=0.01, eps=1e-6, weight_decay=0.1 | b1=0.8, b2=0.99, mask=MASK
+adamax | learning_rate=0.01, eps=1e-6, b2=0.99 | b1=0.8
+adamaxw | learning_rate=0.01, eps=1e-6, weight_decay=0.1, b2=0.99 | b1=0.8, mask=MASK
 adamw | learning_rate=0.01, eps=1e-6, eps_root=1e-9, weight_decay=0.1 | b1=0.8, b2=0.99, mask=mask_of
 adan | learning_rate=0.01, eps=1e-6, eps_root=1e-9, weight_decay=0.1 | b1=0.9, b2=0.8, b3=0.95
 adaptive_grad_clip | clipping=0.01, eps=1e-2 |
@@ -41,7 +40,7 @@ fromage | min_norm=1e-5 | learning_rate=0.01
 identity | |
 keep_params_nonnegative | |
 lamb | learning_rate=0.01, eps=1e-6, eps_root=1e-9, weight_decay=0.1 | b1=0.8, b2=0.99
-lars | learning_rate=0.1, weight_decay=0.1, trust_coefficient=0.01, eps=1e-6 | momentum=0.8
+lars | learning_rate=0.1, weight_decay=0.1, trust_coefficient=0.01, eps=1e-6, momentum=0.8 |
 lbfgs | learning_rate=0.3 | memory_size=3, linesearch=None | bowl
 lion | learning_rate=0.01, weight_decay=0.1 | b1=0.8, b2=0.95
 monitor | | measures={'norm': norm} | grows
@@ -49,7 +48,7 @@ nadam | learning_rate=0.01, eps=1e-6, eps_root=1e-9 | b1=0.8, b2=0.99
 nadamw | learning_rate=0.01, eps=1e-6, eps_root=1e-9, weight_decay=0.1 | b1=0.8, b2=0.99
 noisy_sgd | learning_rate=0.1, eta=0.02, gamma=0.6 | key=3
 normalize_by_update_norm | scale_factor=0.5, eps=1e-5 |
-novograd | learning_rate=0.01, b2=0.3, eps=1e-5, eps_root=1e-9, weight_decay=0.1 | b1=0.8
+novograd | learning_rate=0.01, eps=1e-5, eps_root=1e-9, weight_decay=0.1, b1=0.8 | b2=0.3
 optimistic_adam | learning_rate=0.01, optimism=0.02, eps=1e-6, eps_root=1e-9 | b1=0.8, b2=0.99
 optimistic_adam_v2 | learning_rate=0.01, alpha=0.9, beta=1.1, eps=1e-6, eps_root=1e-9 | b1=0.8, b2=0.99
 optimistic_gradient_descent | learning_rate=0.1, alpha=0.9, beta=1.1 |
@@ -60,18 +59,19 @@ rprop | learning_rate=0.01, eta_minus=0.6, eta_plus=1.3, min_step_size=1e-5, max
 scale | step_size=-0.1 |
 scale_by_adadelta | eps=1e-5 | rho=0.8
 scale_by_adam | eps=1e-6, eps_root=1e-9 | b1=0.8, b2=0.99, mu_dtype=None
-scale_by_adamax | eps=1e-6 | b1=0.8, b2=0.99
+scale_by_adamax | eps=1e-6, b2=0.99 | b1=0.8
 scale_by_adan | eps=1e-6, eps_root=1e-9 | b1=0.9, b2=0.8, b3=0.95
 scale_by_amsgrad | eps=1e-6, eps_root=1e-9 | b1=0.8, b2=0.99
-scale_by_backtracking_linesearch | slope_rtol=1e-3, increase_factor=1.4, max_learning_rate=0.3, atol=1e-9, rtol=1e-9 \
-    | max_backtracking_steps=5, decrease_factor=0.7 | value grad value_fn
+scale_by_backtracking_linesearch \
+    | slope_rtol=1e-3, increase_factor=1.4, max_learning_rate=0.3, atol=1e-9, rtol=1e-9, decrease_factor=0.7 \
+    | max_backtracking_steps=5 | value grad value_fn
 scale_by_belief | eps=1e-8, eps_root=1e-9 | b1=0.8, b2=0.99
 scale_by_distance_over_gradients | reps_rel=0.01, eps=1e-7, global_scale=0.5 | | bowl descend
-scale_by_factored_rms | epsilon=1e-20 | decay_rate=0.7, step_offset=-1, min_dim_size_to_factor=2
+scale_by_factored_rms | epsilon=1e-20, decay_rate=0.7 | step_offset=-1, min_dim_size_to_factor=2
 scale_by_lbfgs | | memory_size=3 | bowl descend
 scale_by_learning_rate | learning_rate=0.1 | flip_sign=False
 scale_by_lion | smooth_beta=1.5 | b1=0.8, b2=0.95, mode='smooth'
-scale_by_novograd | b2=0.3, eps=1e-5, eps_root=1e-9, weight_decay=0.1 | b1=0.8 | bowl descend
+scale_by_novograd | eps=1e-5, eps_root=1e-9, weight_decay=0.1, b1=0.8 | b2=0.3 | bowl descend
 scale_by_optimistic_gradient | alpha=0.9, beta=1.1 |
 scale_by_param_block_norm | min_scale=0.01 | | bowl descend
 scale_by_param_block_rms | min_scale=0.01 | | bowl descend
@@ -86,8 +86,9 @@ scale_by_sm3 | eps=1e-6 | b1=0.8, b2=0.99
 scale_by_stddev | eps=1e-6, initial_scale=0.1 | decay=0.8
 scale_by_trust_ratio | min_norm=1e-3, trust_coefficient=0.9, eps=1e-6 | | bowl descend
 scale_by_yogi | eps=1e-3, eps_root=1e-9, initial_accumulator_value=1e-5 | b1=0.8, b2=0.99
-scale_by_zoom_linesearch | max_learning_rate=0.3, tol=1e-6, increase_factor=1.9, slope_rtol=1e-3, \
-    approx_dec_rtol=1e-5, stepsize_precision=1e-4 | max_linesearch_steps=5, curv_rtol=0.8 | value grad value_fn
+scale_by_zoom_linesearch \
+    | max_learning_rate=0.3, tol=1e-6, increase_factor=1.9, slope_rtol=1e-3, approx_dec_rtol=1e-5, \
+    stepsize_precision=1e-4, curv_rtol=0.8 | max_linesearch_steps=5 | value grad value_fn
 set_to_zero | |
 sgd | learning_rate=0.1, momentum=0.9 | nesterov=True
 sign_sgd | learning_rate=0.01 |
@@ -96,7 +97,7 @@ sm3 | learning_rate=0.1 | momentum=0.8
 snapshot | | measure_name='norm', measure=norm
 stateless | | f=halve
 stateless_with_tree_map | | f=halve_leaf
-trace | | decay=0.8
+trace | decay=0.8 |
 yogi | learning_rate=0.01, eps=1e-3 | b1=0.8, b2=0.99
 zero_nans | |
 """
@@ -104,35 +105,36 @@ zero_nans | |
 CONTRIB = """
 acprop | learning_rate=0.01, eps=1e-8, eps_root=1e-9, weight_decay=0.1 | b1=0.8, b2=0.99
 ademamix | learning_rate=0.01, alpha=4.0, eps=1e-6, eps_root=1e-9, weight_decay=0.1 | b1=0.8, b2=0.99, b3=0.999
-adopt | learning_rate=0.01, eps=1e-5 | b1=0.8, b2=0.99
+adopt | learning_rate=0.01, eps=1e-5, b1=0.8, b2=0.99 |
 cocob | learning_rate=0.9, alpha=90.0, eps=1e-7, weight_decay=0.1 |
 dadapt_adamw | learning_rate=0.9, eps=1e-7, estim_lr0=1e-3, weight_decay=0.1 | betas=(0.8, 0.99) | bowl
 differentially_private_aggregate | l2_norm_clip=0.5, noise_multiplier=0.1 | key=3 | batched
-dog | learning_rate=0.9, eps=1e-7, weight_decay=0.1 | init_step=('distance', 1e-3)
+dog | learning_rate=0.9, eps=1e-7, weight_decay=0.1, init_step=('distance', 1e-3) |
 dowg | learning_rate=0.9, init_estim_sq_dist=1e-3, eps=1e-3, weight_decay=0.1 |
 dpsgd | learning_rate=0.1, l2_norm_clip=0.5, noise_multiplier=0.1, momentum=0.5 | seed=3 | batched
 galore | learning_rate=0.01, scale=0.5, weight_decay=0.1 | rank=1, update_proj_gap=100
 hutchinson_estimator_diag_hessian | | | obj_fn descend
 madgrad | learning_rate=0.01, weight_decay=0.01, eps=1e-5 | momentum=0.8
-momo | learning_rate=0.1, lower_bound=-1.0, weight_decay=0.1 | beta=0.8 | value
+momo | learning_rate=0.1, lower_bound=-1.0, weight_decay=0.1, beta=0.8 | | value
 momo_adam | learning_rate=0.01, eps=1e-7, lower_bound=-1.0, weight_decay=0.1 | b1=0.8, b2=0.99 | value
-muon | learning_rate=0.01, eps=1e-7, weight_decay=0.1, adam_eps_root=1e-9, adam_weight_decay=0.01, \
-    adam_learning_rate=0.02 | beta=0.8, adam_b1=0.8, adam_b2=0.99, ns_steps=3, ns_coeffs=(3.4, -4.8, 2.0)
+muon \
+    | learning_rate=0.01, eps=1e-7, weight_decay=0.1, adam_eps_root=1e-9, adam_weight_decay=0.01, \
+    adam_learning_rate=0.02, ns_coeffs=(3.4, -4.8, 2.0) | beta=0.8, adam_b1=0.8, adam_b2=0.99, ns_steps=3
 normalize | |
-prodigy | learning_rate=0.9, eps=1e-7, estim_lr0=1e-3, estim_lr_coef=0.9, weight_decay=0.001 \
-    | betas=(0.8, 0.99), beta3=0.9 | bowl
+prodigy | learning_rate=0.9, eps=1e-7, estim_lr0=1e-3, estim_lr_coef=0.9, weight_decay=0.001, beta3=0.9 \
+    | betas=(0.8, 0.99) | bowl
 reduce_on_plateau | min_scale=0.1 | factor=0.5, patience=3, rtol=1e-3, atol=1e-6, cooldown=2 | value descend
 scale_by_acprop | eps=1e-8, eps_root=1e-9 | b1=0.8, b2=0.99
 scale_by_ademamix | alpha=4.0, eps=1e-6, eps_root=1e-9 | b1=0.8, b2=0.99, b3=0.999
-scale_by_adopt | eps=1e-5 | b1=0.8, b2=0.99
+scale_by_adopt | eps=1e-5, b1=0.8, b2=0.99 |
 scale_by_cocob | alpha=90.0, eps=1e-7 |
 scale_by_galore | scale=0.5 | rank=1, update_proj_gap=100
 scale_by_madgrad | learning_rate=0.01, eps=1e-5 | momentum=0.8 | bowl descend
-scale_by_simplified_ademamix | alpha=0.1, eps=1e-6, eps_root=1e-9 | b1=0.9, b2=0.8
+scale_by_simplified_ademamix | alpha=0.1, eps=1e-6, eps_root=1e-9, b1=0.9, b2=0.8 |
 schedule_free_adamw | learning_rate=0.01, eps=1e-7, weight_decay=0.1, weight_lr_power=1.9 \
     | b1=0.8, b2=0.99, warmup_steps=10
 schedule_free_sgd | learning_rate=0.1, weight_decay=0.1, weight_lr_power=1.9 | b1=0.8
-simplified_ademamix | learning_rate=0.01, alpha=0.1, eps=1e-6, eps_root=1e-9, weight_decay=0.1 | b1=0.9, b2=0.8
+simplified_ademamix | learning_rate=0.01, alpha=0.1, eps=1e-6, eps_root=1e-9, weight_decay=0.1, b1=0.9, b2=0.8 |
 sophia | learning_rate=0.01, eps=1e-7, weight_decay=0.1, gamma=0.02, clip_threshold=0.9 \
     | b1=0.8, b2=0.9, update_interval=5 | obj_fn
 """
@@ -174,10 +176,6 @@ NAMES = {
     "schedule": optax.cosine_decay_schedule(0.1, 500, 0.1),
 }
 
-INJECTED = optax.inject_hyperparams(optax.adam)
-with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-    STATEFUL = optax.inject_stateful_hyperparams(optax.adam)
-
 # Called as `new(factory, *args, **settings)`, it makes an `Optimizer`, or what Optax makes.
 New = Callable[..., Any]
 
@@ -214,9 +212,17 @@ def _lines(module: Any, text: str) -> dict[str, Row]:
         numbers = eval(f"dict({leaves})", NAMES)
         settings = numbers | eval(f"dict({structure})", NAMES)
         make = functools.partial(_make, getattr(module, name), settings)
-        row = Row(make, frozenset(numbers), frozenset(" ".join(needs).split()))
+        row = Row(make, _paths(numbers), frozenset(" ".join(needs).split()))
         rows[name] = _downhill(row) if "descend" in row.needs else row
     return rows
+
+
+def _paths(numbers: dict[str, Any]) -> frozenset[str]:
+    """The paths of the leaves among some settings, in the form of `test_factories.leaf_names`."""
+    keyed = jax.tree_util.tree_leaves_with_path(numbers)
+    return frozenset(
+        path[0].key + jax.tree_util.keystr(path[1:]) for path, x in keyed if isinstance(x, float)
+    )
 
 
 def _make(factory: Any, settings: dict[str, Any], new: New) -> Any:
@@ -262,12 +268,6 @@ NESTED = {
         "inner.learning_rate",
     ),
     "flatten": nest(lambda new: new(optax.flatten, adam(new)), "inner.learning_rate"),
-    "inject_hyperparams": nest(
-        lambda new: new(INJECTED, learning_rate=0.01, b1=0.8, eps=1e-6), "eps learning_rate"
-    ),
-    "inject_stateful_hyperparams": nest(
-        lambda new: new(STATEFUL, learning_rate=0.01, b1=0.8, eps=1e-6), "eps learning_rate"
-    ),
     "lookahead": nest(lookahead, "fast_optimizer.learning_rate slow_step_size"),
     "masked": nest(lambda new: new(optax.masked, adam(new), MASK), "inner.learning_rate"),
     "measure_with_ema": nest(

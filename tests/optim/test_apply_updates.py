@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from vernal import Module, filter_grad
@@ -51,6 +52,33 @@ def test_the_dtype_of_the_model_is_kept(jit, update):
     new = apply({"w": jnp.ones(2, jnp.bfloat16)}, {"w": update})["w"]
     assert new.dtype == jnp.bfloat16
     np.testing.assert_array_equal(new.astype(jnp.float32), np.full(2, 1 + float(update), "float32"))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,)])
+@pytest.mark.parametrize("update", [0.5, jnp.array(0.5), jnp.float32(0.5), jnp.bfloat16(0.5)])
+def test_weak_types_are_kept(jit, shape, update):
+    """Another type compiles the second step again. (`optax.apply_updates` loses it always, Equinox's where the update
+    is strongly typed.)"""
+    p = jnp.broadcast_to(jnp.array(1.0), shape)
+    assert jax.typeof(p).weak_type and p.shape == shape
+    new = (jax.jit(apply_updates) if jit else apply_updates)({"w": p}, {"w": update})["w"]
+    assert jax.typeof(new) == jax.typeof(p)
+    np.testing.assert_array_equal(new, np.full(shape, 1.5, "float32"))
+    with jax.numpy_dtype_promotion("standard"):
+        np.testing.assert_array_equal(new, optax.apply_updates(p, jnp.asarray(update)))
+        np.testing.assert_array_equal(new, eqx.apply_updates(p, jnp.asarray(update)))
+    kept = jax.typeof(apply_updates(p.astype(jnp.bfloat16), jnp.asarray(update)))
+    assert kept == jax.typeof(p.astype(jnp.bfloat16))
+
+
+def test_a_compiled_step_is_not_compiled_again():
+    step = jax.jit(lambda p: apply_updates(p, jax.tree.map(jnp.ones_like, p)))
+    for p in (jnp.array(1.0), jnp.ones(2, jnp.bfloat16), jnp.ones(2)):
+        step.clear_cache()
+        for _ in range(3):
+            p = step(p)
+        assert step._cache_size() == 1
 
 
 def test_a_sum_is_made_in_the_wider_dtype():

@@ -13,7 +13,8 @@ import optax
 import optax.contrib
 import pytest
 
-from vernal import Module, filter_jit, filter_value_and_grad, load, save, tree_equal
+import vernal
+from vernal import Module, Static, filter_jit, filter_value_and_grad, load, save, tree_equal
 from vernal.nn import MLP
 from vernal.optim import Optimizer
 
@@ -131,17 +132,116 @@ def test_a_setting_close_to_one_becomes_a_leaf_when_an_array_is_given():
     assert dict(Optimizer(optax.adam, 1e-3, b2=0.99).replace(b2=0.9).structure) == {"b2": 0.9}
 
 
-def test_an_integer_stays_one_where_the_factory_wants_one():
-    def factory(rate: float, steps: int, scale=1.0, power=2, gain=None):
-        return optax.sgd(rate * scale * gain)
+def test_floats_and_arrays_are_leaves_whatever_the_factory_does_with_them():
+    """The default, the name and what is computed play no role."""
 
-    opt = Optimizer(factory, 1, 2, scale=3, power=4, gain=np.float32(5))
-    assert sorted(opt.settings) == ["gain", "rate", "scale"]
-    assert dict(opt.structure) == {"steps": 2, "power": 4}
+    def factory(rate, strength=0.9, b2=0.999, decay=0.5, extra=None):
+        return optax.sgd((rate + 1.0) * strength * (1 - b2) * decay)
+
+    opt = Optimizer(
+        factory, 0.1, strength=0.1, b2=0.99, decay=np.float32(0.7), extra=[0.5, {"a": 1}]
+    )
+    assert sorted(opt.settings) == ["b2", "decay", "extra", "rate", "strength"]
+    assert leaf_count(opt) == 5 and opt.settings["extra"][1] == {"a": 1}
+    opt = Optimizer(factory, 1, 2, b2=True, decay=np.int64(3), extra="text")
+    assert opt.settings == {} and opt.structure[3] == ("decay", 3)
+    arrays = Optimizer(factory, np.asarray([1.0, 2.0]), jnp.asarray(3), extra=jax.random.key(0))
+    assert [x.dtype.name for x in jax.tree.leaves(arrays)] == ["key<fry>", "float32", "int32"]
     assert Optimizer(lambda **k: optax.sgd(**k), learning_rate=0.1).build() is not None
 
 
-def test_what_a_factory_looks_at_while_it_builds_is_structure():
+def test_the_caller_moves_a_setting_to_the_other_side():
+    opt = Optimizer(optax.adam, Static(1e-3), b1=jnp.asarray(0.9))
+    assert leaf_count(opt) == 1 and opt.settings["learning_rate"] == Static(1e-3)
+    slower = opt.replace(learning_rate=1e-4)
+    assert slower.settings["learning_rate"] == Static(1e-4)
+    assert leaf_count(opt.replace(learning_rate=jnp.asarray(0.1))) == 2
+    assert leaf_count(opt.replace(b1=Static(0.8))) == 0
+    model = {"w": jnp.ones(3)}
+    ours, _ = slower.update(model, model, slower.init(model))
+    raw = optax.adam(1e-4)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = raw.update(model, raw.init(model), model)
+    np.testing.assert_allclose(ours["w"], model["w"] + updates["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", [2, 2.0, np.float32(2), np.int64(2), jnp.asarray(2), 0.0])
+def test_a_number_that_replaces_a_leaf_is_a_leaf_of_the_same_type(number):
+    def of_ones_own(rate, weight_decay):
+        return optax.adamw(rate, weight_decay=weight_decay)
+
+    for opt in (
+        Optimizer(optax.adamw, 0.1, weight_decay=0.1),
+        Optimizer(of_ones_own, rate=0.1, weight_decay=0.1),
+    ):
+        first = next(iter(opt.settings))
+        other = opt.replace(**{first: number, "weight_decay": number})
+        assert jax.tree.structure(other) == jax.tree.structure(opt)
+        assert jax.tree.map(jax.typeof, other) == jax.tree.map(jax.typeof, opt)
+
+
+def test_a_factory_that_branches_on_a_leaf_is_refused_when_the_optimizer_is_made():
+    def factory(rate: float, limit: float = 0.5):
+        return optax.sgd(rate) if limit > 0.25 else optax.sign_sgd(rate)
+
+    assert Optimizer(factory, 0.1).build() is not None
+    with pytest.raises(
+        TypeError, match=r"`factory` looks at the value of a setting that is a leaf: limit\n"
+    ) as info:
+        Optimizer(factory, 0.1, 0.5)
+    assert "vernal.Static(0.5) for `limit`" in str(info.value)
+    for call in (
+        lambda: Optimizer(optax.chain, Optimizer(factory, 0.1, Static(0.5))).replace(
+            limit=jnp.asarray(0.1)
+        ),
+        lambda: jax.jit(lambda limit: Optimizer(factory, 0.1, limit).init(0.0))(0.5),
+        lambda: jax.vmap(lambda limit: Optimizer(factory, 0.1, limit).init(0.0))(jnp.ones(2)),
+    ):
+        with pytest.raises(TypeError, match=r"looks at the value of a setting(.|\n)*: limit\n"):
+            call()
+    signs = Optimizer(factory, 0.1, Static(0.5)).replace(limit=0.1)
+    new, _ = signs.update(jnp.ones(2), jnp.asarray([5.0, -7.0]), signs.init(jnp.ones(2)))
+    np.testing.assert_allclose(new, [0.9, 1.1], rtol=1e-6)
+
+
+def test_a_transformation_that_branches_on_a_leaf_is_refused_at_its_first_use():
+    def factory(scale: float, start: float):
+        def init(params):
+            return jax.tree.map(jnp.zeros_like, params) if start > 0.5 else ()
+
+        def update(updates, state, params=None):
+            return jax.tree.map(lambda u: -scale * u if scale < 1 else u, updates), state
+
+        return optax.GradientTransformation(init, update)
+
+    model = {"w": jnp.ones(2)}
+    for init in (lambda o: o.init(model), jax.jit(lambda o: o.init(model))):
+        with pytest.raises(TypeError, match=r"`factory` looks at(.|\n)*a leaf: start\n"):
+            init(Optimizer(factory, 0.5, 0.7))
+    outer = Optimizer(optax.chain, Optimizer(factory, 0.5, Static(0.7)), optax.scale(2.0))
+    step = lambda o: o.update(model, model, o.init(model))  # noqa: E731 (compiled, and not)
+    for call in (step, jax.jit(step), lambda o: jax.jit(lambda: step(o))()):
+        with pytest.raises(TypeError, match=r"`chain` looks at(.|\n)*: args\[0\].scale\n"):
+            call(outer)
+    new, _ = step(outer.replace(scale=Static(0.5)))
+    np.testing.assert_allclose(new["w"], np.zeros(2))
+
+
+def test_a_transformation_that_looks_at_the_gradients_runs_outside_of_compiled_functions():
+    def factory(rate: float):
+        def update(updates, state, params=None):
+            finite = bool(jnp.all(jnp.isfinite(updates)))
+            return -rate * updates if finite else jnp.zeros_like(updates), state
+
+        return optax.GradientTransformation(optax.identity().init, update)
+
+    opt = Optimizer(factory, 0.5)
+    np.testing.assert_allclose(opt.update(jnp.ones(2), jnp.ones(2), ())[0], [0.5, 0.5])
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(lambda g: opt.update(jnp.ones(2), g, ()))(jnp.ones(2))
+
+
+def test_what_optax_looks_at_while_it_builds_is_structure():
     opt = Optimizer(optax.contrib.reduce_on_plateau, factor=0.5, rtol=1e-3, min_scale=0.1)
     assert sorted(opt.settings) == ["min_scale"]
     assert dict(opt.structure) == {"factor": 0.5, "rtol": 1e-3}
@@ -150,11 +250,47 @@ def test_what_a_factory_looks_at_while_it_builds_is_structure():
     np.testing.assert_allclose(model["w"], 2 * np.ones(2))
     with pytest.raises(ValueError, match="factor"):
         Optimizer(optax.contrib.reduce_on_plateau, factor=-1.0)
+    with pytest.raises(TypeError, match=r"`reduce_on_plateau` looks at(.|\n)*: factor\n"):
+        Optimizer(optax.contrib.reduce_on_plateau, factor=jnp.asarray(0.5))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("inject", ["inject_hyperparams", "inject_stateful_hyperparams"])
+def test_injected_hyperparameters_are_refused(inject):
+    with pytest.raises(
+        TypeError, match=r"reads its numbers from its state(.|\n)*Optimizer\(adam, ...\)"
+    ):
+        Optimizer(getattr(optax, inject)(optax.adam), 0.1)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"w": True, "b": False},
+        lambda params: {"w": True, "b": False},
+        jax.tree.map(lambda x: x.ndim > 1, {"mlp": MLP(2, 2, 2, 1, key=jax.random.key(0))}),
+    ],
+    ids=["dict", "function", "module"],
+)
+def test_masks_are_structure(mask):
+    opt = Optimizer(optax.adamw, 0.1, weight_decay=0.5, mask=mask)
+    assert leaf_count(opt) == 2
+    model = {"w": jnp.ones(2), "b": jnp.ones(2)}
+    if isinstance(mask, dict) and "mlp" in mask:
+        model = {"mlp": MLP(2, 2, 2, 1, key=jax.random.key(0))}
+    zeros = jax.tree.map(jnp.zeros_like, model)
+    step = filter_jit(lambda opt, model, state: opt.update(model, zeros, state))
+    for rate in (0.1, 0.2):
+        new, _ = step(opt.replace(learning_rate=rate), model, opt.init(model))
+    assert step.trace_count == 1
+    decayed = mask(model) if callable(mask) else mask
+    for p, q, decays in zip(*map(jax.tree.leaves, (model, new, decayed)), strict=True):
+        np.testing.assert_allclose(q, p * (0.9 if decays else 1.0), rtol=1e-6)
 
 
 def test_a_factory_that_cannot_be_remembered_is_asked_each_time():
     class Factory:
-        __hash__ = None
+        __slots__ = ()
 
         def __call__(self, rate: float):
             return optax.sgd(rate)
@@ -194,6 +330,28 @@ def test_bfloat16_weights_and_states_keep_their_type():
     strong = opt.replace(learning_rate=jnp.ones(3))
     _, again = strong.update(model, model, strong.init(model))
     assert [x.dtype for x in jax.tree.leaves(again)] == [x.dtype for x in jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize("jit", [filter_jit, jax.jit])
+def test_weakly_typed_weights_are_not_compiled_for_again(jit):
+    traces = 0
+
+    @jit
+    def step(opt, model, state):
+        nonlocal traces
+        traces += 1
+        return opt.update(model, jax.tree.map(jnp.ones_like, model), state)
+
+    weak = jnp.array(1.0)
+    model = {"a": weak, "b": jnp.ones(2, jnp.bfloat16), "c": jnp.broadcast_to(weak, 3)}
+    types = jax.tree.map(jax.typeof, model)
+    assert types["a"].weak_type and types["c"].weak_type
+    opt = Optimizer(optax.adam, 0.1)
+    state = opt.init(model)
+    for _ in range(3):
+        model, state = step(opt, model, state)
+        assert jax.tree.map(jax.typeof, model) == types
+    assert traces == 1
 
 
 def test_learning_rates_are_swept_by_vmap():
@@ -313,6 +471,21 @@ def test_a_callable_module_is_a_schedule_whose_arrays_are_leaves():
     assert traces == 1 and leaf_count(opt) == 1
 
 
+def test_an_array_that_a_schedule_closes_over_is_a_leaf():
+    """As a constant of the compiled program it would be the first one for all."""
+    step = filter_jit(lambda opt, model, state: opt.update(model, model, state)[0])
+
+    def decay(rate):
+        return lambda count: rate / (1.0 + count)
+
+    for rate in (0.5, 0.25):
+        opt = Optimizer(optax.sgd, decay(jnp.asarray(rate)))
+        assert leaf_count(opt) == 1
+        np.testing.assert_allclose(step(opt, jnp.ones(2), opt.init(jnp.ones(2))), 1 - rate)
+    # A new function of the user is another one, whatever array it captures.
+    assert step.trace_count == 2 and leaf_count(Optimizer(optax.sgd, decay(0.5))) == 0
+
+
 def leaf_count(opt):
     return len(jax.tree.leaves(opt))
 
@@ -323,6 +496,8 @@ def test_a_weight_decay_of_zero_leaves_the_term_out_as_optax_does():
     new, _ = none.update(model, grads, none.init(model))
     assert not np.any(np.isnan(new["w"]))
     assert leaf_count(none) == 1 and leaf_count(none.replace(weight_decay=0.1)) == 2
+    assert leaf_count(Optimizer(optax.adamw, 0.1, weight_decay=0)) == 1
+    assert leaf_count(Optimizer(optax.adamw, 0.1, weight_decay=1)) == 2
 
 
 def test_a_momentum_of_none_has_no_state():
@@ -447,3 +622,56 @@ def test_extra_arguments_reach_optax():
 def test_the_room_does_not_need_optax_to_be_imported():
     code = "import sys, vernal.optim; raise SystemExit('optax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_a_gradient_that_is_a_module_may_be_an_extra_argument():
+    model = vernal.nn.Linear(2, 1, key=jax.random.key(0))
+    x = jnp.ones((3, 2))
+
+    def loss(model):
+        return jnp.sum(jax.vmap(model)(x) ** 2)
+
+    opt = Optimizer(optax.lbfgs)
+    state = opt.init(model)
+    for _ in range(3):
+        value, grads = jax.value_and_grad(loss)(model)
+        model, state = opt.update(model, grads, state, value=value, grad=grads, value_fn=loss)
+    assert loss(model) < 1e-3
+
+
+def test_a_mask_may_capture_an_array():
+    like = jnp.ones(2)
+    params = {"w": jnp.ones(2), "b": jnp.ones((2, 2))}
+
+    def mask(params):
+        return jax.tree.map(lambda p: p.ndim == like.ndim, params)
+
+    for opt in (
+        Optimizer(optax.adamw, 0.1, weight_decay=1.0, mask=mask),
+        Optimizer(optax.masked, Optimizer(optax.sgd, 0.1), mask),
+    ):
+        new, _ = opt.update(params, jax.tree.map(jnp.zeros_like, params), opt.init(params))
+        assert bool(jnp.all(new["b"] == 1.0))
+
+
+def test_a_new_schedule_of_the_users_is_another_one_whatever_it_captures():
+    base, held, params = jnp.asarray(0.1), {"scale": 1.0}, jnp.zeros(2)
+    step = filter_jit(lambda opt, params, state: opt.update(params, jnp.ones(2), state)[0])
+    for scale in (1.0, 5.0, 1.0):
+        held["scale"] = scale
+        for make in (
+            lambda: Optimizer(optax.sgd, lambda count: base * held["scale"]),
+            lambda: vernal.optim.from_optax(optax.sgd(lambda count: base * held["scale"])),
+        ):
+            opt = make()
+            assert jnp.allclose(step(opt, params, opt.init(params)), -0.1 * scale)
+
+
+def test_a_gradient_for_a_python_number_is_refused():
+    opt = Optimizer(optax.sgd, 0.1)
+    model = {"w": jnp.ones(2), "scale": [1.0]}
+    state = opt.init(model)
+    with pytest.raises(TypeError, match=r"model\['scale'\]\[0\](.|\n)*jnp.asarray\(number\)"):
+        opt.update(model, {"w": jnp.ones(2), "scale": [jnp.asarray(2.0)]}, state)
+    new, _ = opt.update(model, {"w": jnp.ones(2), "scale": [None]}, state)
+    assert new["scale"] == [1.0]

@@ -3,7 +3,7 @@
 import jax.tree_util as jtu
 import pytest
 
-from vernal.show import message, path_text
+from vernal.show import listed, message, path_text, shown_name, type_error, value_error
 
 
 def test_all_parts_come_in_order_one_to_a_line():
@@ -18,6 +18,25 @@ def test_parts_that_are_not_given_leave_no_line():
 
 def test_later_lines_of_a_part_stay_under_it():
     assert message("what", got="a\nb") == "what\n  got: a\n    b"
+
+
+@pytest.mark.parametrize(("make", "kind"), [(value_error, ValueError), (type_error, TypeError)])
+def test_an_error_holds_the_message_of_its_parts(make, kind):
+    error = make("what", where="w", got=None, instead="i")
+    assert type(error) is kind
+    assert str(error) == message("what", where="w", instead="i")
+
+
+def test_of_many_things_the_first_are_told_and_the_others_counted():
+    assert listed([]) == ""
+    assert listed(range(3)) == "0, 1, 2"
+    assert listed(range(5), most=3) == "0, 1, 2 and 2 more"
+    assert listed(iter("abcd"), "\n", 2) == "a\nb\nand 2 more"
+
+
+def test_a_leaf_without_a_name_is_the_tree():
+    assert shown_name("a.b") == "a.b"
+    assert shown_name("") == path_text(()) == "(the tree itself)"
 
 
 class Foreign:

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from vernal import Module
 from vernal.show import short
-from vernal.transforms import Rest, split
 from vernal.transforms import _boundary as boundary
 from vernal.transforms._prefixes import broadcast_prefix
+from vernal.trees import Rest, split
 
 
 class M(Module):

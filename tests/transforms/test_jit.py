@@ -373,15 +373,24 @@ def test_an_unhashable_argument_is_named(value, where):
         f(thing=[value], x=X)
 
 
-def test_unhashable_static_fields_are_fine():
-    class M(Module):
+def test_unhashable_static_fields_of_equinox_are_compared_by_value():
+    class M(Module, layout="fields"):
         x: Any = vernal.field(static=True)
 
-    f = filter_jit(lambda m: m.x)
-    assert f(M([1])) == [1]
-    assert f(M([1])) == [1]
-    assert f(M([2])) == [2]
-    assert f.trace_count == 2
+    f = filter_jit(lambda m: jax.tree.leaves(m, is_leaf=lambda m: isinstance(m, M))[-1].x)
+    for wrap in (lambda m: m, lambda m: [m], lambda m: (1, {"k": m})):
+        before = f.trace_count
+        assert [f(wrap(M(x))) for x in ([1], [1], [2])] == [[1], [1], [2]]
+        assert f.trace_count == before + 2
+
+
+def test_unhashable_leaves_of_equinox_are_refused():
+    class M(Module, layout="fields"):
+        x: Any
+
+    for m in (M({1}), M([{1}]), [M({1})], (1, {"k": M({1})})):
+        with pytest.raises(ValueError, match="Non-hashable static arguments"):
+            filter_jit(lambda m: 1)(m)
 
 
 def test_options_that_do_not_exist_are_refused():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import vernal
+from vernal.trees import has_shape
 
 
 class Convertible:
@@ -75,6 +76,7 @@ def test_the_table(value, array, like, inexact, inexact_like):
     assert vernal.is_array_like(value) is bool(like)
     assert vernal.is_inexact_array(value) is bool(inexact)
     assert vernal.is_inexact_array_like(value) is bool(inexact_like)
+    assert has_shape(value) is (bool(array) or value is TABLE["shape"][0])
 
 
 @pytest.mark.parametrize(

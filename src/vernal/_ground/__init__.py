@@ -1,23 +1,15 @@
 """The ground: knows Python and JAX, and nothing of Vernal."""
 
-from ._by_name import by_name as by_name
 from ._caches import clear_caches as clear_caches
 from ._caches import register_cache as register_cache
 from ._callables import callable_name as callable_name
 from ._callables import signature_of as signature_of
-from ._check import Report as Report
-from ._check import awaited as awaited
-from ._check import batch_text as batch_text
-from ._check import check as check
-from ._check import fail_if as fail_if
-from ._check import poison as poison
-from ._check import reports_in as reports_in
-from ._check import without_checks as without_checks
-from ._collector import WithoutCollecting as WithoutCollecting
 from ._equations import equations_in as equations_in
 from ._failure import RuntimeCheckError as RuntimeCheckError
 from ._failure import failure_of as failure_of
-from ._functions import function_token as function_token
+from ._failure import post as post
+from ._functions import frozen as frozen
+from ._functions import settled_packages as settled_packages
 from ._jax_private import UNSPECIFIED as UNSPECIFIED
 from ._jax_private import ArrayImpl as ArrayImpl
 from ._jax_private import ClosedJaxpr as ClosedJaxpr
@@ -42,6 +34,7 @@ from ._jax_private import hide_frames as hide_frames
 from ._jax_private import instantiate_zeros as instantiate_zeros
 from ._jax_private import jaxprs_in_params as jaxprs_in_params
 from ._jax_private import lower_fun as lower_fun
+from ._jax_private import manual_devices as manual_devices
 from ._jax_private import mapped_aval as mapped_aval
 from ._jax_private import mapped_mesh_axes as mapped_mesh_axes
 from ._jax_private import name_p as name_p
@@ -54,22 +47,23 @@ from ._jax_private import scan_parts as scan_parts
 from ._jax_private import stop_gradient_p as stop_gradient_p
 from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval
+from ._leaves import by_data as by_data
+from ._leaves import is_none as is_none
+from ._leaves import strong as strong
 from ._one_level import one_level as one_level
 from ._one_level import one_level_with_keys as one_level_with_keys
+from ._openings import Function as Function
+from ._openings import Made as Made
+from ._openings import Node as Node
+from ._openings import everything_in as everything_in
+from ._openings import open_up as open_up
+from ._openings import remembers_function as remembers_function
 from ._place import Place as Place
 from ._place import here as here
+from ._place import is_users_frame as is_users_frame
 from ._place import place_of_equation as place_of_equation
-from ._placement import axis_names as axis_names
-from ._placement import entries_without as entries_without
-from ._placement import explicit_mesh as explicit_mesh
-from ._placement import gathered as gathered
-from ._placement import placed_like as placed_like
-from ._placement import split_over as split_over
-from ._placement import unmapped_gathered as unmapped_gathered
-from ._placement import varying_alike as varying_alike
 from ._publish import publish as publish
-from ._snapshots import is_named as is_named
-from ._static import intern_key as intern_key
-from ._static import same as same
+from ._sameness import same as same
+from ._sameness import static_key as static_key
 
 publish(__name__, globals())

@@ -1,196 +1,244 @@
-"""Functions equal by value: one token for all functions that do the same.
+"""Functions as static values: when may one stand for another in a compiled program?
 
-A new `optax.adam(1e-3)` is a new set of closures, and so is a lambda in a loop. For a compiled
-program they are what they were before, if code, defaults, captured values and the global variables
-that they read are the same. Two such functions have the same token.
+A function is the same as another only where neither can ever change:
 
-A function is looked at when it is first met, and remembered by its identity. Looked at again, each
-time, is only what may have changed in the variables that it captures: those that are assigned after
-the function was made, and lists, sets and dictionaries. What the function assigns or changes itself
-is left out of that: a function that counts its calls stays what it was. Left out as well, as in
-`jax.jit`, are its global variables, its defaults and the attributes of captured objects; they matter
-when the next function is made.
+1. it is the same object;
+2. both are `functools.partial` of the same parts (and a bound method of a module is a pytree, whose
+   parts JAX compares);
+3. both are *library functions* of the same code: defined in a settled package, with defaults and
+   captured values that are immutable and plain, JAX arrays (by identity), or such functions, and
+   without an assignment to what they capture;
+4. everything else is itself and nothing else.
 
-Nothing here keeps a function alive, or what it captures.
+The third rule makes four fresh `optax.adam(1e-3)` one compilation. The key of a library function is
+found once and cannot get old, because nothing in it can change.
 """
 
-import threading
+import dis
+import enum
+import functools
+import math
+import os
+import sys
 import types
 import weakref
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ._snapshots import ATOMS, EMPTY, MUTABLE, Freezer, contents, is_named
-from ._stand_ins import Snapshot
-
-# What a captured variable had in it: a plain value itself, a weak reference to anything else, or
-# what a container had in it.
-Mark = Any
-Watch = tuple[tuple[weakref.ref[types.FunctionType], tuple[Mark, ...]], ...]
-
-_PLAIN = (*ATOMS, float, complex, np.generic)
-_ANYTHING = object()
-# Containers beyond these are not looked at again.
-_DEEPEST, _LONGEST = 4, 1000
+# The packages whose functions, classes and global variables nobody replaces: rule 3.
+settled_packages = {"jax", "jaxlib", "numpy", "scipy", "optax", "vernal", *sys.stdlib_module_names}
+# Where the standard library is.
+_STANDARD = os.path.dirname(getattr(os, "__file__", ""))
 
 
-class Token:
-    """Stands for functions that are equal by value. Compared by identity."""
+class Itself:
+    """The key of an object that is equal to itself only. Keeps it alive, and so its address."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("value",)
 
+    def __init__(self, value: Any):
+        self.value = value
 
-class _Held:
-    """What a container had in it."""
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is Itself and self.value is other.value
 
-    __slots__ = ("kind", "marks")
-
-    def __init__(self, kind: type, marks: list[Mark]):
-        self.kind = kind
-        self.marks = marks
-
-
-def _items(container: Any) -> Any:
-    if type(container) is dict:
-        return [*container, *container.values()]
-    return container
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
-def _mark(value: Any, variable: bool, depth: int = 0) -> Mark:
-    """What to compare a value with later on: all of it if it stands where something else may be put,
-    otherwise only the containers in it."""
-    if isinstance(value, tuple) or type(value) in MUTABLE:
-        variable = variable or not isinstance(value, tuple)
-        if depth == _DEEPEST or len(value) > _LONGEST:
-            return _ANYTHING
-        marks = [_mark(item, variable, depth + 1) for item in _items(value)]
-        steady = not variable and all(mark is _ANYTHING for mark in marks)
-        return _ANYTHING if steady else _Held(type(value), marks)
-    if not variable:
-        return _ANYTHING
-    if isinstance(value, _PLAIN) or value is EMPTY:
-        return value
-    return weakref.ref(value) if type(value).__weakrefoffset__ else _ANYTHING
+class Alive:
+    """Likewise, without keeping it alive: equal to nothing else when it is gone."""
+
+    __slots__ = ("id", "ref")
+
+    def __init__(self, value: Any):
+        self.ref = weakref.ref(value)
+        self.id = id(value)
+
+    def __eq__(self, other: Any) -> bool:
+        if self is other:
+            return True
+        value = self.ref()
+        return type(other) is Alive and value is not None and value is other.ref()
+
+    def __hash__(self) -> int:
+        return self.id
 
 
-def _still(mark: Mark, value: Any) -> bool:
-    """Whether a value is what it was when it was marked."""
-    if mark is value or mark is _ANYTHING:
-        return True
-    if type(mark) is weakref.ref:
-        return mark() is value
-    if type(mark) is not _Held or type(value) is not mark.kind:
-        return False
-    items = _items(value)
-    if len(items) != len(mark.marks):
-        return False
-    for inner, item in zip(mark.marks, items, strict=True):
-        if inner is not item and not _still(inner, item):
-            return False
-    return True
+# Types whose `==` is exact between values of one type.
+_EXACT = frozenset({str, bytes, int, bool, type(None), type(Ellipsis)})
+_DTYPE_LIKE = type(jnp.float32)
 
 
-def _watch(freezer: Freezer) -> Watch:
-    """What to look at again when the function is met another time."""
-    found: list[Any] = []
-    for fn, later in freezer.functions:
-        marks: list[Mark] = []
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            value = contents(cell)
-            own = id(cell) in freezer.own
-            marks.append(_ANYTHING if own else _mark(value, name in later or value is EMPTY))
-        if any(mark is not _ANYTHING for mark in marks):
-            found.append((weakref.ref(fn), tuple(marks)))
-    return tuple(found)
+def is_dtype(x: Any) -> bool:
+    """Whether something is a dtype, or one of the scalar types of `jax.numpy`."""
+    return type(x) is _DTYPE_LIKE or issubclass(type(x), np.dtype)
 
 
-def _unchanged(watch: Watch) -> bool:
-    for reference, marks in watch:
-        fn = reference()
-        if fn is None:
-            return False
-        for cell, mark in zip(fn.__closure__ or (), marks, strict=True):
-            if mark is not _ANYTHING and not _still(mark, contents(cell)):
-                return False
-    return True
+def plain_key(x: Any) -> Any:
+    """The key of a plain value: text, a number, a dtype, a member of an enumeration; None for
+    anything else."""
+    kind = type(x)
+    if kind in _EXACT:
+        return kind, x
+    if kind is float:
+        return (kind, "nan") if x != x else (kind, x, math.copysign(1.0, x))
+    if kind is complex:
+        return kind, plain_key(x.real), plain_key(x.imag)
+    if is_dtype(x):
+        return np.dtype, np.dtype(x)
+    if issubclass(kind, np.generic):
+        return kind, str(x.dtype), x.tobytes()
+    return (kind, Itself(x)) if issubclass(kind, enum.Enum) else None
 
 
-class _Memory(weakref.ref):
-    """What is remembered of a function while it lives."""
+class FrozenPartial(functools.partial):
+    """A `functools.partial` whose keywords cannot be changed in place.
 
-    __slots__ = ("key", "token", "watch")
+    Two partials of the same parts are one static value. That is sound only if neither can change,
+    so this takes the place of a partial with keywords that becomes structure.
+    """
 
-    key: int
-    token: Token
-    watch: Watch
-
-
-_remembered: dict[int, _Memory] = {}
-_tokens: weakref.WeakValueDictionary[Snapshot, Token] = weakref.WeakValueDictionary()
-# Comparing snapshots may run a `==` of the user's, and that may come back here.
-_lock = threading.RLock()
+    @property
+    def keywords(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride] (read only)
+        """The keyword arguments, as a mapping that cannot be changed."""
+        return types.MappingProxyType(functools.partial.keywords.__get__(self))  # pyright: ignore[reportAttributeAccessIssue] (a descriptor)
 
 
-def _forget(memory: Any) -> None:
-    if _remembered.get(memory.key) is memory:
-        _remembered.pop(memory.key, None)
-
-
-def _recall(fn: Any) -> Token | None:
-    memory = _remembered.get(id(fn))
-    if memory is not None and memory() is fn and (not memory.watch or _unchanged(memory.watch)):
-        return memory.token
-    return None
-
-
-def _meet(fn: Any) -> Token:
-    """Looks at a function for the first time, or again after a change."""
-    freezer = Freezer()
-    snapshot = None
-    # What its module has under its name is equal to nothing else, whatever it holds.
-    if not is_named(fn) or getattr(fn, "__closure__", None):
-        try:
-            snapshot = Snapshot(freezer.freeze(fn))
-        except Exception:
-            # Too much to compare, or a `__hash__` or a flattening of the user's that fails.
-            snapshot = None
-    with _lock:
-        token = _recall(fn)
-        if token is None:
-            memory = _Memory(fn, _forget)
-            token = memory.token = _token_of(snapshot)
-            memory.key, memory.watch = id(fn), _watch(freezer)
-            _remembered[id(fn)] = memory
-    return token
-
-
-def _token_of(snapshot: Snapshot | None) -> Token:
-    if snapshot is None:
-        return Token()
-    try:
-        return _tokens.setdefault(snapshot, Token())
-    except Exception:
-        # A `==` of the user's that fails.
-        return Token()
-
-
-def function_token(fn: Any) -> Token:
-    """The token that a function shares with all functions that do the same.
+def frozen(value: Any) -> Any:
+    """The value as structure may hold it: with a `FrozenPartial` for each partial in it.
 
     Args:
-        fn: a function, method, `functools.partial`, or what `jax.jit`, `jax.custom_jvp`,
-            `jax.custom_vjp` or `functools.cache` make of a function.
+        value: any static value.
+    """
+    if type(value) is functools.partial and value.keywords and not vars(value):
+        args = map(frozen, value.args)
+        keywords = {name: frozen(x) for name, x in value.keywords.items()}
+        return FrozenPartial(frozen(value.func), *args, **keywords)
+    if type(value) is tuple:
+        items = tuple(map(frozen, value))
+        return value if all(map(_is, items, value)) else items
+    return value
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+_keys: weakref.WeakKeyDictionary[types.FunctionType, Any] = weakref.WeakKeyDictionary()
+
+
+class _NotPlainError(Exception):
+    """A library function holds something that could change."""
+
+
+def _in_settled_module(namespace: Any) -> bool:
+    """Whether these are the global variables of a module of a settled package. (What a function
+    says of itself does not count: `functools.wraps` copies it.)"""
+    name = namespace.get("__name__")
+    if not isinstance(name, str) or name.partition(".")[0] not in settled_packages:
+        return False
+    module = sys.modules.get(name)
+    if module is None or vars(module) is not namespace:
+        return False
+    # A file of the user's may bear the name of a module of the standard library.
+    file = getattr(module, "__file__", None)
+    if file is None or name.partition(".")[0] not in sys.stdlib_module_names:
+        return True
+    return file.startswith(_STANDARD) and "-packages" not in file
+
+
+def function_key(fn: types.FunctionType) -> Any:
+    """What a function of Python is compared by.
+
+    Args:
+        fn: the function.
 
     Returns:
-        The token, which keeps nothing alive. A function that holds something which cannot be
-        compared has a token of its own.
-
-    Example:
-        >>> import functools
-        >>> function_token(functools.partial(max, 2)) is function_token(functools.partial(max, 2))
-        True
-        >>> function_token(functools.partial(max, 2)) is function_token(functools.partial(max, 2.0))
-        False
+        A hashable key, that of all library functions of the same code and captured values; the
+        function itself if it is none.
     """
-    return _recall(fn) or _meet(fn)
+    if not _in_settled_module(fn.__globals__):
+        return fn
+    key = _keys.get(fn)
+    if key is None:
+        try:
+            key = _keys[fn] = _library_key(fn, ())
+        except _NotPlainError:
+            return fn
+    return key
+
+
+def _library_key(fn: types.FunctionType, outer: tuple[Any, ...]) -> Any:
+    """The code of a library function and what it captured."""
+    if fn in outer or not never_changes(fn):
+        raise _NotPlainError
+    # What a decorator leaves on a function is not looked at, so it must be the code's own.
+    if any(name != "__wrapped__" for name in fn.__dict__):
+        raise _NotPlainError
+    outer = (*outer, fn)
+    try:
+        captured = [cell.cell_contents for cell in fn.__closure__ or ()]
+    except ValueError:
+        raise _NotPlainError from None
+    parts = (captured, fn.__defaults__ or (), *(fn.__kwdefaults__ or {}).items())
+    return (Itself(fn.__code__), *(tuple(_captured_key(x, outer) for x in part) for part in parts))
+
+
+def _captured_key(x: Any, outer: tuple[Any, ...]) -> Any:
+    """The key of an immutable plain value, an array, or a library function."""
+    kind = type(x)
+    if kind is types.FunctionType:
+        return kind, _library_key(x, outer)
+    if isinstance(x, enum.Enum):
+        # A member is one object, but its value may be a list.
+        return kind, Itself(x), _captured_key(x.value, outer)
+    key = plain_key(x)
+    if key is not None:
+        return key
+    if isinstance(x, jax.Array):
+        return Alive(x)
+    if kind is tuple or (isinstance(x, tuple) and hasattr(kind, "_fields")):
+        return kind, *(_captured_key(item, outer) for item in x)
+    if kind is frozenset:
+        return kind, frozenset(_captured_key(item, outer) for item in x)
+    if is_library_name(x):
+        return kind, Itself(x)
+    raise _NotPlainError
+
+
+def is_library_name(x: Any) -> bool:
+    """Whether a settled module has a class or callable under its name, as it has `jnp.square` and
+    `np.add`: there is one of it, for ever.
+
+    Args:
+        x: anything.
+    """
+    module = sys.modules.get(getattr(x, "__module__", None) or "")
+    name = getattr(x, "__qualname__", None) or getattr(x, "__name__", None)
+    return (
+        isinstance(name, str)
+        and module is not None
+        and _in_settled_module(vars(module))
+        and vars(module).get(name) is x
+    )
+
+
+def never_changes(fn: types.FunctionType) -> bool:
+    """Whether a function is of a settled package, and assigns nothing that it captures.
+
+    Args:
+        fn: the function.
+    """
+    return _in_settled_module(fn.__globals__) and not _assigns_captured(fn.__code__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigns_captured(code: types.CodeType) -> bool:
+    return any(
+        step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars
+        for step in dis.get_instructions(code)
+    )

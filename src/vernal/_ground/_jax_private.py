@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-# The operations that finalisation takes apart, and finding the programs inside of an operation.
+# The operations that finalisation opens, and finding the programs inside of an operation.
 # Present in JAX 0.10.2 to 0.12. Retired by: no version; this is how jaxprs are read.
 from jax._src import core  # JAX 0.10.2 to 0.12
 from jax._src.ad_checkpoint import name_p as name_p  # JAX 0.10.2 to 0.12
@@ -165,20 +165,13 @@ def mapped_mesh_axes() -> frozenset[Any]:
 
 
 def scan_parts(params: dict[str, Any], args: Sequence[Any]) -> list[list[Any]]:
-    """What belongs to the arguments of a scan, taken apart: constants, carry, and what is scanned over."""
+    """What belongs to the arguments of a scan: constants, carry, and what is scanned over."""
     if "ft_in" in params:  # JAX 0.12
         sizes = [len(list(part)) for part in params["ft_in"].unpack()]
     else:  # JAX 0.10 and 0.11
         sizes = [params["num_consts"], params["num_carry"], len(args)]
     first, second = sizes[0], sizes[0] + sizes[1]
     return [list(args[:first]), list(args[first:second]), list(args[second:])]
-
-
-def jitted_options(fn: Any) -> Any:
-    """What `jax.jit` was told besides the function, to be compared; None where that is not known."""
-    # Present in JAX 0.10.2 to 0.12. The signature and the place in the source are the function's.
-    info = getattr(fn, "_jit_info", None)
-    return None if info is None else info._replace(fun_signature=None, fun_sourceinfo=None)
 
 
 def manual_devices(ctx: Any) -> int:

@@ -9,7 +9,10 @@ from typing import Any
 
 import jax
 
-# The files that are not the user's: JAX, jaxtyping's checks of annotations, and Vernal itself.
+# What is not the user's: JAX, jaxtyping's checks of annotations, Vernal itself, and what these call
+# their functions through.
+_NOT_USERS = frozenset({"jax", "jaxlib", "jaxtyping", "vernal", "contextlib", "functools"})
+# Where only the names of files are known, which a zip application or a frozen program changes, these tell.
 # (Found without importing jaxtyping, which takes time and may never be needed.)
 _JAXTYPING = importlib.util.find_spec("jaxtyping")
 _INSIDE = tuple(
@@ -56,10 +59,10 @@ def here(outermost: FrameType | None = None, innermost: FrameType | None = None)
     entries, more = [], 0
     frame = sys._getframe(1) if innermost is None else innermost
     while frame is not None and frame is not outermost:
-        name = frame.f_code.co_filename
-        if _is_users(name):
+        if is_users_frame(frame):
             if len(entries) < _MOST:
-                entries.append((name, frame.f_lineno, frame.f_code.co_name))
+                code = frame.f_code
+                entries.append((code.co_filename, frame.f_lineno, code.co_name))
             else:
                 more += 1
         frame = frame.f_back
@@ -77,10 +80,22 @@ def place_of_equation(eqn: Any) -> Place:
     """
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else []
-    users = (f for f in frames if _is_users(f.file_name))
+    users = (f for f in frames if _is_users_file(f.file_name))
     found = [(f.file_name, f.line_num, f.function_name) for f in users]
     return Place(tuple(found[:1]), 0)
 
 
-def _is_users(file: str) -> bool:
+def is_users_frame(frame: FrameType) -> bool:
+    """Whether a frame runs code of the user's, and not of JAX, jaxtyping or Vernal.
+
+    Args:
+        frame: the frame.
+    """
+    # The package comes first: `python -m vernal` runs under the name `__main__`.
+    module = frame.f_globals.get("__package__") or frame.f_globals.get("__name__") or ""
+    generated = frame.f_code.co_filename.startswith(_GENERATED)
+    return not generated and module.partition(".")[0] not in _NOT_USERS
+
+
+def _is_users_file(file: str) -> bool:
     return not (file.startswith(_GENERATED) or os.path.abspath(file).startswith(_INSIDE))

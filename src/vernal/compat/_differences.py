@@ -22,7 +22,7 @@ DIFFERENCES = {
     "tree_inference": (DIFFERS, "is `nn.inference_mode`"),
     "error_if": (BETTER, "names every failing element of a batch, and the place; works under `shard_map`"),
     "branched_error_if": (BETTER, "as `error_if`; an index out of range has a message of its own"),
-    "filter_jit": (BETTER, "dispatch near `jax.jit` on a flat list; functions by value; `.explain()`"),
+    "filter_jit": (BETTER, "dispatch near `jax.jit` on a flat list; library functions by value; `.explain()`"),
     "filter_grad": (BETTER, "`wrt=` names any part of any argument; leaves out what is frozen"),
     "filter_value_and_grad": (BETTER, "as `filter_grad`"),
     "filter_custom_jvp": (DIFFERS, "zeros or `ZeroTangent` instead of None; may close over tracers"),

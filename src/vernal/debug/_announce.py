@@ -17,7 +17,7 @@ from .._ground import (
     primitive_transposes,
     register_lowering,
 )
-from ..transforms import split
+from ..trees import split
 
 # As a batch of values rather than one by one: one line, however many arrays there are.
 _announce_p = Primitive("announce_transform")

@@ -15,8 +15,8 @@ import numpy as np
 from ..primitives import linear_call
 from ..runtime import branched_error_if
 from ..show import path_text, tree_pformat
-from ..transforms import Rest, is_zero, split
-from ..trees import is_inexact_array
+from ..transforms import is_zero
+from ..trees import Rest, is_inexact_array, split
 
 _SHOWN = jax.ShapeDtypeStruct((), np.bool_)
 

@@ -96,14 +96,7 @@ def _reason(comparison: str) -> str:
 
 
 def read_cache_miss(text: str) -> CacheMiss | None:
-    """Reads one of JAX's paragraphs.
-
-    Args:
-        text: the message that was logged.
-
-    Returns:
-        What it says; None if it names no function.
-    """
+    """What one of JAX's paragraphs says; None if it names no function."""
     if found := re.search(_NEVER_SEEN, text):
         reason = _REMADE if "same line" in text else FIRST_CALL
     elif found := re.search(_SEEN, text):
@@ -145,12 +138,8 @@ def jax_explains() -> bool:
 
 @contextlib.contextmanager
 def cache_misses_reported_to(listener: Callable[[CacheMiss], None]) -> Iterator[None]:
-    """Inside, a function is called with each of JAX's explanations, in the thread that traces and
-    before it traces. They are not printed, unless the user had asked for that.
-
-    Args:
-        listener: the function.
-    """
+    """Inside, `listener` is called with each of JAX's explanations, in the thread that traces and before it traces.
+    They are not printed, unless the user had asked for that."""
     global _wanted
     with _lock:
         if not _listeners:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from ..show import human_bytes, message, short, table
+from ..show import human_bytes, short, table, type_error
 
 _KINDS = "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"
 _COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
@@ -116,14 +116,12 @@ def collectives(compiled: Any) -> Collectives:
     """
     text = getattr(compiled, "as_text", lambda: None)()
     if not isinstance(text, str) or not text.startswith("HloModule"):
-        raise TypeError(
-            message(
-                "this is no compiled program",
-                where="debug.collectives(compiled)",
-                expected="what `.lower(...).compile()` returns",
-                got=short(compiled),
-                instead="debug.collectives(vernal.filter_jit(f).lower(*args).compile())",
-            )
+        raise type_error(
+            "this is no compiled program",
+            where="debug.collectives(compiled)",
+            expected="what `.lower(...).compile()` returns",
+            got=short(compiled),
+            instead="debug.collectives(vernal.filter_jit(f).lower(*args).compile())",
         )
     program = _Program(text)
     rows = [Collective(*key, *values) for key, values in program.found().items()]

@@ -18,15 +18,7 @@ _MOST_TICKS = 10
 
 
 def compilation_page(recording: Recording, title: str) -> str:
-    """The page.
-
-    Args:
-        recording: what was compiled.
-        title: what was run.
-
-    Returns:
-        HTML, complete in itself.
-    """
+    """The page of what was compiled, as HTML that is complete in itself."""
     rows = rows_of(recording.compilations)
     sums = [seconds_in(rows, phase) for phase in (*PHASES, None)]
     parts = {

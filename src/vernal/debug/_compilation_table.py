@@ -10,15 +10,7 @@ _LONGEST_PLACE = 40
 
 
 def compilation_table(recording: Recording, width: int) -> str:
-    """A row for each function, those that took longest first.
-
-    Args:
-        recording: what was compiled.
-        width: the greatest width of the table in characters.
-
-    Returns:
-        Its lines.
-    """
+    """A row for each function, those that took longest first, in lines of at most `width` characters."""
     rows = rows_of(recording.compilations)
     if not rows:
         return recording.summary()

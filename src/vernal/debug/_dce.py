@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._ground import register_cache
+from .._ground import by_data, register_cache
 from ..show import is_traced, message, tree_pformat
-from ..transforms import Rest, split
+from ..trees import Rest, split
 
 _TOKEN = jax.ShapeDtypeStruct((), np.bool_)
 
@@ -51,11 +51,7 @@ register_cache(_entries.clear)
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _mark(entry: _Entry, index: int, x: Any) -> Any:
     token = jax.pure_callback(functools.partial(entry.token, index), _TOKEN)
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = jax.random.key_data(x)
-        data = jnp.where(token, data, jnp.zeros_like(data))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    return jnp.where(token, x, jnp.zeros_like(x))
+    return by_data(lambda x: jnp.where(token, x, jnp.zeros_like(x)), x)
 
 
 @_mark.defjvp

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._ground import callable_name
 from ..modules import BoundMethod, Module, field, module_update_wrapper
-from ..show import message, short
+from ..show import message, short, type_error, value_error
 from ..transforms import Signature, signature_of_call
 
 
@@ -105,24 +105,20 @@ def assert_max_traces(
     if fn is None:
         return functools.partial(assert_max_traces, max_traces=max_traces)
     if not callable(fn):
-        raise TypeError(
-            message(
-                "assert_max_traces needs a function",
-                where="assert_max_traces(fn)",
-                expected="a callable",
-                got=short(fn),
-                instead="assert_max_traces(f, max_traces=1)(x)",
-            )
+        raise type_error(
+            "assert_max_traces needs a function",
+            where="assert_max_traces(fn)",
+            expected="a callable",
+            got=short(fn),
+            instead="assert_max_traces(f, max_traces=1)(x)",
         )
     if max_traces is not None and max_traces < 0:
-        raise ValueError(
-            message(
-                "a function cannot be traced less than never",
-                where="argument `max_traces`",
-                expected="a number from 0, or None",
-                got=repr(max_traces),
-                instead="max_traces=1",
-            )
+        raise value_error(
+            "a function cannot be traced less than never",
+            where="argument `max_traces`",
+            expected="a number from 0, or None",
+            got=repr(max_traces),
+            instead="max_traces=1",
         )
     return module_update_wrapper(_AtMost(fn, max_traces, _Counter()))
 
@@ -155,14 +151,12 @@ def get_num_traces(fn: Any) -> int:
         if inner is None:
             inner = getattr(found, "__wrapped__", None)
         if inner is None:
-            raise ValueError(
-                message(
-                    "the traces of this function are not counted",
-                    where="get_num_traces(fn)",
-                    expected="a function inside of assert_max_traces",
-                    got=short(fn),
-                    instead="jax.jit(assert_max_traces(fn, max_traces=None))",
-                )
+            raise value_error(
+                "the traces of this function are not counted",
+                where="get_num_traces(fn)",
+                expected="a function inside of assert_max_traces",
+                got=short(fn),
+                instead="jax.jit(assert_max_traces(fn, max_traces=None))",
             )
         found = inner
     return len(found.counter.seen)

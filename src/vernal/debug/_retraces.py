@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..show import message, short
+from ..show import message, short, type_error
 from ..transforms import Trace, Transformed, Watch, guard_traces, traces_of, watch_traces
 
 
@@ -106,14 +106,12 @@ def no_retrace(*functions: Callable[..., Any], first: bool = True) -> Iterator[N
 def _source(fn: Any) -> object:
     jitted = getattr(fn, "__func__", fn)
     if not (isinstance(jitted, Transformed) and hasattr(jitted, "trace_count")):
-        raise TypeError(
-            message(
-                "only functions under filter_jit are watched",
-                where="no_retrace(*functions)",
-                expected="what vernal.filter_jit returns",
-                got=short(fn),
-                instead="step = vernal.filter_jit(step), then no_retrace(step)",
-            )
+        raise type_error(
+            "only functions under filter_jit are watched",
+            where="no_retrace(*functions)",
+            expected="what vernal.filter_jit returns",
+            got=short(fn),
+            instead="step = vernal.filter_jit(step), then no_retrace(step)",
         )
     return traces_of(jitted.fn).source
 

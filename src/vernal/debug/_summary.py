@@ -10,10 +10,9 @@ import jax.tree_util as jtu
 from ..modules import Module, frozen_leaves
 from ..nn import Stack
 from ..primitives import collect
-from ..show import human_bytes, human_count, message, path_text, short, table, tree_pformat
-from ..transforms import split
-from ..trees import is_inexact_array, tree_at
-from ._watch import Call, Path, Recorder, is_spec, layers_of
+from ..show import human_bytes, human_count, path_text, short, table, tree_pformat, type_error
+from ..trees import has_shape, is_inexact_array, split, tree_at
+from ._watch import Call, Path, Recorder, layers_of
 
 _ONE_LINE = 10**6
 
@@ -26,7 +25,7 @@ def _is_parameter(x: Any) -> bool:
 
 def _unique(leaves: Iterable[Any]) -> list[Any]:
     """The arrays among some leaves, each object once."""
-    return list({id(x): x for x in leaves if is_spec(x)}.values())
+    return list({id(x): x for x in leaves if has_shape(x)}.values())
 
 
 def _arrays(tree: Any) -> list[Any]:
@@ -49,7 +48,7 @@ def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:
     """What each layer was given and returned when the model is called."""
 
     def run(recorder: Recorder) -> dict[Path, list[Call]]:
-        shapes, rest = split((recorder.watch(model), args, kwargs), is_spec)
+        shapes, rest = split((recorder.watch(model), args, kwargs), has_shape)
 
         def call(arrays: Any) -> Any:
             watched, args, kwargs = rest.fill(arrays)
@@ -186,14 +185,12 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     """
     called = bool(example or kwargs)
     if jtu.all_leaves([model]) or (called and not callable(model)):
-        raise TypeError(
-            message(
-                "a summary needs a model whose arrays can be seen",
-                where="summary(model, *example)",
-                expected="a module, or another pytree, that can be called",
-                got=short(model),
-                instead="for jax.vmap(model) or jax.jit(model), summary(model, one_example)",
-            )
+        raise type_error(
+            "a summary needs a model whose arrays can be seen",
+            where="summary(model, *example)",
+            expected="a module, or another pytree, that can be called",
+            got=short(model),
+            instead="for jax.vmap(model) or jax.jit(model), summary(model, one_example)",
         )
     calls = _calls(model, example, kwargs) if called else {}
     flops = _flops_counter()
@@ -215,6 +212,6 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     footer = ["total", "", *sizes(model)]
     if called:
         columns = [*columns[:2], "output", *columns[2:], "FLOPs"]
-        whole = Call(*split((model, example, kwargs), is_spec), None)
+        whole = Call(*split((model, example, kwargs), has_shape), None)
         footer = [*footer[:2], "", *footer[2:], _flops_text(flops([whole]))]
     return table(None, columns, rows, footer)

@@ -19,25 +19,15 @@ _NO_FILE = ("<frozen ", "<@beartype")
 
 
 def is_users(file: str) -> bool:
-    """Whether code is the user's own.
-
-    Args:
-        file: the file that it is in.
-
-    Returns:
-        False for JAX, Vernal, the standard library, installed packages, and generated code.
-    """
+    """Whether the code of a file is the user's own: not JAX's, Vernal's, the standard library's, an installed
+    package's, or generated."""
     installed = any(part in file for part in _INSTALLED)
     return bool(file) and not installed and not file.startswith(("<", *_BELOW))
 
 
 def place_of_call() -> tuple[str, int] | None:
-    """File and line of the innermost call of the user's that is going on.
-
-    Returns:
-        If there is none, that of an installed package or of generated code; if there is none of
-        those either, None.
-    """
+    """File and line of the innermost call of the user's that is going on; else those of an installed package or of
+    generated code; else None."""
     frame: FrameType | None = sys._getframe(1)
     second_best = None
     while frame is not None:

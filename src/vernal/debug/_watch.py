@@ -19,8 +19,7 @@ import jax.tree_util as jtu
 from .._ground import one_level_with_keys
 from ..modules import Module
 from ..nn import Stack
-from ..transforms import Rest, split
-from ..trees import is_array
+from ..trees import Rest, has_shape, is_array, split
 
 Path = tuple[Any, ...]
 
@@ -40,11 +39,6 @@ class Call(NamedTuple):
     rest: Rest
     out: Any
     times: int = 1
-
-
-def is_spec(x: Any) -> bool:
-    """Whether a leaf is an array, or the shape of one."""
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
 
 def _shape(x: Any) -> Any:
@@ -120,7 +114,7 @@ class Watched:
         self._place = place
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arrays, rest = split(unwatched((self._layer, args, kwargs)), is_spec)
+        arrays, rest = split(unwatched((self._layer, args, kwargs)), has_shape)
         recorder, layer = self._place.recorder, self._layer
         times = recorder.times
         # Its loop is traced once.

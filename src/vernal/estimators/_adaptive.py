@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..show import message
+from ..show import type_error
 from ._adaptive_run import Run
 from ._arguments import positive_int
 from ._choose import Deflation
@@ -35,14 +35,12 @@ def adaptive_method(
         least = Hutchinson.minimum if method is None else method.minimum
         positive_int(most, "max_matvecs", where, minimum=max(1, min(least, operator.size)))
         return method
-    raise TypeError(
-        message(
-            f"{type(method).__name__} cannot run until a tolerance is met",
-            where=where,
-            expected="a method that can go on from the products that it has made: Hutchinson, XTrace, XNysTrace",
-            got=type(method).__name__,
-            instead="leave `method` out; or give `matvecs`, and look at `standard_error`",
-        )
+    raise type_error(
+        f"{type(method).__name__} cannot run until a tolerance is met",
+        where=where,
+        expected="a method that can go on from the products that it has made: Hutchinson, XTrace, XNysTrace",
+        got=type(method).__name__,
+        instead="leave `method` out; or give `matvecs`, and look at `standard_error`",
     )
 
 

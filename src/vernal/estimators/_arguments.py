@@ -9,27 +9,13 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from ..show import message, spec_text
+from ..show import message, spec_text, type_error, value_error
 from ..transforms import TracedShapeError
 
 
 def positive_int(value: Any, name: str, where: str, *, minimum: int = 1) -> int:
-    """A Python int of at least `minimum`.
-
-    Args:
-        value: what the user gave.
-        name: of the argument.
-        where: the function, for the message.
-        minimum: the least that makes sense.
-
-    Returns:
-        The number as a Python int.
-
-    Raises:
-        TracedShapeError: if it is traced; a `TypeError`. `filter_jit` adds which argument it comes from.
-        TypeError: if it is not a whole number.
-        ValueError: if it is too small.
-    """
+    """A Python int of at least `minimum`, the least that makes sense. A traced number is a `TracedShapeError`, to
+    which `filter_jit` adds which argument it comes from."""
     if isinstance(value, Tracer):
         raise TracedShapeError(
             message(
@@ -42,44 +28,29 @@ def positive_int(value: Any, name: str, where: str, *, minimum: int = 1) -> int:
         ) from _complaint(value)
     number = _index(value)
     if number is None:
-        raise TypeError(
-            message(
-                f"`{name}` is not a whole number",
-                where=where,
-                expected="a Python int",
-                got=repr(value),
-            )
+        raise type_error(
+            f"`{name}` is not a whole number",
+            where=where,
+            expected="a Python int",
+            got=repr(value),
         )
     _check_least(number, name, where, minimum)
     return number
 
 
 def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) -> Array:
-    """A number of products as an array, so that all of them share a compilation.
+    """A number of products as an array of JAX's default integers, so that all of them share a compilation.
 
-    Args:
-        value: a Python int, or an integer array of shape (), which may be traced.
-        name: of the argument.
-        where: the function, for the message.
-        minimum: the least that makes sense. A Python int below it is refused, an array is clamped.
-        most: what shapes are made for; likewise.
-
-    Returns:
-        An array of shape (), of JAX's default integers: those of `jnp.arange`.
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: if it is a Python int out of bounds.
+    It may be a Python int, or an integer array of shape (), which may be traced. Beyond `minimum`, the least that
+    makes sense, and `most`, which shapes are made for, a Python int is refused and an array clamped.
     """
     if isinstance(value, Array):
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.integer):
-            raise TypeError(
-                message(
-                    f"`{name}` is not a whole number",
-                    where=where,
-                    expected="a Python int, or an integer array of shape ()",
-                    got=spec_text(value),
-                )
+            raise type_error(
+                f"`{name}` is not a whole number",
+                where=where,
+                expected="a Python int, or an integer array of shape ()",
+                got=spec_text(value),
             )
         # In its own dtype: a small or a large one must not wrap around.
         info = jnp.iinfo(value.dtype)
@@ -87,61 +58,40 @@ def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) 
         return jnp.clip(value, low, high).astype(int)
     number = positive_int(value, name, where, minimum=minimum)
     if number > most:
-        raise ValueError(
-            message(
-                f"`{name}` is greater than `max_{name}`",
-                where=where,
-                expected=f"{name} <= {most}",
-                got=f"{name}={number}",
-                instead=f"a greater `max_{name}`: shapes are made for that many",
-            )
+        raise value_error(
+            f"`{name}` is greater than `max_{name}`",
+            where=where,
+            expected=f"{name} <= {most}",
+            got=f"{name}={number}",
+            instead=f"a greater `max_{name}`: shapes are made for that many",
         )
     return jnp.asarray(number, int)
 
 
 def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
-    """A tolerance as an array of shape (); None is zero.
-
-    Args:
-        value: what the user gave; may be traced.
-        name: of the argument.
-        where: the function, for the message.
-        dtype: real, of the result.
-
-    Returns:
-        An array of shape ().
-
-    Raises:
-        TypeError: if it is not a real number.
-        ValueError: if it is known to be negative or not a number.
-    """
+    """A tolerance, which may be traced, as an array of shape () and the real dtype of the result; None is zero. A
+    negative one, or one that is not a number, is refused where it is known."""
     if isinstance(value, bool) or not isinstance(
         value, int | float | np.generic | np.ndarray | Array | None
     ):
-        raise TypeError(
-            message(
-                f"`{name}` is not a number", where=where, expected="a real number", got=repr(value)
-            )
+        raise type_error(
+            f"`{name}` is not a number", where=where, expected="a real number", got=repr(value)
         )
     if isinstance(value, np.generic | np.ndarray | Array) and (
         value.shape != () or jnp.issubdtype(value.dtype, jnp.complexfloating) or value.dtype == bool
     ):
-        raise TypeError(
-            message(
-                f"`{name}` is not a number",
-                where=where,
-                expected="a real number, or an array of one",
-                got=spec_text(value),
-            )
+        raise type_error(
+            f"`{name}` is not a number",
+            where=where,
+            expected="a real number, or an array of one",
+            got=spec_text(value),
         )
     if value is not None and not isinstance(value, Tracer) and not 0 <= float(value) < math.inf:
-        raise ValueError(
-            message(
-                f"`{name}` is no tolerance",
-                where=where,
-                expected=f"0 <= {name} < inf",
-                got=f"{name}={value}",
-            )
+        raise value_error(
+            f"`{name}` is no tolerance",
+            where=where,
+            expected=f"0 <= {name} < inf",
+            got=f"{name}={value}",
         )
     return jnp.asarray(0 if value is None else value).astype(dtype)
 
@@ -158,13 +108,11 @@ def _index(value: Any) -> int | None:
 
 def _check_least(number: int, name: str, where: str, minimum: int) -> None:
     if number < minimum:
-        raise ValueError(
-            message(
-                f"`{name}` is too small",
-                where=where,
-                expected=f"{name} >= {minimum}",
-                got=f"{name}={number}",
-            )
+        raise value_error(
+            f"`{name}` is too small",
+            where=where,
+            expected=f"{name} >= {minimum}",
+            got=f"{name}={number}",
         )
 
 

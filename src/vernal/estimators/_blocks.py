@@ -22,16 +22,8 @@ _CHEAP = 4
 
 
 def block_size(mv: Callable[[Any], Any], structure: Any, columns: int) -> int:
-    """How many products to make at once.
-
-    Args:
-        mv: a function of one vector.
-        structure: what that looks like.
-        columns: how many products are wanted.
-
-    Returns:
-        From 1 to `columns`.
-    """
+    """How many products with a function of one vector of this structure to make at once: from 1 to `columns`, which
+    are wanted."""
     if columns <= 1:
         return columns
     closed = jax.make_jaxpr(mv)(structure)

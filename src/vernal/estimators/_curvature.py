@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import callable_name, placed_like
+from .._ground import callable_name
 from ..modules import Module, trainable
-from ..show import message, short
+from ..primitives import placed_like
+from ..show import short, type_error
 from ..transforms import check_callable, closure_to_pytree, filter_eval_shape, filter_grad
 from ..trees import combine, filter, is_inexact_array, partition
 from ._operators import FunctionOperator
@@ -149,13 +150,11 @@ def gauss_newton_operator(
     product = _GaussNewtonProduct(*parts, loss=closure_to_pytree(loss))
     outputs = jax.eval_shape(product.value, product.moving)
     if not jtu.tree_leaves(outputs):
-        raise TypeError(
-            message(
-                "the function has no derivative: its result holds no floating-point arrays",
-                where=where,
-                expected="a tree of floating-point arrays",
-                got=short(filter_eval_shape(f, x, *args)),
-            )
+        raise type_error(
+            "the function has no derivative: its result holds no floating-point arrays",
+            where=where,
+            expected="a tree of floating-point arrays",
+            got=short(filter_eval_shape(f, x, *args)),
         )
     if loss is not None:
         # It may return no scalar.
@@ -228,23 +227,19 @@ def _differentiated(
     moving, rest = partition(x, trainable(x))
     leaves = jtu.tree_leaves(moving)
     if not leaves:
-        raise TypeError(
-            message(
-                "there is nothing to differentiate",
-                where=where,
-                expected="floating-point arrays in `x`, not all of them frozen",
-                got=short(x),
-                instead="`x.astype(float)` for an array of integers",
-            )
+        raise type_error(
+            "there is nothing to differentiate",
+            where=where,
+            expected="floating-point arrays in `x`, not all of them frozen",
+            got=short(x),
+            instead="`x.astype(float)` for an array of integers",
         )
     if not complex_too and any(map(jnp.iscomplexobj, leaves)):
-        raise TypeError(
-            message(
-                f"the second derivatives of `{callable_name(f)}` are not linear over the complex numbers",
-                where=where,
-                expected="real floating-point arrays in `x`",
-                got=short(moving),
-                instead="a function of real and imaginary parts, two real arrays",
-            )
+        raise type_error(
+            f"the second derivatives of `{callable_name(f)}` are not linear over the complex numbers",
+            where=where,
+            expected="real floating-point arrays in `x`",
+            got=short(moving),
+            instead="a function of real and imaginary parts, two real arrays",
         )
     return closure_to_pytree(f), moving, closure_to_pytree(rest), closure_to_pytree(args)

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.scipy.special import betainc
 
 from ..modules import Module
-from ..show import message, spec_text
+from ..show import spec_text, type_error, value_error
 
 # Above it the asymptotic series is accurate to float32 at every level that anybody asks for.
 _MANY = 50
@@ -71,15 +71,13 @@ class Estimate(Module):
         """
         for leaf in jtu.tree_leaves(self.value):
             if jnp.iscomplexobj(leaf):
-                raise TypeError(
-                    message(
-                        "a complex number lies in no interval",
-                        where="Estimate.interval()",
-                        expected="a real value",
-                        got=spec_text(leaf),
-                        instead="`standard_error` is of the modulus of the error; if the operator equals its conjugate "
-                        "transpose, say `symmetric=True`, and its trace is real",
-                    )
+                raise type_error(
+                    "a complex number lies in no interval",
+                    where="Estimate.interval()",
+                    expected="a real value",
+                    got=spec_text(leaf),
+                    instead="`standard_error` is of the modulus of the error; if the operator equals its conjugate "
+                    "transpose, say `symmetric=True`, and its trace is real",
                 )
         quantile = student_quantile(level, self.degrees_of_freedom)
 
@@ -107,14 +105,12 @@ def student_quantile(level: float, degrees_of_freedom: Array) -> Array:
         ValueError: if `level` is not between 0 and 1.
     """
     if not 0 < level < 1:
-        raise ValueError(
-            message(
-                "`level` is not a probability",
-                where="Estimate.interval(level)",
-                expected="0 < level < 1",
-                got=f"level={level}",
-                instead="0.95 for 95%",
-            )
+        raise value_error(
+            "`level` is not a probability",
+            where="Estimate.interval(level)",
+            expected="0 < level < 1",
+            got=f"level={level}",
+            instead="0.95 for 95%",
         )
     few = jnp.clip(degrees_of_freedom, 0.01, _MANY)
     # P(|T| > t) = I_x(v / 2, 1 / 2) with x = v / (v + t^2): in this form the tail keeps its digits.

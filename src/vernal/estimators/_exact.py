@@ -42,16 +42,8 @@ class UnitVectors(Sensitivity):
 
 
 def exact_diagonal(operator: Operator, *, wanted: Array | None = None) -> Array:
-    """The diagonal, from `size` products.
-
-    Args:
-        operator: any square operator.
-        wanted: False for no products and a result of zeros. Under `vmap` it saves the work only if it is False
-            everywhere.
-
-    Returns:
-        Of shape `(size,)`, in the operator's dtype.
-    """
+    """The diagonal, of shape `(size,)`, from `size` products. No products are made, and zeros returned, where
+    `wanted` is False; under `vmap` that saves the work only if it is False everywhere."""
     units = UnitVectors(operator.size, operator.dtype)
     blocks = units.blocks()
 
@@ -69,15 +61,8 @@ def exact_diagonal(operator: Operator, *, wanted: Array | None = None) -> Array:
 
 
 def exact_trace(operator: Operator, wanted: Array | None = None) -> Outcome:
-    """The trace without an error.
-
-    Args:
-        operator: any square operator.
-        wanted: as for `exact_diagonal`.
-
-    Returns:
-        An outcome with variance 0 and infinitely many degrees of freedom.
-    """
+    """The trace without an error: variance 0 and infinitely many degrees of freedom. `wanted` is as for
+    `exact_diagonal`."""
     diagonal = exact_diagonal(operator, wanted=wanted)
     real = operator.symmetric or not jnp.issubdtype(operator.dtype, jnp.complexfloating)
     value = jnp.sum(diagonal.real if real else diagonal)

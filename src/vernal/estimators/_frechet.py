@@ -150,14 +150,8 @@ def _sum(formula: str, *operands: Array) -> Array:
 
 @filter_custom_jvp
 def carried_dense(value: Array, matrix: Array, vectors: Array, differences: Array) -> Array:
-    """`g(A)` as it is given, with its derivative with respect to the Hermitian matrix A.
-
-    Args:
-        value: g(A).
-        matrix: A.
-        vectors: the eigenvectors of A.
-        differences: the divided differences of g at the eigenvalues.
-    """
+    """`g(A)`, which is given as `value`, with its derivative with respect to the Hermitian matrix A, from the
+    eigenvectors of A and the divided differences of g at its eigenvalues."""
     del matrix, vectors, differences
     return value
 

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._ground import callable_name
 from ..modules import Module
-from ..show import message, spec_text
+from ..show import spec_text, type_error
 from ..transforms import closure_to_pytree, filter_jit
 from ._arguments import positive_int
 from ._estimate import Estimate
@@ -178,20 +178,14 @@ class Checked(Module):
     f: Elementwise
 
     def __call__(self, x: Array) -> Array:
-        """Its values.
-
-        Raises:
-            TypeError: if it is no such function.
-        """
+        """Its values; `TypeError` if it is no such function."""
         out = self.f(x)
         if jnp.shape(out) != x.shape or not jnp.issubdtype(jnp.result_type(out), jnp.floating):
-            raise TypeError(
-                message(
-                    "the function does not act on real numbers element by element",
-                    where=f"`{callable_name(self.f)}`",
-                    expected=spec_text(x),
-                    got=spec_text(out),
-                    instead="a function such as `jnp.exp` or `lambda x: jnp.log1p(scale * x)`",
-                )
+            raise type_error(
+                "the function does not act on real numbers element by element",
+                where=f"`{callable_name(self.f)}`",
+                expected=spec_text(x),
+                got=spec_text(out),
+                instead="a function such as `jnp.exp` or `lambda x: jnp.log1p(scale * x)`",
             )
         return out.astype(x.dtype)

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 from jax import Array, lax
 
 from .._ground import callable_name
-from ..show import message, short
+from ..show import short, type_error, value_error
 from ..transforms import check_callable, closure_to_pytree, filter_eval_shape
 from ..trees import is_array
 from ._arguments import positive_int
@@ -69,25 +69,21 @@ def kernel_operator(
     point = jtu.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), points)
     value = filter_eval_shape(kernel, point, point)
     if not (_is_number(value) and jnp.issubdtype(value.dtype, jnp.inexact)):
-        raise TypeError(
-            message(
-                f"the kernel `{callable_name(kernel)}` must return one floating-point number for two points",
-                where=where,
-                expected="an array of shape ()",
-                got=short(value),
-                instead="a function of two single points, `kernel(points[i], points[j])`",
-            )
+        raise type_error(
+            f"the kernel `{callable_name(kernel)}` must return one floating-point number for two points",
+            where=where,
+            expected="an array of shape ()",
+            got=short(value),
+            instead="a function of two single points, `kernel(points[i], points[j])`",
         )
     real = jnp.finfo(value.dtype).dtype
     added = jnp.asarray(noise, real)
     if added.shape not in ((), (size,)):
-        raise ValueError(
-            message(
-                "the noise does not fit the points",
-                where="kernel_operator(noise)",
-                expected=f"an array of shape () or ({size},)",
-                got=short(added),
-            )
+        raise value_error(
+            "the noise does not fit the points",
+            where="kernel_operator(noise)",
+            expected=f"an array of shape () or ({size},)",
+            got=short(added),
         )
     if batch_size is not None:
         batch_size = positive_int(batch_size, "batch_size", "kernel_operator(batch_size)")
@@ -145,22 +141,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _count(points: Any, where: str) -> int:
-    """How many points there are.
-
-    Raises:
-        ValueError: if they are not arrays of one length.
-    """
+    """How many points there are; `ValueError` if they are not arrays of one length."""
     leaves = jtu.tree_leaves(points)
     if leaves and all(is_array(x) and x.ndim > 0 for x in leaves):
         lengths = {len(x) for x in leaves}
         if len(lengths) == 1 and 0 not in lengths:
             return lengths.pop()
-    raise ValueError(
-        message(
-            "the points are not arrays of one length",
-            where=where,
-            expected="an array of shape (n, ...), or a tree of such arrays, with n at least 1",
-            got=short(points),
-            instead="an array with one point in each row",
-        )
+    raise value_error(
+        "the points are not arrays of one length",
+        where=where,
+        expected="an array of shape (n, ...), or a tree of such arrays, with n at least 1",
+        got=short(points),
+        instead="an array with one point in each row",
     )

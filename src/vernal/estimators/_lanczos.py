@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..modules import Module
-from ..show import message, short
+from ..show import short, value_error
 from ..transforms import filter_custom_jvp
 from ._arguments import positive_int
 from ._lanczos_adjoint import Decomposition, inner, multiply, norms, rule
@@ -99,14 +99,12 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
     operator = symmetric_operator(operator, "lanczos(operator)")
     steps = positive_int(steps, "steps", "lanczos(steps)")
     if steps > operator.size:
-        raise ValueError(
-            message(
-                "there are more steps than dimensions",
-                where="lanczos(steps)",
-                expected=f"at most {operator.size} steps for vectors of that size",
-                got=f"steps={steps}",
-                instead="`min(steps, operator.size)`",
-            )
+        raise value_error(
+            "there are more steps than dimensions",
+            where="lanczos(steps)",
+            expected=f"at most {operator.size} steps for vectors of that size",
+            got=f"steps={steps}",
+            instead="`min(steps, operator.size)`",
         )
     start = to_flat(operator.in_structure(), vector, "lanczos(vector)")
     found = decompose(operator, start[None, :], steps)
@@ -121,23 +119,16 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
 
 
 def symmetric_operator(operator: Any, where: str) -> Operator:
-    """An operator that is declared symmetric.
-
-    Raises:
-        TypeError: if it is no operator.
-        ValueError: if it is not declared symmetric.
-    """
+    """An operator that is declared symmetric, else `ValueError`; `TypeError` if it is no operator."""
     operator = as_operator(operator, where)
     if not operator.symmetric:
-        raise ValueError(
-            message(
-                "the operator is not declared symmetric, and the method is for symmetric ones only",
-                where=where,
-                expected="an operator with `symmetric=True`, equal to its conjugate transpose",
-                got=short(operator),
-                instead="`MatrixOperator(matrix, symmetric=True)` or `FunctionOperator(fn, example, "
-                "symmetric=True)`, if that is true of it",
-            )
+        raise value_error(
+            "the operator is not declared symmetric, and the method is for symmetric ones only",
+            where=where,
+            expected="an operator with `symmetric=True`, equal to its conjugate transpose",
+            got=short(operator),
+            instead="`MatrixOperator(matrix, symmetric=True)` or `FunctionOperator(fn, example, "
+            "symmetric=True)`, if that is true of it",
         )
     return operator
 

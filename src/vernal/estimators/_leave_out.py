@@ -31,7 +31,7 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
-from ..show import message
+from ..show import value_error
 from ._method import Budget, Outcome, TraceMethod, masked, products
 from ._operators import Operator
 from ._orthogonal import orthonormal, power_of_two, product
@@ -54,24 +54,20 @@ class LeaveOneOut(TraceMethod):
     def __check_init__(self) -> None:
         name, probes = type(self).__name__, type(self.probes).__name__
         if self.resphered and isinstance(self.probes, Signs | ComplexSigns):
-            raise ValueError(
-                message(
-                    "signs cannot be resphered: it needs probes of which every direction is equally likely",
-                    where=name,
-                    expected="resphered=False, or probes such as Normal() or Sphere()",
-                    got=f"probes={probes}(), resphered=True",
-                    instead=f"{name}(probes={probes}(), resphered=False)",
-                )
+            raise value_error(
+                "signs cannot be resphered: it needs probes of which every direction is equally likely",
+                where=name,
+                expected="resphered=False, or probes such as Normal() or Sphere()",
+                got=f"probes={probes}(), resphered=True",
+                instead=f"{name}(probes={probes}(), resphered=False)",
             )
         if self.probes is not None and self.probes.correlation(2):
-            raise ValueError(
-                message(
-                    "the probes depend on each other, and what one of them tests must not depend on the others",
-                    where=name,
-                    expected="independent probes, such as Normal() or Sphere()",
-                    got=f"probes={probes}()",
-                    instead=f"{name}()",
-                )
+            raise value_error(
+                "the probes depend on each other, and what one of them tests must not depend on the others",
+                where=name,
+                expected="independent probes, such as Normal() or Sphere()",
+                got=f"probes={probes}()",
+                instead=f"{name}()",
             )
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
@@ -300,12 +296,7 @@ def prepared(operator: Operator, probes: Array, products: Array, used: int | Arr
 
 
 def near_hermitian(matrix: Array, size: Array, operator: Operator) -> Array:
-    """Whether a matrix that is made from products of a Hermitian operator is Hermitian but for rounding.
-
-    Args:
-        matrix: of shape `(k, k)`.
-        size: of the numbers that were summed up.
-        operator: says the precision.
-    """
+    """Whether a matrix that is made from products of a Hermitian operator is Hermitian but for rounding: `size` is
+    that of the numbers that were summed up, and the operator says the precision."""
     tolerance = 10 * float(jnp.finfo(operator.dtype).eps) ** 0.5
     return jnp.linalg.norm(matrix - matrix.conj().T) <= tolerance * size

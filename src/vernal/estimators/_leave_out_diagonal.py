@@ -178,11 +178,7 @@ def averaged(
 
 def lost_alone(duals: Array, factor: Array) -> Array:
     """`seen` of a sketch `basis @ factor`: what only product j has along dual i, of shape `(k, k)` and diagonal.
-
-    Args:
-        duals: `unit_duals(factor, mask)`, lower triangular.
-        factor: upper triangular, of shape `(k, k)`.
-    """
+    `duals` are `unit_duals(factor, mask)`, lower triangular; `factor` is upper triangular."""
     return jnp.diag(jnp.diagonal(duals).conj() * jnp.diagonal(factor))
 
 

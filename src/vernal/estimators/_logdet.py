@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from ..show import message, short
+from ..show import short, value_error
 from ._estimate import Estimate
 from ._functions import quadrature_estimate
 from ._operators import as_operator
@@ -50,15 +50,13 @@ def logdet(
     """
     operator = as_operator(operator, "logdet(operator)")
     if not operator.positive_semidefinite:
-        raise ValueError(
-            message(
-                "the operator is not declared positive semidefinite, and the logarithm needs positive eigenvalues",
-                where="logdet(operator)",
-                expected="an operator with `positive_semidefinite=True`",
-                got=short(operator),
-                instead="`MatrixOperator(matrix, positive_semidefinite=True)` or `FunctionOperator(fn, example, "
-                "positive_semidefinite=True)`, if that is true of it",
-            )
+        raise value_error(
+            "the operator is not declared positive semidefinite, and the logarithm needs positive eigenvalues",
+            where="logdet(operator)",
+            expected="an operator with `positive_semidefinite=True`",
+            got=short(operator),
+            instead="`MatrixOperator(matrix, positive_semidefinite=True)` or `FunctionOperator(fn, example, "
+            "positive_semidefinite=True)`, if that is true of it",
         )
     rounding = float(jnp.finfo(operator.dtype).eps)
     return quadrature_estimate(jnp.log, operator, key, matvecs, method, rounding, "logdet(matvecs)")

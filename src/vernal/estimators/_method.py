@@ -9,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ..show import message
+from ..show import value_error
 from ._arguments import positive_int, whole_number
 from ._operators import Operator
 from ._probes import ComplexSigns, Probes, Signs
@@ -88,29 +88,18 @@ class TraceMethod(Method):
 def check_tags(
     operator: Operator, method: Method, where: str, *, otherwise: str = "XTrace()"
 ) -> None:
-    """Refuses an operator that is not declared to be what the method needs.
-
-    Args:
-        operator: what the user gave.
-        method: what the user chose.
-        where: the function, for the message.
-        otherwise: a method for every operator.
-
-    Raises:
-        ValueError: if that is so.
-    """
+    """Refuses an operator that is not declared to be what the method needs; `otherwise` is a method for every
+    operator."""
     if method.needs_positive_semidefinite and not operator.positive_semidefinite:
-        raise ValueError(
-            message(
-                f"{type(method).__name__} needs a positive semidefinite operator",
-                where=where,
-                expected="an operator that is declared positive semidefinite",
-                got=f"{type(operator).__name__} with symmetric={operator.symmetric}, positive_semidefinite=False",
-                instead="if it has no negative eigenvalues, say so: "
-                "`MatrixOperator(matrix, positive_semidefinite=True)`, "
-                "`FunctionOperator(fn, example, positive_semidefinite=True)`; "
-                f"or a method for every operator: `{otherwise}`",
-            )
+        raise value_error(
+            f"{type(method).__name__} needs a positive semidefinite operator",
+            where=where,
+            expected="an operator that is declared positive semidefinite",
+            got=f"{type(operator).__name__} with symmetric={operator.symmetric}, positive_semidefinite=False",
+            instead="if it has no negative eigenvalues, say so: "
+            "`MatrixOperator(matrix, positive_semidefinite=True)`, "
+            "`FunctionOperator(fn, example, positive_semidefinite=True)`; "
+            f"or a method for every operator: `{otherwise}`",
         )
 
 
@@ -181,12 +170,8 @@ def found_or_exact(
 
 
 def selected(which: Array, outcomes: tuple[Outcome, ...]) -> Outcome:
-    """One of several outcomes, of which the first says the dtypes.
-
-    Args:
-        which: its index, of shape ().
-        outcomes: all of them, of the same operator.
-    """
+    """One of several outcomes of the same operator, of which the first says the dtypes; `which` is an index of
+    shape ()."""
 
     def pick(name: str) -> Array:
         arrays = [getattr(outcome, name) for outcome in outcomes]

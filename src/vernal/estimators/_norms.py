@@ -8,7 +8,7 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ..show import message
+from ..show import value_error
 from ..transforms import filter_jit
 from ._arguments import positive_int
 from ._estimate import Estimate
@@ -67,13 +67,11 @@ def schatten_norm(
     operator = as_operator(operator, "schatten_norm(operator)")
     matvecs = positive_int(matvecs, "matvecs", "schatten_norm(matvecs)", minimum=2)
     if not isinstance(p, int | float) or not 1 <= p < math.inf:
-        raise ValueError(
-            message(
-                "this is no p of a norm",
-                where="schatten_norm(p)",
-                expected="a finite Python number of at least 1",
-                got=f"p={p!r}",
-            )
+        raise value_error(
+            "this is no p of a norm",
+            where="schatten_norm(p)",
+            expected="a finite Python number of at least 1",
+            got=f"p={p!r}",
         )
     return _schatten(operator, key, float(p), matvecs, method)
 

@@ -11,9 +11,10 @@ import jax.tree_util as jtu
 import numpy as np
 from jax import Array, lax
 
-from .._ground import callable_name, gathered
+from .._ground import callable_name
 from ..modules import AbstractVar, Module, field
-from ..show import message, short
+from ..primitives import gathered
+from ..show import short, type_error, value_error
 from ..transforms import closure_to_pytree
 from ._arguments import positive_int
 from ._blocks import block_size
@@ -208,14 +209,12 @@ class MatrixOperator(Operator):
         self.symmetric = symmetric or positive_semidefinite
         self.positive_semidefinite = positive_semidefinite
         if self.matrix.ndim != 2 or self.matrix.shape[0] != self.matrix.shape[1]:
-            raise ValueError(
-                message(
-                    "the operator is not square",
-                    where="MatrixOperator(matrix)",
-                    expected="a matrix of shape (n, n)",
-                    got=short(self.matrix),
-                    instead="`jax.vmap` over a batch of matrices; `FunctionOperator` for vectors of other shapes",
-                )
+            raise value_error(
+                "the operator is not square",
+                where="MatrixOperator(matrix)",
+                expected="a matrix of shape (n, n)",
+                got=short(self.matrix),
+                instead="`jax.vmap` over a batch of matrices; `FunctionOperator` for vectors of other shapes",
             )
         dtype_of(self.in_structure(), "MatrixOperator(matrix)")
 
@@ -305,14 +304,12 @@ class FunctionOperator(Operator):
     ):
         where = "FunctionOperator(fn, example)"
         if not callable(fn):
-            raise TypeError(
-                message(
-                    "FunctionOperator needs the function that multiplies",
-                    where=where,
-                    expected="a callable",
-                    got=short(fn),
-                    instead="`MatrixOperator(matrix)` for a matrix",
-                )
+            raise type_error(
+                "FunctionOperator needs the function that multiplies",
+                where=where,
+                expected="a callable",
+                got=short(fn),
+                instead="`MatrixOperator(matrix)` for a matrix",
             )
         if batch_size is not None:
             batch_size = positive_int(batch_size, "batch_size", "FunctionOperator(batch_size)")
@@ -342,17 +339,8 @@ class FunctionOperator(Operator):
 
 
 def as_operator(operator: Any, where: str) -> Operator:
-    """What a user gives as an operator.
-
-    Args:
-        operator: an `Operator`, a square matrix, or any object with `mv` and `in_structure()`. The tags of Lineax's
-            operators are read.
-        where: the call, for the message.
-
-    Raises:
-        TypeError: if it is none.
-        ValueError: if it is a matrix that is not square.
-    """
+    """What a user gives as an operator: an `Operator`, a square matrix, or any object with `mv` and
+    `in_structure()`. The tags of Lineax's operators are read."""
     if isinstance(operator, Operator):
         return operator
     if isinstance(operator, jax.Array | np.ndarray):
@@ -364,16 +352,14 @@ def as_operator(operator: Any, where: str) -> Operator:
             operator.mv, structure, symmetric=symmetric, positive_semidefinite=positive
         )
     is_function = callable(operator)
-    raise TypeError(
-        message(
-            "a function alone does not say what it multiplies"
-            if is_function
-            else "this is not an operator",
-            where=where,
-            expected="a square matrix, an operator of vernal.estimators, or an object with `mv` and `in_structure()`",
-            got=callable_name(operator) if is_function else short(operator),
-            instead="`FunctionOperator(fn, example)` with a vector as the example",
-        )
+    raise type_error(
+        "a function alone does not say what it multiplies"
+        if is_function
+        else "this is not an operator",
+        where=where,
+        expected="a square matrix, an operator of vernal.estimators, or an object with `mv` and `in_structure()`",
+        got=callable_name(operator) if is_function else short(operator),
+        instead="`FunctionOperator(fn, example)` with a vector as the example",
     )
 
 

@@ -20,13 +20,8 @@ from ._sensitivity import Stored
 def divided(
     budget: Budget, rule: Callable[[int], tuple[int, ...]], minimum: int
 ) -> tuple[Budget, ...]:
-    """The parts of a budget.
-
-    Args:
-        budget: at least `minimum`.
-        rule: the sizes of the parts for a number of products.
-        minimum: the fewest products that the rule takes.
-    """
+    """The parts of a budget of at least `minimum`, the fewest that `rule` takes: it gives their sizes for a number
+    of products."""
     if isinstance(budget.used, int):
         return tuple(Budget(part, part) for part in rule(budget.used))
     # The rule is for Python ints: so it becomes a table.
@@ -41,16 +36,8 @@ def drawn(operator: Operator, probes: Probes, key: PRNGKeyArray, part: Budget) -
 
 
 def together(operator: Operator, blocks: list[Array], parts: list[Budget]) -> list[Array]:
-    """Products with several blocks, as those with one.
-
-    Args:
-        operator: what to multiply by.
-        blocks: of shape `(size, part.most)`; columns that are not used are zero.
-        parts: one for each block.
-
-    Returns:
-        The products of each block.
-    """
+    """The products of an operator with several blocks, made as those with one. There is a part for each block, of
+    shape `(size, part.most)`, of which the columns that are not used are zero."""
     starts: list[int | Array] = [0]
     for part in parts:
         starts.append(starts[-1] + part.used)

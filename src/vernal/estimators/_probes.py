@@ -19,7 +19,7 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ..show import message
+from ..show import type_error, value_error
 from ._orthogonal import orthonormal
 
 _BITS = 32
@@ -181,14 +181,12 @@ class Orthogonal(Probes):
             ValueError: if there are more than `size`.
         """
         if count > size:
-            raise ValueError(
-                message(
-                    "there are not so many orthogonal vectors",
-                    where="Orthogonal.draw(key, size, count, dtype)",
-                    expected=f"count <= size, which is {size}",
-                    got=f"count={count}",
-                    instead="`Sphere()`, whose vectors are independent",
-                )
+            raise value_error(
+                "there are not so many orthogonal vectors",
+                where="Orthogonal.draw(key, size, count, dtype)",
+                expected=f"count <= size, which is {size}",
+                got=f"count={count}",
+                instead="`Sphere()`, whose vectors are independent",
             )
         basis, _ = orthonormal(Normal().draw(key, size, count, _wide(dtype)))
         return (_root(size, basis) * basis).astype(dtype)
@@ -265,14 +263,12 @@ class ComplexNormal(Probes):
 
 def _check_complex(dtype: Any, name: str, real_name: str) -> None:
     if not jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(
-            message(
-                "complex probes for a real operator",
-                where=f"{name}().draw(key, size, count, dtype)",
-                expected="a complex dtype, which is that of the operator",
-                got=jnp.dtype(dtype).name,
-                instead=f"`{real_name}()`",
-            )
+        raise type_error(
+            "complex probes for a real operator",
+            where=f"{name}().draw(key, size, count, dtype)",
+            expected="a complex dtype, which is that of the operator",
+            got=jnp.dtype(dtype).name,
+            instead=f"`{real_name}()`",
         )
 
 

@@ -28,7 +28,7 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message
+from ..show import value_error
 from ._frechet import Elementwise, Nodes, carried, derivative, divided_differences
 from ._lanczos import decompose
 from ._lanczos_adjoint import Decomposition
@@ -78,13 +78,11 @@ class LanczosQuadrature(Module):
 
     def __check_init__(self):
         if self.steps is not None and self.steps < 2:
-            raise ValueError(
-                message(
-                    "one step says nothing about its own error",
-                    where="LanczosQuadrature(steps)",
-                    expected="steps >= 2, or None",
-                    got=f"steps={self.steps}",
-                )
+            raise value_error(
+                "one step says nothing about its own error",
+                where="LanczosQuadrature(steps)",
+                expected="steps >= 2, or None",
+                got=f"steps={self.steps}",
             )
 
     def split(self, matvecs: int) -> tuple[int, int]:
@@ -104,13 +102,11 @@ class LanczosQuadrature(Module):
             steps = min(max(_FEWEST, math.isqrt(matvecs)), _MOST)
             steps = min(steps, max(3, matvecs // 4))
         if matvecs < 2 * steps:
-            raise ValueError(
-                message(
-                    "there are too few products for two probes, and without two there is no error estimate",
-                    where="LanczosQuadrature, `matvecs`",
-                    expected=f"matvecs >= {2 * steps} with {steps} steps from each probe",
-                    got=f"matvecs={matvecs}",
-                )
+            raise value_error(
+                "there are too few products for two probes, and without two there is no error estimate",
+                where="LanczosQuadrature, `matvecs`",
+                expected=f"matvecs >= {2 * steps} with {steps} steps from each probe",
+                got=f"matvecs={matvecs}",
             )
         return matvecs // steps, steps
 
@@ -260,12 +256,8 @@ def sums(operator: Operator, starts: Array, steps: int, f: Elementwise, floor: A
 
 
 def mean_and_error(values: Array, steps: int) -> tuple[Array, Array]:
-    """The mean of the best rules and its standard error.
-
-    Args:
-        values: `(count, levels)`, the best rule first.
-        steps: nodes of the best rule.
-    """
+    """The mean of the best rules, of `steps` nodes, and its standard error; `values` are of shape `(count,
+    levels)`, the best rule first."""
     count = values.shape[0]
     means, best = jnp.mean(values, axis=0), values[:, 0]
     variance = jnp.var(best, ddof=1) / count + _truncation(means, steps) ** 2

@@ -64,11 +64,8 @@ class Samples(NamedTuple):
         return jnp.sqrt(jnp.abs(self.mean) ** 2 + self.spread / self.number)
 
     def variance(self, correlated: float | Array = 0.0) -> Array:
-        """An unbiased estimate of the variance of the mean.
-
-        Args:
-            correlated: the sum of the correlations of all ordered pairs of different probes.
-        """
+        """An unbiased estimate of the variance of the mean; `correlated` is the sum of the correlations of all
+        ordered pairs of different probes."""
         pairs = jnp.asarray(correlated, self.spread.dtype) / self.number
         seen = self.spread / (self.number - 1) / (1 - pairs / (self.number - 1))
         if self.slope.size:
@@ -76,12 +73,8 @@ class Samples(NamedTuple):
         return seen * (1 + pairs) / self.number
 
     def consistent(self, operator: Operator, size: Array | None = None) -> Array:
-        """Whether the forms do not contradict the tags of the operator.
-
-        Args:
-            operator: says the tags.
-            size: of the numbers that the forms are made of; that of the forms, if None.
-        """
+        """Whether the forms do not contradict the tags of the operator; `size` is that of the numbers that the
+        forms are made of, or None for that of the forms."""
         if not operator.positive_semidefinite:
             return self.agrees
         size = self.size if size is None else size

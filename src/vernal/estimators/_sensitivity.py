@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .._ground import is_none
 from ..modules import Module
 from ..primitives import linear_call
 from ..transforms import filter_custom_jvp, is_zero
@@ -149,7 +150,7 @@ class _Given(NamedTuple):
             lambda mark, x: None if mark is None else x,
             self.marks,
             self.arrays[0],
-            is_leaf=lambda mark: mark is None,
+            is_leaf=is_none,
         )
 
         def share(moving: Any, left: Array, right: Array) -> Array:

@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
 from ..primitives import nondifferentiable
-from ..show import message, spec_text
+from ..show import spec_text, value_error
 from ..transforms import filter_jit
 from ._arguments import positive_int
 from ._lanczos import decompose, symmetric_operator
@@ -88,22 +88,18 @@ def spectral_density(
     if jnp.ndim(points) == 0:
         points = positive_int(points, "points", "spectral_density(points)", minimum=2)
     elif jnp.ndim(points) != 1:
-        raise ValueError(
-            message(
-                "the points are not a line of numbers",
-                where="spectral_density(points)",
-                expected="an array of shape (k,), or a Python int",
-                got=spec_text(points),
-            )
+        raise value_error(
+            "the points are not a line of numbers",
+            where="spectral_density(points)",
+            expected="an array of shape (k,), or a Python int",
+            got=spec_text(points),
         )
     if isinstance(width, int | float) and not width > 0:
-        raise ValueError(
-            message(
-                "a bump must have a width",
-                where="spectral_density(width)",
-                expected="a positive number, or None",
-                got=f"width={width}",
-            )
+        raise value_error(
+            "a bump must have a width",
+            where="spectral_density(width)",
+            expected="a positive number, or None",
+            got=f"width={width}",
         )
     method = LanczosQuadrature() if method is None else method
     count, steps = method.split(matvecs)

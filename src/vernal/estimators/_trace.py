@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ..show import message
+from ..show import value_error
 from ..transforms import filter_jit
 from ._adaptive import adaptive_method, adaptive_trace
 from ._arguments import positive_int, tolerance
@@ -124,16 +124,14 @@ def _check_way(where: str, matvecs: Any, tolerances: tuple[Any, Any], most: Any)
             )
             if value is not None
         )
-        raise ValueError(
-            message(
-                "both a number of products and a tolerance"
-                if asked
-                else "neither a number of products nor a tolerance",
-                where=where,
-                expected="`matvecs`, or `rtol` and `atol` or one of them; `max_matvecs` goes with both",
-                got=given or "none of them",
-                instead="`trace(operator, key, matvecs=100)`, or `trace(operator, key, rtol=1e-2, max_matvecs=200)`",
-            )
+        raise value_error(
+            "both a number of products and a tolerance"
+            if asked
+            else "neither a number of products nor a tolerance",
+            where=where,
+            expected="`matvecs`, or `rtol` and `atol` or one of them; `max_matvecs` goes with both",
+            got=given or "none of them",
+            instead="`trace(operator, key, matvecs=100)`, or `trace(operator, key, rtol=1e-2, max_matvecs=200)`",
         )
 
 

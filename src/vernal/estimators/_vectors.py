@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import Array
 
-from .._ground import gathered
-from ..show import diff_text, message, short
+from ..primitives import gathered
+from ..show import diff_text, short, type_error
 from ..trees import is_array_like
 
 # A tree of arrays, or of `jax.ShapeDtypeStruct`.
@@ -21,24 +21,15 @@ Structure = Any
 
 
 def structure_of(example: Any, where: str) -> Structure:
-    """Shapes and dtypes of a tree of arrays.
-
-    Args:
-        example: a tree of arrays, numbers, or `jax.ShapeDtypeStruct`.
-        where: the call, for the message.
-
-    Raises:
-        TypeError: if there is anything else in it.
-    """
+    """Shapes and dtypes of a tree of arrays, numbers or `jax.ShapeDtypeStruct`; `TypeError` if there is anything
+    else in it."""
     if not all(_has_shape(leaf) for leaf in jtu.tree_leaves(example)):
-        raise TypeError(
-            message(
-                "the example of a vector holds something that is not an array",
-                where=where,
-                expected="a tree of arrays",
-                got=short(example),
-                instead="`vernal.filter(example, vernal.is_inexact_array)`, and a function of such trees",
-            )
+        raise type_error(
+            "the example of a vector holds something that is not an array",
+            where=where,
+            expected="a tree of arrays",
+            got=short(example),
+            instead="`vernal.filter(example, vernal.is_inexact_array)`, and a function of such trees",
         )
     return jtu.tree_map(_spec, example)
 
@@ -49,22 +40,17 @@ def size_of(structure: Structure) -> int:
 
 
 def dtype_of(structure: Structure, where: str) -> Any:
-    """The dtype of flat vectors: the widest of all leaves, and single precision at least.
-
-    Raises:
-        TypeError: if a leaf is not floating-point, or if some are complex and others are not.
-    """
+    """The dtype of flat vectors: the widest of all leaves, and single precision at least. All are floating-point,
+    and complex or not, else `TypeError`."""
     dtypes = [leaf.dtype for leaf in jtu.tree_leaves(structure)]
     kinds = {jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes}
     if len(kinds) > 1 or not all(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes):
-        raise TypeError(
-            message(
-                "the vectors of an operator are trees of floating-point arrays",
-                where=where,
-                expected="arrays of real, or only of complex, floating-point numbers",
-                got=short(structure),
-                instead="convert the matrix or the example first, such as `x.astype(float)`",
-            )
+        raise type_error(
+            "the vectors of an operator are trees of floating-point arrays",
+            where=where,
+            expected="arrays of real, or only of complex, floating-point numbers",
+            got=short(structure),
+            instead="convert the matrix or the example first, such as `x.astype(float)`",
         )
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(jnp.float32, *dtypes)
@@ -82,12 +68,8 @@ def to_tree(structure: Structure, flat: Array) -> Any:
 
 
 def to_flat(structure: Structure, tree: Any, where: str) -> Array:
-    """A tree that an operator returned as a flat vector.
-
-    Raises:
-        TypeError: if the tree has not the structure and shapes of the operator's vectors, or is complex where they
-            are real.
-    """
+    """A tree that an operator returned as a flat vector. `TypeError` if it has not the structure and shapes of the
+    operator's vectors, or is complex where they are real."""
     dtype = dtype_of(structure, where)
     leaves = jtu.tree_leaves(tree)
     check_product(structure, tree, where)
@@ -98,25 +80,19 @@ def to_flat(structure: Structure, tree: Any, where: str) -> Array:
 
 
 def check_product(structure: Structure, tree: Any, where: str) -> None:
-    """Refuses a product (or its shapes) that does not look like the operator's vectors.
-
-    Raises:
-        TypeError: as `to_flat`.
-    """
+    """Refuses, as `to_flat` does, a product (or its shapes) that does not look like the operator's vectors."""
     kind = jnp.complexfloating if _is_complex(structure) else jnp.floating
     same = jtu.tree_structure(tree) == jtu.tree_structure(structure)
     pairs = zip(jtu.tree_leaves(tree), jtu.tree_leaves(structure), strict=False)
     if same and all(_fits(got, expected, kind) for got, expected in pairs):
         return
     got = jtu.tree_map(lambda x: _spec(x) if _has_shape(x) else x, tree)
-    raise TypeError(
-        message(
-            "the operator is not square: a product does not look like the vector that was multiplied",
-            where=where,
-            expected="a product with the structure, shapes and kind of numbers of the vector",
-            got=diff_text(structure, got, root="product"),
-            instead="return one array for every array in the vector",
-        )
+    raise type_error(
+        "the operator is not square: a product does not look like the vector that was multiplied",
+        where=where,
+        expected="a product with the structure, shapes and kind of numbers of the vector",
+        got=diff_text(structure, got, root="product"),
+        instead="return one array for every array in the vector",
     )
 
 

@@ -20,16 +20,8 @@ State = tuple[Any, Arrays, Arrays]
 
 
 def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, Arrays]:
-    """Runs a loop while its condition holds, at most `max_steps` times.
-
-    Args:
-        program: the loop.
-        max_steps: the greatest number of steps, at least 1.
-        base: the length of the scans, at least 2.
-
-    Returns:
-        The final `(carry, buffers)`.
-    """
+    """Runs a loop while its condition holds, at most `max_steps` times (at least 1), in scans of `base` steps (at
+    least 2); returns the final `(carry, buffers)`."""
 
     def step(state: State) -> State:
         index, carry, buffers = state

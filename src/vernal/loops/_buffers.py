@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ..primitives import linear_call, select_if_vmap, unvmap_any
-from ..show import message, short
-from ..transforms import Rest, is_zero, split
-from ..trees import is_array
+from ..show import short, type_error
+from ..transforms import is_zero
+from ..trees import Rest, is_array, split
 
 T = TypeVar("T")
 
@@ -114,14 +114,12 @@ class Buffer:
 
 
 def _refusal(operation: str) -> TypeError:
-    return TypeError(
-        message(
-            f"a buffer of a loop has no `{operation}`",
-            where="the `cond` or `body` of a loop, in a part of the carry that `buffers` selects",
-            expected="buffer[i], buffer.at[i].set(x), and its shape, dtype, ndim, size",
-            got=operation,
-            instead="read what was written, buffer[i], and compute with that; or leave it out of `buffers`",
-        )
+    return type_error(
+        f"a buffer of a loop has no `{operation}`",
+        where="the `cond` or `body` of a loop, in a part of the carry that `buffers` selects",
+        expected="buffer[i], buffer.at[i].set(x), and its shape, dtype, ndim, size",
+        got=operation,
+        instead="read what was written, buffer[i], and compute with that; or leave it out of `buffers`",
     )
 
 
@@ -201,14 +199,12 @@ def _fitting(value: Any, array: Any, index: Any) -> Any:
             n in (1, m) for n, m in zip(value.shape[::-1], place.shape[::-1], strict=False)
         )
     if not fits or not can_broadcast:
-        raise TypeError(
-            message(
-                "what is written to a buffer does not fit",
-                where="buffer.at[index].set(value)",
-                expected=f"{short(place)}, or what can be promoted or broadcast to it",
-                got=short(value),
-                instead="make the buffer of the dtype and shape of what it is to hold",
-            )
+        raise type_error(
+            "what is written to a buffer does not fit",
+            where="buffer.at[index].set(value)",
+            expected=f"{short(place)}, or what can be promoted or broadcast to it",
+            got=short(value),
+            instead="make the buffer of the dtype and shape of what it is to hold",
         )
     if value.dtype != array.dtype:
         value = value.astype(array.dtype)

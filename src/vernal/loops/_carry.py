@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import same
-from ..show import diff_text, message, path_text, short
+from ..show import diff_text, path_text, short, value_error
 from ..trees import is_array
 from ._buffers import Buffer
 
@@ -42,11 +42,6 @@ def _to_array(x: Any) -> Any:
 def numbers_to_arrays(tree: Any) -> Any:
     """The tree with a JAX array in place of every Python number and NumPy array."""
     return jtu.tree_map(_to_array, tree, is_leaf=is_buffer)
-
-
-def strong(x: Any) -> Any:
-    """The array with a dtype that does not give way to others."""
-    return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
 
 
 class _Marker:
@@ -109,18 +104,8 @@ class Carry:
         return self._lists(jtu.tree_leaves(numbers_to_arrays(tree), is_leaf=is_buffer))
 
     def take(self, tree: Any, of: str) -> tuple[list[Any], list[Any]]:
-        """The arrays of what a step returned.
-
-        Args:
-            tree: what it returned.
-            of: what that is, for the message.
-
-        Returns:
-            `(arrays, buffers)`.
-
-        Raises:
-            ValueError: if the structure, or what is not an array, is not that of the carry.
-        """
+        """The `(arrays, buffers)` of what a step returned; `of` says what that is. Raises `ValueError` if the
+        structure, or what is not an array, is not that of the carry."""
         tree = numbers_to_arrays(tree)
         leaves, treedef = jtu.tree_flatten(tree, is_leaf=is_buffer)
         if treedef != self.treedef or not all(map(self._fits, self.slots, leaves)):
@@ -130,14 +115,12 @@ class Carry:
                 itertools.repeat(nothing),
                 lambda slot, array: Buffer(array) if slot.is_buffer else array,
             )
-            raise ValueError(
-                message(
-                    "a loop must keep the structure of what it carries",
-                    where=of,
-                    expected="the structure that it was given, and everything in it that is not an array",
-                    got=diff_text(example, _shapeless(tree), root=self.name),
-                    instead="return the same containers, strings and functions; what changes must be an array",
-                )
+            raise value_error(
+                "a loop must keep the structure of what it carries",
+                where=of,
+                expected="the structure that it was given, and everything in it that is not an array",
+                got=diff_text(example, _shapeless(tree), root=self.name),
+                instead="return the same containers, strings and functions; what changes must be an array",
             )
         return self._lists(leaves)
 
@@ -155,14 +138,8 @@ class Carry:
         return lists
 
     def fill(self, arrays: Any, buffers: Any, active: Any, replay: bool) -> Any:
-        """The carry as the user's functions see it.
-
-        Args:
-            arrays: those that are not selected.
-            buffers: those that are.
-            active: whether this element of the batch still runs, or None.
-            replay: whether the buffers have their final contents.
-        """
+        """The carry as the user's functions see it: `active` says whether this element of the batch still runs (or
+        is None), `replay` whether the buffers have their final contents."""
 
         def see(slot: _Varying, array: Any) -> Any:
             if slot.selected:
@@ -173,12 +150,7 @@ class Carry:
         return self._fill(iter(arrays), iter(buffers), see)
 
     def finish(self, arrays: Any, buffers: Any) -> Any:
-        """The carry after the loop.
-
-        Args:
-            arrays: those that are not selected.
-            buffers: those that are.
-        """
+        """The carry after the loop."""
         return self._fill(
             iter(arrays),
             iter(buffers),
@@ -196,16 +168,8 @@ class Carry:
         )
 
     def check_types(self, before: Sequence[Any], after: Sequence[Any], of: str) -> None:
-        """Refuses a step that changes the type of an array.
-
-        Args:
-            before: the types of the arrays that a step is given, then of the buffers.
-            after: the types of those that it returns, in the same order, and others after them.
-            of: what that is, for the message.
-
-        Raises:
-            ValueError: if they differ.
-        """
+        """Refuses a step that changes the type of an array. `before` has the types that a step is given, arrays and
+        then buffers; `after` those that it returns, and perhaps others after them; `of` says what that is."""
         # In the order of the lists: the arrays come before the buffers.
         varying = [
             (slot.selected, path)
@@ -219,14 +183,12 @@ class Carry:
             if not same_type(x, y)
         ]
         if lines:
-            raise ValueError(
-                message(
-                    "a loop must keep the type of every array that it carries",
-                    where=of,
-                    expected="the shapes, dtypes and shardings that it was given",
-                    got="\n".join(lines),
-                    instead="cast with `.astype(...)`; start from arrays of the final shape, dtype and sharding",
-                )
+            raise value_error(
+                "a loop must keep the type of every array that it carries",
+                where=of,
+                expected="the shapes, dtypes and shardings that it was given",
+                got="\n".join(lines),
+                instead="cast with `.astype(...)`; start from arrays of the final shape, dtype and sharding",
             )
 
 
@@ -259,13 +221,11 @@ def _select(
     for mark in picked:
         leaf = found[mark.index][1] if isinstance(mark, _Marker) else mark
         if not isinstance(mark, _Marker) or not (is_buffer(leaf) or is_array(leaf)):
-            raise ValueError(
-                message(
-                    "`buffers` must select arrays of the carry",
-                    where="argument `buffers`",
-                    expected="a function from the carry to some of its arrays: `lambda carry: carry[1]`",
-                    got=short(leaf),
-                    instead="return arrays, or trees of arrays, that are in the carry, in a tuple or list",
-                )
+            raise value_error(
+                "`buffers` must select arrays of the carry",
+                where="argument `buffers`",
+                expected="a function from the carry to some of its arrays: `lambda carry: carry[1]`",
+                got=short(leaf),
+                instead="return arrays, or trees of arrays, that are in the carry, in a tuple or list",
             )
     return frozenset(mark.index for mark in picked)

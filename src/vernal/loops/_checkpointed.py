@@ -45,7 +45,8 @@ from ._machines import (
     stacked_space,
 )
 from ._perturbation import chosen, perturbed_outputs, replaced
-from ._schedule import fill, make_plan, sweep
+from ._plan import make_plan
+from ._schedule import fill, sweep
 
 
 def checkpointed(

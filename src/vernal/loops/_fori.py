@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..show import message, short
+from ..show import short, type_error
 from ..trees import is_array
 from ._options import check_count, check_function, check_kind, check_unused, returned_by
 from ._scan import run_scan
@@ -66,28 +66,18 @@ def fori_loop(
         14.0
     """
     check_function("fori_loop", "body_fun", body_fun)
-    check_kind("fori_loop", kind, KINDS)
-    _check_bound("lower", lower)
-    _check_bound("upper", upper)
-    known = _is_known(lower) and _is_known(upper)
+    check_kind("fori_loop", kind, KINDS, checkpoints=checkpoints, base=base)
+    # Both are checked, whatever the first one is.
+    known = all([_is_known("lower", lower), _is_known("upper", upper)])
     if unroll is not None:
         wrong = kind != "lax" or not known
         check_unused("fori_loop", kind, "unroll", wrong, 'kind="lax" and known bounds')
     if max_steps is not None:
         check_unused("fori_loop", kind, "max_steps", known, "bounds that are arrays")
-    if checkpoints is not None:
-        wrong = kind != "checkpointed"
-        check_unused("fori_loop", kind, "checkpoints", wrong, 'kind="checkpointed"')
-        check_count("fori_loop", "checkpoints", checkpoints, 1)
-    if base is not None:
-        check_unused("fori_loop", kind, "base", kind != "bounded", 'kind="bounded"')
-        check_count("fori_loop", "base", base, 2)
     steps = max(0, int(upper) - int(lower)) if known else 0
-    if known:
-        max_steps = steps
-    elif max_steps is not None or kind == "bounded":
-        check_count("fori_loop", "max_steps", max_steps, 0)
-
+    most = steps if known else max_steps
+    if most is not None or kind == "bounded":
+        check_count("fori_loop", "max_steps", most, 0)
     first, last = _bounds(lower, upper)
     state = first, init_val
     select = None if buffers is None else lambda state: buffers(state[1])
@@ -115,7 +105,7 @@ def fori_loop(
             step,
             state,
             select,
-            max_steps=max_steps,
+            max_steps=most,
             kind=kind,
             checkpoints=checkpoints,
             base=DEFAULT_BASE if base is None else base,
@@ -134,19 +124,15 @@ def _bounds(lower: Any, upper: Any) -> tuple[Any, Any]:
     return jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
 
 
-def _is_known(bound: Any) -> bool:
-    return not isinstance(bound, jax.Array)
-
-
-def _check_bound(name: str, bound: Any) -> None:
+def _is_known(name: str, bound: Any) -> bool:
+    """Whether a bound is known while tracing; refuses what is none."""
     array = is_array(bound) and bound.shape == () and jnp.issubdtype(bound.dtype, jnp.integer)
     if type(bound) is not int and not array:
-        raise TypeError(
-            message(
-                "fori_loop goes from one integer to another",
-                where=f"argument `{name}` of fori_loop",
-                expected="a Python int, or an integer array of shape ()",
-                got=short(bound),
-                instead="while_loop for anything else",
-            )
+        raise type_error(
+            "fori_loop goes from one integer to another",
+            where=f"argument `{name}` of fori_loop",
+            expected="a Python int, or an integer array of shape ()",
+            got=short(bound),
+            instead="while_loop for anything else",
         )
+    return not isinstance(bound, jax.Array)

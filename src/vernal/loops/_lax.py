@@ -16,15 +16,8 @@ def goes_on(program: Program, index: Any, carry: Arrays, buffers: Arrays, most: 
 
 
 def lax_while(program: Program, max_steps: int | None) -> tuple[Arrays, Arrays]:
-    """Runs a loop while its condition holds. It has no reverse mode.
-
-    Args:
-        program: the loop.
-        max_steps: the greatest number of steps, or None.
-
-    Returns:
-        The final `(carry, buffers)`.
-    """
+    """Runs a loop while its condition holds, at most `max_steps` times if that is a number; returns the final
+    `(carry, buffers)`. It has no reverse mode."""
 
     def cond(state: Any) -> Any:
         return goes_on(program, *state, most=max_steps)
@@ -41,18 +34,8 @@ def lax_while(program: Program, max_steps: int | None) -> tuple[Arrays, Arrays]:
 def lax_scan(
     program: Program, xs: Arrays, length: int, reverse: bool, unroll: int | bool
 ) -> tuple[Arrays, Arrays, Arrays]:
-    """Runs a fixed number of steps.
-
-    Args:
-        program: the loop.
-        xs: what is given to the steps, in stacks.
-        length: the number of steps.
-        reverse: whether the last comes first.
-        unroll: as in `jax.lax.scan`.
-
-    Returns:
-        The final `(carry, buffers, ys)`.
-    """
+    """Runs `length` steps over the stacks `xs`, the last first if `reverse`; returns the final `(carry, buffers,
+    ys)`."""
 
     def body(state: Any, x: Arrays) -> Any:
         carry, buffers, y = program.functions.step(

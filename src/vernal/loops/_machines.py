@@ -16,7 +16,8 @@ from jax import lax
 
 from ..primitives import unvmap_any
 from ._perturbation import chosen, replaced
-from ._schedule import Filled, Plan
+from ._plan import Plan
+from ._schedule import Filled
 
 
 class Loop(NamedTuple):

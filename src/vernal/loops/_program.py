@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
 
-from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval
+from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, strong
 from ..primitives import record_if, records, select_if_vmap
-from ..show import message, short
+from ..show import short, type_error
 from ..trees import is_array
-from ._carry import Carry, same_type, strong
+from ._carry import Carry, same_type
 
 Arrays = list[Any]
 Body = Callable[[Any, Arrays], tuple[Any, Any]]
@@ -93,19 +93,8 @@ class Functions:
     def step(
         self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any, x: Arrays, replay: bool
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """One step. An element of a batch for which `cond` does not hold stays as it is.
-
-        Args:
-            consts: the constants of the loop.
-            carry: the arrays of the carry.
-            buffers: its buffers.
-            index: the number of the step. Not needed.
-            x: what is given to this step alone.
-            replay: whether the buffers have their final contents.
-
-        Returns:
-            `(carry, buffers, y)`.
-        """
+        """One step, of which the index is not needed; returns `(carry, buffers, y)`. An element of a batch for
+        which `cond` does not hold stays as it is. With `replay` the buffers have their final contents."""
         del index
         active = None if self._cond is None else self.cond(consts, carry, buffers)
         body, args = self._bodies[replay], (consts, active, carry, buffers, x)
@@ -156,15 +145,12 @@ def trace_loop(
     Args:
         init: the carry.
         layout: its structure.
-        body: takes the carry, as the user's function does, and the list of what is given to this
-            step alone; returns the next carry and a tree of arrays.
+        body: takes the carry and the list of what is given to this step alone; returns the next carry and a tree of
+            arrays.
         cond: the user's condition, or None for a loop of a fixed number of steps.
         xs: what is given to the steps, in stacks.
         replays: whether steps may be computed again.
         of: what `body` returns, for messages.
-
-    Returns:
-        The loop.
     """
     active = None if cond is None else jax.ShapeDtypeStruct((), jnp.bool_)
     slices = [mapped_aval(x.shape[0], 0, jax.typeof(x)) for x in xs]
@@ -216,13 +202,11 @@ def _as_bool(pred: Any, name: str) -> Any:
     scalar = is_array(pred) and pred.shape == () and pred.dtype == jnp.bool_
     if type(pred) is bool or scalar:
         return jnp.asarray(pred)
-    raise TypeError(
-        message(
-            "the condition of a loop must be a scalar bool",
-            where=f"what `{name}` returns",
-            expected="bool[], or a Python bool",
-            got=short(pred),
-            instead="`x > 0` for a number; `jnp.any(mask)` or `jnp.all(mask)` for an array; "
-            "`jax.vmap` of the loop to stop every element by itself",
-        )
+    raise type_error(
+        "the condition of a loop must be a scalar bool",
+        where=f"what `{name}` returns",
+        expected="bool[], or a Python bool",
+        got=short(pred),
+        instead="`x > 0` for a number; `jnp.any(mask)` or `jnp.all(mask)` for an array; "
+        "`jax.vmap` of the loop to stop every element by itself",
     )

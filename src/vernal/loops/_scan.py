@@ -5,9 +5,8 @@ from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
-from ..show import message, path_text, short
-from ..transforms import Rest, split
-from ..trees import is_array
+from ..show import path_text, short, type_error, value_error
+from ..trees import Rest, is_array, split
 from ._carry import Carry, numbers_to_arrays
 from ._checkpointed import checkpointed
 from ._lax import lax_scan
@@ -118,41 +117,20 @@ def run_scan(
     name: str,
     of: str,
 ) -> tuple[Any, Any]:
-    """`scan` when its options are known to be right.
-
-    Args:
-        f: as there.
-        init: as there.
-        xs: as there.
-        steps: the number of steps.
-        buffers: as there.
-        reverse: as there.
-        unroll: as there.
-        kind: as there.
-        checkpoints: a number, or None.
-        name: what the user calls the carry, for messages.
-        of: what `f` returns, for messages.
-
-    Returns:
-        `(carry, ys)`.
-
-    Raises:
-        TypeError: if `f` does not return a pair.
-    """
+    """`scan` of a known number of steps, whose options are known to be right. `name` and `of` are what the user
+    calls the carry and what `f` returns."""
     arrays, rest = split(xs)
     arrays = numbers_to_arrays(arrays)
 
     def body(carry: Any, x: list[Any]) -> tuple[Any, Any]:
         returned = f(carry, rest.fill(x))
         if not isinstance(returned, tuple) or len(returned) != 2:
-            raise TypeError(
-                message(
-                    "the function of a scan must return a pair",
-                    where=of,
-                    expected="(carry, y)",
-                    got=short(returned),
-                    instead="`return carry, None` if there is nothing to stack",
-                )
+            raise type_error(
+                "the function of a scan must return a pair",
+                where=of,
+                expected="(carry, y)",
+                got=short(returned),
+                instead="`return carry, None` if there is nothing to stack",
             )
         return returned[0], split(numbers_to_arrays(returned[1]))
 
@@ -185,51 +163,33 @@ def run_scan(
 
 
 def number_of_steps(loop: str, xs: Any, length: int | None) -> int:
-    """The number of steps, on which all arrays of `xs` and `length` must agree.
-
-    Args:
-        loop: the name of the loop, for messages.
-        xs: the tree that is sliced.
-        length: what the user said, if anything.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: if they do not agree, or nothing says it.
-    """
+    """The number of steps, on which all arrays of `xs` and `length` must agree, else `ValueError`."""
     found = [] if length is None else [("length", length)]
     for path, x in jtu.tree_flatten_with_path(xs)[0]:
         if is_array(x):
             text = path_text(path, "xs")
             if not x.shape:
-                raise ValueError(
-                    message(
-                        f"{loop} has nothing to slice in a scalar",
-                        where=text,
-                        expected="arrays with one slice for each step along the first axis",
-                        got=short(x),
-                        instead="close over what is the same in all steps",
-                    )
+                raise value_error(
+                    f"{loop} has nothing to slice in a scalar",
+                    where=text,
+                    expected="arrays with one slice for each step along the first axis",
+                    got=short(x),
+                    instead="close over what is the same in all steps",
                 )
             found.append((text, x.shape[0]))
     if not found:
-        raise ValueError(
-            message(
-                f"{loop} does not know how many steps to take",
-                where=f"the arguments of {loop}",
-                expected="`xs` with arrays in it, or (for scan) `length`",
-                got="neither",
-                instead="scan(f, init, length=10)",
-            )
+        raise value_error(
+            f"{loop} does not know how many steps to take",
+            where=f"the arguments of {loop}",
+            expected="`xs` with arrays in it, or (for scan) `length`",
+            got="neither",
+            instead="scan(f, init, length=10)",
         )
     if any(n != found[0][1] for _, n in found):
-        raise ValueError(
-            message(
-                f"{loop} was given different numbers of steps",
-                where=f"the arguments of {loop}",
-                expected="arrays in `xs` with equally many slices, and `length` equal to that",
-                got=", ".join(f"{text}: {n}" for text, n in found),
-            )
+        raise value_error(
+            f"{loop} was given different numbers of steps",
+            where=f"the arguments of {loop}",
+            expected="arrays in `xs` with equally many slices, and `length` equal to that",
+            got=", ".join(f"{text}: {n}" for text, n in found),
         )
     return found[0][1]

@@ -8,7 +8,7 @@ state that is kept, runs the loop on from there, keeping some of the states in b
 now, and takes the derivative of the steps behind the last one. Where to keep a state is the binomial rule: if
 `slots` states can be kept and no step may be computed more than `sweeps` times, then at most `binomial(slots +
 sweeps, sweeps)` steps can be reversed, so the next state to keep is the one after which the rest just fits
-(`_split`).
+(`split_at`).
 
 - If at most N steps are made, `fill` keeps the states that this rule chooses for N steps. A loop that makes exactly
   N then computes nothing more often than the optimum of Griewank and Walther; one that stops early has slots left
@@ -63,39 +63,9 @@ when the number of steps is not known: P. Stumm and A. Walther, New algorithms f
 doi:10.1137/080742439 (with other places than here).
 """
 
-import functools
 from typing import Any, NamedTuple
 
-# The largest number of steps: counters are 32 bits wide.
-MOST_STEPS = 2**31 - 1
-# How many states are kept by default when the number of steps is not bounded.
-DEFAULT_CHECKPOINTS = 82
-# All of them are kept by default if they take no more than this together.
-SMALL = 2**13
-
-
-class Plan(NamedTuple):
-    """How a loop is checkpointed.
-
-    `positions`: after how many steps the forward pass keeps a state, if that is fixed beforehand.
-    `online`: how many slots it may fill, if it is not (else 0).
-    `flat`: whether every segment between two positions fits into the slots that are free when its
-    turn comes, so that none has to be divided.
-    `capacities`: `capacity(slots, sweeps)` for all that may be asked for; none if that is too much.
-    `every`: whether every state is kept.
-    """
-
-    checkpoints: int
-    positions: tuple[int, ...]
-    online: int
-    flat: bool
-    capacities: tuple[tuple[int, ...], ...]
-    every: bool
-
-    @property
-    def slots(self) -> int:
-        """How many states there is room for: the checkpoints and the state being worked on."""
-        return self.checkpoints + 1
+from ._plan import MOST_STEPS, Plan, split_at
 
 
 class Filled(NamedTuple):
@@ -111,117 +81,9 @@ class Filled(NamedTuple):
     slots: Any
 
 
-def capacity(slots: int, sweeps: int) -> int:
-    """How many steps can be reversed with `slots` kept states (the initial one among them) if no step
-    is computed forward more than `sweeps` times: `binomial(slots + sweeps, sweeps)`."""
-    out = 1
-    for k in range(1, sweeps + 1):
-        out = out * (slots + k) // k
-    return out
-
-
-def default_checkpoints(max_steps: int | None, state_bytes: int | None) -> int:
-    """The fewest states with which no step is computed more than twice, about `sqrt(2 max_steps)`; or
-    all, if they are small."""
-    if max_steps is None:
-        return DEFAULT_CHECKPOINTS
-    if state_bytes is not None and max_steps * state_bytes <= SMALL:
-        return max_steps
-    slots = 1
-    while capacity(slots, 2) < max_steps:
-        slots += 1
-    return slots
-
-
-def make_plan(
-    max_steps: int | None, checkpoints: int | None, state_bytes: int | None = None
-) -> Plan:
-    """The plan for a loop of at most `max_steps` steps that keeps `checkpoints` states."""
-    if checkpoints is None:
-        checkpoints = default_checkpoints(max_steps, state_bytes)
-    if max_steps is not None:
-        checkpoints = max(1, min(checkpoints, max_steps))
-        positions = _positions(max_steps, checkpoints)
-        ends = enumerate((*positions[1:], max_steps))
-        flat = all(end - positions[k] - 1 <= checkpoints - k for k, end in ends)
-        capacities = _capacities(checkpoints, checkpoints, max_steps)
-        return Plan(checkpoints, positions, 0, flat, capacities, checkpoints == max_steps)
-    # Three quarters for the forward pass: the last segment is reversed in what is left.
-    online = 3 * checkpoints // 4
-    online -= 1 - online % 2
-    # One slot cannot double its gap: only the initial state is kept.
-    online = online if online >= 3 else 0
-    free = checkpoints - online + 1 if online else checkpoints
-    return Plan(checkpoints, (0,), online, False, _capacities(checkpoints, free, MOST_STEPS), False)
-
-
-# How many numbers of sweeps are kept in a table; beyond that they are counted up one by one.
-_MOST_SWEEPS = 32
-
-
-def _capacities(checkpoints: int, free: int, longest: int) -> tuple[tuple[int, ...], ...]:
-    """The table for segments of `longest` steps that are divided among `free` slots or more."""
-    sweeps = 1
-    while capacity(free, sweeps) < longest:
-        sweeps += 1
-        if sweeps == _MOST_SWEEPS:
-            return ()
-    return tuple(
-        tuple(min(capacity(slots, k), MOST_STEPS) for k in range(sweeps))
-        for slots in range(checkpoints + 1)
-    )
-
-
-def _positions(max_steps: int, checkpoints: int) -> tuple[int, ...]:
-    found, start = [0], 0
-    for slots in range(checkpoints, 0, -1):
-        if max_steps - start < 2:
-            break
-        start += _split(_Python(), max_steps - start, slots)
-        found.append(start)
-    return tuple(found)
-
-
-def _split(m: Any, length: Any, slots: Any, capacities: Any = ()) -> Any:
-    """After how many of `length` steps to keep a state, when `slots` are free or at the start.
-
-    The least number of sweeps that suffices is counted up. Then as much as can be reversed in one
-    sweep less comes first, but what comes after it is left no less than what that number can do.
-    """
-
-    def more(state: Any) -> Any:
-        sweeps, _, before, now = state
-        fits = now <= m.div(MOST_STEPS, slots + sweeps + 1)
-        grown = m.div(m.where(fits, now, 0) * (slots + sweeps + 1), sweeps + 1)
-        return sweeps + 1, before, now, m.where(fits, grown, MOST_STEPS)
-
-    # One slot holds nothing but the start, and `rest` is right at once; the count would take as long as the steps.
-    several = slots > 1
-    if capacities:
-        two_less, one_less = m.last_below(capacities, slots, length)
-    else:
-        # Integers of the machine's own kind.
-        one, zero = slots - slots + 1, slots - slots
-        _, two_less, one_less, _ = m.while_loop(
-            lambda state: (state[3] < length) & several, more, (one, zero, one, slots + 1)
-        )
-    rest = length - (one_less - two_less)
-    return m.where(several & (one_less < rest), one_less, rest)
-
-
 def fill(m: Any, plan: Plan, state: Any, slots: Any, zero: Any) -> Any:
-    """The forward pass: makes the steps, keeps states.
-
-    Args:
-        m: the machine.
-        plan: the plan.
-        state: the initial state.
-        slots: what the states are put into.
-        zero: the integer 0.
-
-    Returns:
-        The final state, and what the backward pass needs: a `Filled`.
-    """
+    """The forward pass: makes the steps from `state`, and puts states into `slots`. Returns the final state, and
+    what the backward pass needs."""
     if plan.every:
         return _fill_every(m, state, slots, zero)
     return (_fill_doubling if plan.online else _fill_positions)(m, plan, state, slots, zero)
@@ -314,7 +176,7 @@ def sweep(m: Any, plan: Plan, filled: Filled, cotangents: Any) -> Any:
 
         def keep(descent: Any) -> Any:
             top, start, state, steps, slots, from_top, from_start = descent
-            until = start + _split(m, end - start, plan.checkpoints - top, plan.capacities)
+            until = start + split_at(m, end - start, plan.checkpoints - top, plan.capacities)
             no_gap = until == start + 1
             start, state = _run(m, start, state, until)
             top, slots = top + 1, m.put(slots, place(top + 1), state)
@@ -361,68 +223,3 @@ def _run(m: Any, index: Any, state: Any, until: Any) -> Any:
     return m.while_loop(
         lambda run: run[0] < until, lambda run: (run[0] + 1, m.step(*run)), (index, state)
     )
-
-
-def recomputed(plan: Plan, steps: int) -> int:
-    """How many steps the backward pass of a loop of `steps` steps computes again."""
-    if steps == 0:
-        return 0
-    m, starts = _Python(), list(plan.positions)
-    if plan.online:
-        gap = 1
-        while gap * (plan.online - 1) < steps:
-            gap *= 2
-        starts = list(range(0, steps, gap))
-    starts = [start for start in starts if start < steps]
-    ends = [*starts[1:], steps]
-
-    @functools.cache
-    def reverse(length: int, slots: int) -> int:
-        count = 0
-        while length - 1 > slots:
-            until = _split(m, length, slots)
-            count += until + reverse(length - until, slots - 1)
-            length = until
-        return count + length - 1
-
-    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-    return sum(reverse(length, plan.checkpoints - k) for k, length in enumerate(lengths))
-
-
-class _Python:
-    """Python's integers and loop."""
-
-    div = staticmethod(int.__floordiv__)
-    rem = staticmethod(int.__mod__)
-
-    @staticmethod
-    def while_loop(cond: Any, body: Any, state: Any) -> Any:
-        while cond(state):
-            state = body(state)
-        return state
-
-    @staticmethod
-    def where(pred: bool, yes: int, no: int) -> int:
-        return yes if pred else no
-
-    @staticmethod
-    def table(values: tuple[int, ...]) -> list[int]:
-        return list(values)
-
-    @staticmethod
-    def table_of(entry: Any, length: int) -> list[int]:
-        return [entry(k) for k in range(length)]
-
-    @staticmethod
-    def load(table: list[int], index: int) -> int:
-        return table[index]
-
-    @staticmethod
-    def last_below(rows: Any, row: int, bound: int) -> tuple[int, int]:
-        below = [0, *[entry for entry in rows[row] if entry < bound]]
-        return below[-2], below[-1]
-
-    @staticmethod
-    def store(table: list[int], index: int, value: int) -> list[int]:
-        table[index] = value
-        return table

@@ -7,7 +7,7 @@ from ._bounded import bounded_while
 from ._carry import Carry
 from ._checkpointed import checkpointed
 from ._lax import lax_while
-from ._options import check_count, check_function, check_kind, check_unused, returned_by
+from ._options import check_count, check_function, check_kind, returned_by
 from ._program import trace_loop
 
 T = TypeVar("T")
@@ -91,15 +91,7 @@ def while_loop(
     """
     check_function("while_loop", "cond_fun", cond_fun)
     check_function("while_loop", "body_fun", body_fun)
-    check_kind("while_loop", kind, KINDS)
-    if checkpoints is not None:
-        check_unused(
-            "while_loop", kind, "checkpoints", kind != "checkpointed", 'kind="checkpointed"'
-        )
-        check_count("while_loop", "checkpoints", checkpoints, 1)
-    if base is not None:
-        check_unused("while_loop", kind, "base", kind != "bounded", 'kind="bounded"')
-        check_count("while_loop", "base", base, 2)
+    check_kind("while_loop", kind, KINDS, checkpoints=checkpoints, base=base)
     if max_steps is not None or kind == "bounded":
         check_count("while_loop", "max_steps", max_steps, 0)
 
@@ -130,23 +122,8 @@ def run_while(
     name: str,
     of: str,
 ) -> Any:
-    """`while_loop` when its options are known to be right.
-
-    Args:
-        cond: as there.
-        body: as there.
-        init: as there.
-        buffers: as there.
-        max_steps: as there.
-        kind: as there.
-        checkpoints: as there.
-        base: as there.
-        name: what the user calls the carry, for messages.
-        of: what `body` returns, for messages.
-
-    Returns:
-        The last carry.
-    """
+    """`while_loop` whose options are known to be right. `name` and `of` are what the user calls the carry and what
+    `body` returns."""
     program = trace_loop(
         init,
         Carry(init, buffers, name),

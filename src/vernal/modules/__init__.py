@@ -8,6 +8,9 @@ from ._frozen import freeze as freeze
 from ._frozen import frozen_leaves as frozen_leaves
 from ._frozen import trainable as trainable
 from ._frozen import unfreeze as unfreeze
+from ._lazy import Flat as Flat
+from ._lazy import lazily as lazily
+from ._lazy import remember_flat as remember_flat
 from ._methods import BoundMethod as BoundMethod
 from ._module import Module as Module
 from ._module import ModuleMeta as ModuleMeta
@@ -15,9 +18,6 @@ from ._module import module_classes as module_classes
 from ._module import module_update_wrapper as module_update_wrapper
 from ._partial import Partial as Partial
 from ._static import Static as Static
-from ._waiting import Form as Form
-from ._waiting import remember_form as remember_form
-from ._waiting import waiting_maker as waiting_maker
 
 Module._vernal_root = True  # pyright: ignore[reportAttributeAccessIssue] (read by the strictness rule)
 publish(__name__, globals())

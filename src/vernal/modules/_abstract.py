@@ -4,7 +4,8 @@ import re
 import typing
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from ..show import message
+from ..show import type_error
+from ._lazy import LazyChild
 
 _T = TypeVar("_T")
 
@@ -88,27 +89,23 @@ def take_abstract(class_name: str, namespace: dict[str, Any]) -> dict[str, str]:
     for name, annotation in list(annotations.items()):
         bare = _unsubscripted(annotation)
         if bare is not None:
-            raise TypeError(
-                message(
-                    "an abstract attribute was declared with an unsubscripted annotation",
-                    where=f"{class_name}.{name}",
-                    expected=f"{bare}[SomeType]",
-                    got=bare,
-                    instead=f"{name}: {bare}[Any]",
-                )
+            raise type_error(
+                "an abstract attribute was declared with an unsubscripted annotation",
+                where=f"{class_name}.{name}",
+                expected=f"{bare}[SomeType]",
+                got=bare,
+                instead=f"{name}: {bare}[Any]",
             )
         kind = _kind(annotation)
         if kind is None:
             continue
         if name in namespace:
-            raise TypeError(
-                message(
-                    "an abstract attribute cannot have value",
-                    where=f"{class_name}.{name}",
-                    expected=f"{name}: {kind}[...]",
-                    got=f"{name}: {kind}[...] = ...",
-                    instead="give the value in the subclass that implements it, or declare an ordinary field",
-                )
+            raise type_error(
+                "an abstract attribute cannot have value",
+                where=f"{class_name}.{name}",
+                expected=f"{name}: {kind}[...]",
+                got=f"{name}: {kind}[...] = ...",
+                instead="give the value in the subclass that implements it, or declare an ordinary field",
             )
         taken[name] = kind
         del annotations[name]
@@ -131,7 +128,7 @@ def _provided(cls: type, name: str, kind: str) -> bool:
     for klass in cls.__mro__:
         if name in klass.__dict__.get("_own_abstract", {}):
             return False
-        if name in klass.__dict__:
+        if name in klass.__dict__ and type(klass.__dict__[name]) is not LazyChild:
             return True
         annotation = klass.__dict__.get("__annotations__", {}).get(name)
         if annotation is None:

@@ -1,6 +1,6 @@
 """Where a module keeps its attributes, and the shortest ways to them.
 
-`Module` gives `module.__dict__` a meaning of its own (see `_waiting.py`). The library itself reads
+`Module` gives `module.__dict__` a meaning of its own (see `_lazy.py`). The library itself reads
 and writes the dictionary beneath it, through the two functions here.
 """
 

@@ -1,22 +1,24 @@
 """What happens between `__init__` and a finished, frozen module."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import one_level_with_keys
+from .._ground import frozen, one_level_with_keys, static_key
 from ..trees import is_array, node_parts
 from . import _refusals as refuse
 from ._attributes import attributes_of
 from ._fields import array_dtype_for, resolve_annotation
+from ._lazy import LazyChild
 from ._marks import freeze_fields
 from ._sorting import (
     CONTAINERS,
     Kind,
-    hidden_arrays,
-    holds_arrays,
+    hides_arrays,
+    is_data,
     is_node,
     kind_by_type,
     sort_value,
@@ -127,6 +129,8 @@ def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
         kind = kind_by_type(type(value))
         if kind is None or (kind and static and value is not None):
             kind = _look_closer(self, info, name, value, static)
+            if kind is False:
+                values[name] = frozen(value)
         kinds.append(False if static else every_field_is_child or kind)
     key = tuple(kinds)
     layout = info.by_kinds.get(key)
@@ -149,7 +153,7 @@ def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
     """Whether an unset field has a value on the class, which then becomes the instance's; False
     for a property."""
     for klass in info.cls.__mro__:
-        if name in klass.__dict__:
+        if name in klass.__dict__ and type(klass.__dict__[name]) is not LazyChild:
             value = klass.__dict__[name]
             is_default = value is info.defaults[name]
             if hasattr(type(value), "__set__") or (
@@ -161,14 +165,28 @@ def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
     raise refuse.not_initialised(info.cls, name)
 
 
+def check_new(info: ClassInfo, name: str, value: Any) -> None:
+    """Refuses what surgery may not put into a field, as `__init__` would.
+
+    Args:
+        info: of the class.
+        name: of the field.
+        value: what is not a child, or not only.
+    """
+    new = object()
+    _refuse_inside(new, info, name, value, (), (new,))
+
+
 def _look_closer(self: Any, info: ClassInfo, name: str, value: Any, static: bool) -> Kind:
     """Sorts a value that its type alone does not decide, and refuses what could only go wrong
     later."""
     if static:
         _refuse_static_arrays(info, name, value)
+        _refuse_structure(info, name, (), value)
         return False
     # The type is asked, because `functools.wraps` copies a whole `__dict__`.
     if hasattr(type(value), "_vernal_class") and KEY in attributes_of(value):
+        _refuse_inside_transformed(info, name, (), value)
         return True
     _refuse_inside(self, info, name, value, (), (self,))
     return sort_value(value)
@@ -224,8 +242,35 @@ def _refuse_inside(
         for key, child in one_level_with_keys(value)[0]:
             if kind_by_type(type(child)) is None:
                 _refuse_inside(self, info, name, child, (*path, key), (*above, value))
-    elif callable(value) and not is_node(value) and not info.may_hide_arrays:
-        if hidden_arrays(value):
+    elif not is_node(value):
+        _refuse_structure(info, name, path, value)
+    elif hasattr(type(value), "_vernal_class") and KEY in attributes_of(value):
+        _refuse_inside_transformed(info, name, path, value)
+
+
+def _refuse_structure(info: ClassInfo, name: str, path: tuple[Any, ...], value: Any) -> None:
+    """Refuses structure that hides arrays, or that cannot be hashed by a hash that stays."""
+    if info.may_hide_arrays or is_data(value):
+        return
+    if hides_arrays(value):
+        if callable(value):
             raise refuse.hidden_in_callable(info.cls, name, path, value)
-    elif not is_node(value) and not info.may_hide_arrays and holds_arrays(value):
         raise refuse.hidden_in_object(info.cls, name, path, value)
+    if isinstance(value, functools.partial):
+        for part in (value.func, *value.args, *value.keywords.values()):
+            _refuse_structure(info, name, path, part)
+    try:
+        static_key(value)
+    except (TypeError, ValueError):  # ValueError: a memory that can be written to
+        raise refuse.unhashable(info.cls, name, path, value) from None
+
+
+def _refuse_inside_transformed(
+    info: ClassInfo, name: str, path: tuple[Any, ...], module: Any
+) -> None:
+    """Refuses `filter_vmap(f)` and its like, which may wrap anything, where `f` hides arrays."""
+    if info.may_hide_arrays or not getattr(type(module), "_vernal_may_hide_arrays", False):
+        return
+    structure = attributes_of(module)[KEY][0]
+    if any(map(hides_arrays, structure.rest.values())):
+        raise refuse.hidden_in_callable(info.cls, name, path, module)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jaxtyping
 from typing_extensions import TypeAliasType
 
-from ..show import message, short
+from ..show import short, type_error
 
 _NUMBERS: dict[type, tuple[type, ...]] = {
     bool: (bool,),
@@ -64,13 +64,11 @@ def field(
         Scale(factor=True, offset=False)
     """
     if static and not trainable:
-        raise TypeError(
-            message(
-                "a static field holds no arrays that could be trained or not",
-                where="field(static=True, trainable=False)",
-                expected="one of the two",
-                instead="field(static=True) for structure, field(trainable=False) for arrays that are buffers",
-            )
+        raise type_error(
+            "a static field holds no arrays that could be trained or not",
+            where="field(static=True, trainable=False)",
+            expected="one of the two",
+            instead="field(static=True) for structure, field(trainable=False) for arrays that are buffers",
         )
     metadata = dict(kwargs.pop("metadata", None) or {})
     for key, value, given in (
@@ -81,13 +79,11 @@ def field(
         if not given:
             continue
         if key in metadata:
-            raise TypeError(
-                message(
-                    f"a field's metadata may not name `{key}` when `field` is given it too",
-                    where=f"field(metadata={{'{key}': ...}})",
-                    got=short(metadata[key]),
-                    instead=f"field({key}=...)",
-                )
+            raise type_error(
+                f"a field's metadata may not name `{key}` when `field` is given it too",
+                where=f"field(metadata={{'{key}': ...}})",
+                got=short(metadata[key]),
+                instead=f"field({key}=...)",
             )
         metadata[key] = value
     return dataclasses.field(metadata=metadata, **kwargs)

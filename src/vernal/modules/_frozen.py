@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from ..show import FROZEN, message, short
+from ..show import FROZEN, listed, short, type_error, value_error
 from ..trees import Pattern, is_inexact_array, path_name, picked_nodes
 from ._attributes import attributes_of
 from ._marks import buffer_leaves, is_marked, is_module, own, remark
@@ -24,8 +24,6 @@ from ._marks import buffer_leaves, is_marked, is_module, own, remark
 T = TypeVar("T")
 
 Where = str | Sequence[str] | Callable[[Any], Any]
-
-_SHOWN = 10
 
 
 def frozen_leaves(pytree: Any) -> list[bool]:
@@ -58,14 +56,12 @@ def frozen_leaves(pytree: Any) -> list[bool]:
 def _patterns(where: Any, transform: str) -> list[str]:
     patterns = [where] if isinstance(where, str) else where
     if not isinstance(patterns, (list, tuple)) or not all(isinstance(p, str) for p in patterns):
-        raise TypeError(
-            message(
-                "`where` does not say which part of the model is meant",
-                where=f"{transform}(model, where)",
-                expected="a pattern, a list of patterns, or a function that picks parts of the model",
-                got=short(where),
-                instead='"encoder", ["encoder", "**.bias"], or lambda model: model.encoder',
-            )
+        raise type_error(
+            "`where` does not say which part of the model is meant",
+            where=f"{transform}(model, where)",
+            expected="a pattern, a list of patterns, or a function that picks parts of the model",
+            got=short(where),
+            instead='"encoder", ["encoder", "**.bias"], or lambda model: model.encoder',
         )
     return list(patterns)
 
@@ -100,30 +96,24 @@ def _refusal(idle: list[str], paths: list[Any], transform: str) -> ValueError:
     near = dict.fromkeys(
         repr(found) for name in idle for found in difflib.get_close_matches(name, parts)
     )
-    more = len(leaves) - _SHOWN
-    listed = ", ".join(leaves[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return ValueError(
-        message(
-            "`where` names no array",
-            where=f"{transform}(model, where)",
-            expected="names or patterns of arrays, or of parts with arrays in them",
-            got=", ".join(map(repr, idle)),
-            instead=f"did you mean {' or '.join(near)}?"
-            if near
-            else f"the arrays are: {listed or 'none'}",
-        )
+    return value_error(
+        "`where` names no array",
+        where=f"{transform}(model, where)",
+        expected="names or patterns of arrays, or of parts with arrays in them",
+        got=", ".join(map(repr, idle)),
+        instead=f"did you mean {' or '.join(near)}?"
+        if near
+        else f"the arrays are: {listed(leaves) or 'none'}",
     )
 
 
 def _only_buffers(idle: list[str], transform: str) -> ValueError:
-    return ValueError(
-        message(
-            "buffers are never trained: their class declares so",
-            where=f"{transform}(model, where)",
-            expected="names or patterns of at least one array that is not in such a field",
-            got=", ".join(map(repr, idle)),
-            instead="a class whose field is not declared field(trainable=False)",
-        )
+    return value_error(
+        "buffers are never trained: their class declares so",
+        where=f"{transform}(model, where)",
+        expected="names or patterns of at least one array that is not in such a field",
+        got=", ".join(map(repr, idle)),
+        instead="a class whose field is not declared field(trainable=False)",
     )
 
 

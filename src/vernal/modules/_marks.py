@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..show import FROZEN, message
+from ..show import FROZEN, value_error
 from ..trees import path_name
 from ._attributes import Attributes, attributes_of
 from ._sorting import Kind, Mixed
@@ -40,17 +40,9 @@ def own(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 def freeze_fields(
     kinds: dict[str, Kind], values: dict[str, Any], fields: Iterable[str]
 ) -> dict[str, Kind]:
-    """Freezes what the buffer fields of a module hold that is about to be assembled.
-
-    Args:
-        kinds: the module's kinds.
-        values: its values. The mark is put in, and modules in these fields are replaced by frozen
-            ones.
-        fields: the names of the fields.
-
-    Returns:
-        The kinds with the mark; they themselves if there is nothing to freeze.
-    """
+    """Freezes what these fields of a module hold that is about to be assembled: puts the mark into `values`, and
+    frozen modules in place of those in the fields. Returns the kinds with the mark; they themselves if there is
+    nothing to freeze."""
     names = set(values.get(FROZEN, ()))
     for field in fields:
         kind = kinds.get(field, False)
@@ -102,17 +94,9 @@ def _with_mark(module: Any, names: set[str]) -> Any:
 
 
 def remark(node: Any, chosen: Iterator[bool], change: Callable[[set[str], set[str]], Any]) -> Any:
-    """The node with its marks changed.
-
-    Args:
-        node: a module, or a whole tree.
-        chosen: for each of its leaves, whether it is to be changed.
-        change: computes the names of the frozen arrays of a module from the old ones, and those of
-            its arrays that are chosen.
-
-    Raises:
-        ValueError: if a chosen array is in no module.
-    """
+    """A module or tree with its marks changed where `chosen`, one bool for each leaf, says so. `change` computes
+    the names of the frozen arrays of a module from the old ones, and those of its arrays that are chosen. Raises
+    `ValueError` if a chosen array is in no module."""
     held, treedef = own(node)
     here: set[str] = set()
     parts: list[Any] = []
@@ -135,12 +119,10 @@ def remark(node: Any, chosen: Iterator[bool], change: Callable[[set[str], set[st
 
 
 def _unowned(names: set[str]) -> ValueError:
-    return ValueError(
-        message(
-            "only arrays in a module can be frozen: it is their module that remembers it",
-            where=", ".join(sorted(names)[:_SHOWN]) or "the array itself",
-            expected="arrays in a vernal.Module",
-            got="arrays that are in no module",
-            instead="vernal.trainable(tree, where) makes a tree of bools for wrt= and for Optax's masks",
-        )
+    return value_error(
+        "only arrays in a module can be frozen: it is their module that remembers it",
+        where=", ".join(sorted(names)[:_SHOWN]) or "the array itself",
+        expected="arrays in a vernal.Module",
+        got="arrays that are in no module",
+        instead="vernal.trainable(tree, where) makes a tree of bools for wrt= and for Optax's masks",
     )

@@ -10,7 +10,6 @@ import abc
 import dataclasses
 import functools
 import inspect
-import operator
 import re
 import types
 import typing
@@ -20,20 +19,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 import jax.tree_util as jtu
 from typing_extensions import dataclass_transform
 
-from .._ground import by_name
+from .._ground import frozen
 from ..show import tree_pformat
-from ..trees import tree_equal
+from ..trees import by_name
 from . import _refusals as refuse
 from ._abstract import owed, take_abstract
 from ._attributes import Attributes, attributes_of
-from ._building import NUMBERS, ClassInfo, check_declared, finish
+from ._building import NUMBERS, ClassInfo, check_declared, check_new, finish
+from ._equality import equal_arrays, hashed
 from ._fields import array_dtype_for, field, resolve_annotation
+from ._lazy import unflattened
 from ._marks import freeze_fields
 from ._methods import Method
 from ._sorting import Kind, is_data, sort_again
 from ._strict import check_strict
-from ._structure import FLAT, KEY, assemble, layout_of, structure_of
-from ._waiting import FORM, filled
+from ._structure import KEY, assemble, layout_of, structure_of
 
 # Every class of modules. (JAX's registry of pytrees keeps them alive as well.)
 module_classes: set[type] = set()
@@ -41,27 +41,29 @@ module_classes: set[type] = set()
 _CLASS_VAR = re.compile(r"\s*(?:\w+\.)*ClassVar\b")
 
 
-class _FirstFlatten:
-    """Computes the flat form of a module and leaves it in the instance's `__dict__`, where it goes
-    before this descriptor."""
+def _flatten(module: Any) -> tuple[tuple[Any, ...], Any]:
+    values = attributes_of(module)
+    try:
+        aux = values[KEY]
+        # In two steps, because Python 3.11 calls a function that is kept in a slot more slowly in one.
+        flatten = aux[0].flatten
+        return flatten(values), aux
+    except KeyError:
+        return _flatten_unready(module)
 
-    def __get__(self, module: Any, cls: Any) -> Any:
-        if module is None:
-            return self
-        values = attributes_of(module)
-        if FORM in values:
-            filled(module)
-        structure = values.get(KEY)
-        if structure is not None:
-            flat = values[FLAT] = (structure[0].get(values), structure)
-            return flat
-        # Flattened inside its own `__init__`: the fields set until now, all as children.
+
+def _flatten_unready(module: Any) -> tuple[tuple[Any, ...], Any]:
+    """Flattens a module that is lazy, that is inside its own `__init__`, or whose structure was
+    changed past every guard, by `object.__setattr__`."""
+    values = unflattened(module)
+    if KEY in values:
+        layout = values[KEY][0].layout
+        aux = values[KEY] = structure_of(layout, values).aux
+    else:
+        # The fields set until now, all as children.
         kinds: dict[str, Kind] = {name: True for name in values}
-        structure = structure_of(layout_of(cls, kinds), {}).aux
-        return structure[0].get(values), structure
-
-
-_flatten = operator.attrgetter(FLAT)
+        aux = structure_of(layout_of(type(module), kinds), {}).aux
+    return aux[0].flatten(values), aux
 
 
 def _flatten_with_keys(module: Any) -> tuple[tuple[Any, ...], Any]:
@@ -254,15 +256,14 @@ class Module(Attributes, metaclass=ModuleMeta):
         [Array([ 1., -2.], dtype=float32)]
     """
 
-    _vernal_flat: ClassVar[Any] = _FirstFlatten()
-    _vernal_form: ClassVar[Any] = None
+    _vernal_flat: ClassVar[Any] = None
 
     if not TYPE_CHECKING:
         # Hidden from type checkers, which would otherwise allow assignment to any attribute.
 
         @property
         def __dict__(self) -> dict[str, Any]:
-            return filled(self)
+            return unflattened(self)
 
         def __setattr__(self, name: str, value: Any) -> None:
             values = attributes_of(self)
@@ -279,10 +280,10 @@ class Module(Attributes, metaclass=ModuleMeta):
             raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "delete"))
 
     def __hash__(self) -> int:
-        # By structure and by the identity of the arrays, so that neither a value nor a tracer is
-        # ever looked at.
+        # By structure, shapes and dtypes: no value is ever looked at, and equal modules have equal
+        # hashes.
         leaves, treedef = jtu.tree_flatten(self)
-        return hash((type(self), treedef, tuple(map(id, leaves))))
+        return hash((type(self), treedef, tuple(map(hashed, leaves))))
 
     def __eq__(self, other: Any) -> Any:
         if self is other:
@@ -295,13 +296,13 @@ class Module(Attributes, metaclass=ModuleMeta):
             return False
         if all(a is b for a, b in zip(leaves, other_leaves, strict=True)):
             return True
-        return tree_equal(self, other)
+        return equal_arrays(self, other)
 
     def __repr__(self) -> str:
         return tree_pformat(self)
 
     def __reduce__(self) -> Any:
-        current = filled(self)
+        current = unflattened(self)
         kinds = current[KEY][0].layout.kinds
         values = {name: by_name(current[name]) for name in kinds}
         return assemble, (type(self), kinds, values)
@@ -313,13 +314,13 @@ class Module(Attributes, metaclass=ModuleMeta):
     def __tree_fields__(self) -> dict[str, Any]:
         """What surgery may reach: every field that is not declared static, with its value."""
         info = type(self)._vernal_class.filled()
-        values = filled(self)
+        values = unflattened(self)
         return {name: values[name] for name, static in info.named if not static and name in values}
 
     def __tree_replace__(self, changes: dict[str, Any], sort: bool = True) -> Any:
         """A copy with some fields replaced and, if `sort`, sorted afresh. No `__init__`, no checks."""
         info = type(self)._vernal_class.filled()
-        current = filled(self)
+        current = unflattened(self)
         kinds = dict(current[KEY][0].layout.kinds)
         values = {name: current[name] for name in kinds}
         for name, value in changes.items():
@@ -327,7 +328,9 @@ class Module(Attributes, metaclass=ModuleMeta):
                 value = info.as_array(name, value)
             if sort and not info.every_field_is_child:
                 kinds[name] = sort_again(values[name], kinds[name], value)
-            values[name] = value
+                if kinds[name] is not True and value is not values[name]:
+                    check_new(info, name, value)
+            values[name] = frozen(value) if kinds[name] is False else value
         if sort and info.buffers:
             kinds = freeze_fields(kinds, values, info.buffers)
         return assemble(type(self), kinds, values)
@@ -374,7 +377,7 @@ def module_update_wrapper(wrapper: Any, wrapped: Any = None) -> Any:
     ):
         raise refuse.no_wrapped(cls)
     source = wrapper.__wrapped__ if wrapped is None else wrapped
-    current = filled(wrapper)
+    current = unflattened(wrapper)
     kinds = dict(current[KEY][0].layout.kinds)
     values = {name: current[name] for name in kinds}
     for name in _WRAPPER_NAMES:

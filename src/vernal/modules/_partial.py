@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..show import message
+from ..show import type_error
 from ._module import Module
 
 
@@ -26,6 +26,10 @@ class Partial(Module):
         1
     """
 
+    # A function that closes over arrays may be given here, as to any transformation; a module that
+    # holds this in a field refuses it.
+    _vernal_may_hide_arrays = True
+
     func: Callable[..., Any]
     args: tuple[Any, ...]
     keywords: dict[str, Any]
@@ -46,13 +50,11 @@ class Partial(Module):
         """Calls `func(*self.args, *args, **self.keywords, **kwargs)`."""
         twice = sorted(self.keywords.keys() & kwargs.keys())
         if twice:
-            raise TypeError(
-                message(
-                    f"keyword argument `{twice[0]}` was given twice",
-                    where="Partial.__call__",
-                    expected="keywords that are not stored already: " + ", ".join(self.keywords),
-                    got=f"{twice[0]}=...",
-                    instead="make a new Partial without it",
-                )
+            raise type_error(
+                f"keyword argument `{twice[0]}` was given twice",
+                where="Partial.__call__",
+                expected="keywords that are not stored already: " + ", ".join(self.keywords),
+                got=f"{twice[0]}=...",
+                instead="make a new Partial without it",
             )
         return self.func(*self.args, *args, **kwargs, **self.keywords)

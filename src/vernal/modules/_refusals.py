@@ -1,9 +1,22 @@
 """The sentences that refuse a badly built module. Each names class, field and path, and says what
 to write instead."""
 
+import collections
 from typing import Any
 
-from ..show import message, path_text, short
+import numpy as np
+
+from ..show import message, path_text, short, type_error, value_error
+
+# What to write instead of a value that can change.
+_UNCHANGING: dict[type, str] = {
+    list: "a tuple, or the field without `static=True`",
+    dict: "a tuple of pairs, a module, or the field without `static=True`",
+    set: "a frozenset",
+    bytearray: "bytes",
+    collections.deque: "a tuple",
+    np.ndarray: "a tuple of Python values",
+}
 
 
 def _at(cls: type, name: str, path: tuple[Any, ...] = ()) -> str:
@@ -11,14 +24,12 @@ def _at(cls: type, name: str, path: tuple[Any, ...] = ()) -> str:
 
 
 def not_initialised(cls: type, name: str) -> TypeError:
-    return TypeError(
-        message(
-            f"Field `{name}` was not initialized",
-            where=_at(cls, name),
-            expected=f"`self.{name} = ...` in `__init__` or `__post_init__`",
-            got="no value",
-            instead=f"assign it, or give the field a default: `{name}: ... = value`",
-        )
+    return type_error(
+        f"Field `{name}` was not initialized",
+        where=_at(cls, name),
+        expected=f"`self.{name} = ...` in `__init__` or `__post_init__`",
+        got="no value",
+        instead=f"assign it, or give the field a default: `{name}: ... = value`",
     )
 
 
@@ -42,130 +53,119 @@ def undeclared(cls: type, name: str, known: tuple[str, ...]) -> str:
 
 
 def method_of_self(cls: type, name: str, method: str) -> ValueError:
-    return ValueError(
-        message(
-            "Cannot assign methods in __init__: the module would contain itself",
-            where=_at(cls, name),
-            got=f"self.{name} = self.{method}",
-            instead=f"call `self.{method}` where it is needed, or define `def {name}(self, ...)` that does",
-        )
+    return value_error(
+        "Cannot assign methods in __init__: the module would contain itself",
+        where=_at(cls, name),
+        got=f"self.{name} = self.{method}",
+        instead=f"call `self.{method}` where it is needed, or define `def {name}(self, ...)` that does",
     )
 
 
 def cycle(cls: type, name: str, path: tuple[Any, ...]) -> ValueError:
-    return ValueError(
-        message(
-            "a module cannot contain itself: a cycle is not a tree",
-            where=_at(cls, name, path),
-            expected="a value that does not lead back to the module or container that holds it",
-            got="a reference to the one being built",
-            instead="store an index, a name or a function of the module rather than the object",
-        )
+    return value_error(
+        "a module cannot contain itself: a cycle is not a tree",
+        where=_at(cls, name, path),
+        expected="a value that does not lead back to the module or container that holds it",
+        got="a reference to the one being built",
+        instead="store an index, a name or a function of the module rather than the object",
     )
 
 
 def array_in_static(cls: type, name: str, path: tuple[Any, ...], value: Any) -> ValueError:
-    return ValueError(
-        message(
-            "an array cannot be static: structure is compared by value at every call of a compiled function",
-            where=_at(cls, name, path),
-            expected="a hashable Python value without arrays",
-            got=short(value),
-            instead=f"declare `{name}` without `static=True` (use jax.lax.stop_gradient if it must not be trained), "
-            "or store a tuple of Python numbers",
-        )
+    return value_error(
+        "an array cannot be static: structure is compared by value at every call of a compiled function",
+        where=_at(cls, name, path),
+        expected="a hashable Python value without arrays",
+        got=short(value),
+        instead=f"declare `{name}` without `static=True` (use jax.lax.stop_gradient if it must not be trained), "
+        "or store a tuple of Python numbers",
     )
 
 
 def hidden_in_callable(cls: type, name: str, path: tuple[Any, ...], value: Any) -> ValueError:
-    return ValueError(
-        message(
-            "arrays inside this function would be constants: never trained, updated, saved or moved",
-            where=_at(cls, name, path),
-            expected="a module, or a function that holds no arrays",
-            got=short(value),
-            instead="store the module itself and transform it where it is called, e.g. `jax.vmap(self.layer)(x)`; "
-            "in place of functools.partial use vernal.Partial",
-        )
+    return value_error(
+        "arrays inside this function would be constants: never trained, updated, saved or moved",
+        where=_at(cls, name, path),
+        expected="a module, or a function that holds no arrays",
+        got=short(value),
+        instead="store the module itself and transform it where it is called, e.g. `jax.vmap(self.layer)(x)`; "
+        "in place of functools.partial use vernal.Partial",
     )
 
 
 def hidden_in_object(cls: type, name: str, path: tuple[Any, ...], value: Any) -> ValueError:
     kind = type(value).__qualname__
-    return ValueError(
-        message(
-            f"arrays inside this object would be constants: JAX does not know `{kind}` as a tree",
-            where=_at(cls, name, path),
-            expected="an array, a module, a list, tuple or dict, or an object of a registered class",
-            got=short(value),
-            instead=f"make `{kind}` a vernal.Module, or register it (jax.tree_util.register_dataclass)",
-        )
+    return value_error(
+        f"arrays inside this object would be constants: JAX does not know `{kind}` as a tree",
+        where=_at(cls, name, path),
+        expected="an array, a module, a list, tuple or dict, or an object of a registered class",
+        got=short(value),
+        instead=f"make `{kind}` a vernal.Module, or register it (jax.tree_util.register_dataclass)",
+    )
+
+
+def unhashable(cls: type, name: str, path: tuple[Any, ...], value: Any) -> ValueError:
+    otherwise = "a module, a frozen dataclass, a tuple or a frozenset"
+    return value_error(
+        "structure is compared at every call of a compiled function, and this value can change in place",
+        where=_at(cls, name, path),
+        expected="an array, a module, or a value with a hash that stays",
+        got=short(value),
+        instead=_UNCHANGING.get(type(value), otherwise),
     )
 
 
 def mutable_default(cls_name: str, name: str, value: Any) -> ValueError:
-    return ValueError(
-        message(
-            f"mutable default {short(value)} for a field: every instance would share it",
-            where=f"{cls_name}.{name}",
-            expected="an immutable default",
-            got=type(value).__name__,
-            instead=f"{name}: ... = vernal.field(default_factory=lambda: ...)",
-        )
+    return value_error(
+        f"mutable default {short(value)} for a field: every instance would share it",
+        where=f"{cls_name}.{name}",
+        expected="an immutable default",
+        got=type(value).__name__,
+        instead=f"{name}: ... = vernal.field(default_factory=lambda: ...)",
     )
 
 
 def abstract(cls: type, names: list[str], what: str) -> TypeError:
-    return TypeError(
-        message(
-            f"Can't instantiate abstract class {cls.__qualname__} with abstract {what}: {', '.join(names)}",
-            where=f"{cls.__module__}.{cls.__qualname__}",
-            expected="a class that provides them",
-            instead="instantiate a subclass that defines " + ", ".join(f"`{n}`" for n in names),
-        )
+    return type_error(
+        f"Can't instantiate abstract class {cls.__qualname__} with abstract {what}: {', '.join(names)}",
+        where=f"{cls.__module__}.{cls.__qualname__}",
+        expected="a class that provides them",
+        instead="instantiate a subclass that defines " + ", ".join(f"`{n}`" for n in names),
     )
 
 
 def strict(cls: type, what: str, expected: str, instead: str) -> TypeError:
-    return TypeError(
-        message(
-            f"strict module: {what}",
-            where=f"{cls.__module__}.{cls.__qualname__}",
-            expected=expected,
-            instead=instead,
-        )
+    return type_error(
+        f"strict module: {what}",
+        where=f"{cls.__module__}.{cls.__qualname__}",
+        expected=expected,
+        instead=instead,
     )
 
 
 def unknown_layout(name: str, layout: Any) -> ValueError:
-    return ValueError(
-        message(
-            "unknown class option",
-            where=f"class {name}(..., layout={layout!r})",
-            expected="'arrays' (fields are sorted by their values) or 'fields' (every field is a child)",
-            got=short(layout),
-            instead=f"class {name}(vernal.Module)",
-        )
+    return value_error(
+        "unknown class option",
+        where=f"class {name}(..., layout={layout!r})",
+        expected="'arrays' (fields are sorted by their values) or 'fields' (every field is a child)",
+        got=short(layout),
+        instead=f"class {name}(vernal.Module)",
     )
 
 
 def virtual_subclass(cls: type, subclass: Any) -> ValueError:
-    return ValueError(
-        message(
-            "modules cannot have virtual subclasses: only a real subclass is a pytree",
-            where=f"{cls.__qualname__}.register({getattr(subclass, '__qualname__', subclass)})",
-            instead=f"class {getattr(subclass, '__name__', 'Sub')}({cls.__qualname__}): ...",
-        )
+    return value_error(
+        "modules cannot have virtual subclasses: only a real subclass is a pytree",
+        where=f"{cls.__qualname__}.register({getattr(subclass, '__qualname__', subclass)})",
+        instead=f"class {getattr(subclass, '__name__', 'Sub')}({cls.__qualname__}): ...",
     )
 
 
 def no_wrapped(cls: type) -> TypeError:
-    return TypeError(
-        message(
-            "module_update_wrapper needs to know what is wrapped",
-            where=f"{cls.__module__}.{cls.__qualname__}",
-            expected="a property named `__wrapped__`",
-            got="none",
-            instead="@property\n    def __wrapped__(self): return self.fn",
-        )
+    return type_error(
+        "module_update_wrapper needs to know what is wrapped",
+        where=f"{cls.__module__}.{cls.__qualname__}",
+        expected="a property named `__wrapped__`",
+        got="none",
+        instead="@property\n    def __wrapped__(self): return self.fn",
     )

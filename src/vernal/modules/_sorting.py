@@ -12,8 +12,6 @@ Kinds are decided once, when construction ends, and remembered by the treedef: a
 `jax.tree.map` keeps the sorting of the original whatever its leaves have become.
 """
 
-import dataclasses
-import functools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -22,8 +20,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._ground import by_name, one_level, one_level_with_keys, same
-from ..trees import is_array
+from .._ground import everything_in, one_level, one_level_with_keys, static_key
+from ..trees import Rest, is_array
 
 Kind = bool | tuple[Any, ...]
 
@@ -45,6 +43,8 @@ kind_by_type = _BY_TYPE.get
 _never_data: set[type] = {kind for kind, is_child in _BY_TYPE.items() if not is_child}
 
 CONTAINERS = (list, tuple, dict)
+# Structure that needs no second look.
+_PLAIN = frozenset({str, bytes, bool, int, float, complex, types.FunctionType})
 
 
 def is_node(value: Any) -> bool:
@@ -136,35 +136,6 @@ class Mixed:
         self.kinds = kinds
 
 
-class _MixedStructure:
-    """The treedef's part of a mixed container: its one-level structure, the kinds, and what is not
-    a child."""
-
-    __slots__ = ("kinds", "rest", "treedef")
-
-    def __init__(self, treedef: Any, kinds: tuple[Kind, ...], rest: tuple[Any, ...]):
-        self.treedef = treedef
-        self.kinds = kinds
-        self.rest = rest
-
-    def __eq__(self, other: Any) -> bool:
-        return (
-            type(other) is _MixedStructure
-            and self.kinds == other.kinds
-            and self.treedef == other.treedef
-            and same(self.rest, other.rest)
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.kinds)
-
-    def __repr__(self) -> str:
-        return f"mixed({self.treedef}, rest={self.rest!r})"
-
-    def __reduce__(self) -> Any:
-        return _MixedStructure, (self.treedef, self.kinds, by_name(self.rest))
-
-
 def _kinds_now(mixed: Mixed, children: list[Any]) -> tuple[Kind, ...]:
     kinds = mixed.kinds
     if isinstance(kinds, tuple) and len(kinds) == len(children):
@@ -189,65 +160,48 @@ def _shown(children: list[Any], kinds: tuple[Kind, ...]) -> Iterator[Any]:
             yield Mixed(child, kind)
 
 
-def _mixed_structure(treedef: Any, children: list[Any], kinds: tuple[Kind, ...]) -> _MixedStructure:
-    rest = tuple(c for c, kind in zip(children, kinds, strict=True) if kind is False)
-    return _MixedStructure(treedef, kinds, rest)
+def _rest(treedef: Any, children: list[Any], kinds: tuple[Kind, ...]) -> tuple[Rest]:
+    mask = tuple(kind is not False for kind in kinds)
+    fixed = tuple(c for c, shown in zip(children, mask, strict=True) if not shown)
+    for value in fixed:
+        # A list may have been changed since its module was built.
+        if type(value) not in _PLAIN:
+            static_key(value)
+    # A one-element tuple: JAX then compares identical rests by identity, in C.
+    return (Rest(treedef, mask, fixed),)
 
 
-def _flatten_mixed(mixed: Mixed) -> tuple[tuple[Any, ...], _MixedStructure]:
+def _flatten_mixed(mixed: Mixed) -> tuple[tuple[Any, ...], Any]:
     children, treedef = one_level(mixed.value)
     kinds = _kinds_now(mixed, children)
-    return tuple(_shown(children, kinds)), _mixed_structure(treedef, children, kinds)
+    return tuple(_shown(children, kinds)), _rest(treedef, children, kinds)
 
 
-def _flatten_mixed_with_keys(mixed: Mixed) -> tuple[tuple[Any, ...], _MixedStructure]:
+def _flatten_mixed_with_keys(mixed: Mixed) -> tuple[tuple[Any, ...], Any]:
     keyed, treedef = one_level_with_keys(mixed.value)
     children = [child for _, child in keyed]
     kinds = _kinds_now(mixed, children)
     keys = [key for (key, _), kind in zip(keyed, kinds, strict=True) if kind is not False]
     shown = tuple(zip(keys, _shown(children, kinds), strict=True))
-    return shown, _mixed_structure(treedef, children, kinds)
+    return shown, _rest(treedef, children, kinds)
 
 
-def _unflatten_mixed(structure: _MixedStructure, shown: Any) -> Any:
-    shown, rest = iter(shown), iter(structure.rest)
-    children = [next(rest) if kind is False else next(shown) for kind in structure.kinds]
-    return structure.treedef.unflatten(children)
+def _unflatten_mixed(aux: tuple[Rest], shown: Any) -> Any:
+    return aux[0].fill(shown)
 
 
 jtu.register_pytree_with_keys(Mixed, _flatten_mixed_with_keys, _unflatten_mixed, _flatten_mixed)
 
 
-def holds_arrays(value: Any) -> bool:
-    """Whether a container or dataclass that JAX does not know as a node holds arrays."""
-    if isinstance(value, dict):
-        inside = list(value.values())
-    elif isinstance(value, (list, tuple)):
-        inside = list(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inside = [getattr(value, f.name, None) for f in dataclasses.fields(value)]
-    else:
-        return False
-    return any(is_array(leaf) for leaf in jtu.tree_leaves(inside))
-
-
-def hidden_arrays(value: Any) -> list[Any]:
-    """The arrays that a callable carries where no transformation can see them.
+def hides_arrays(value: Any) -> bool:
+    """Whether a value that is structure holds arrays where no transformation can see them: a
+    callable in its closure, defaults or attributes, a container or dataclass inside.
 
     `jax.vmap(layer)`, `functools.partial(f, weights)` and their like are plain functions to JAX:
     arrays inside would become constants that are never trained.
     """
-    found: list[Any] = []
-    if isinstance(value, functools.partial):
-        inside = [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, types.MethodType):
-        inside = [value.__self__]
-    else:
-        inside = [getattr(value, "__wrapped__", None)]
-    for item in inside:
-        if item is None or item is value:
-            continue
-        found.extend(leaf for leaf in jtu.tree_leaves(item) if is_array(leaf))
-        if callable(item) and not is_node(item):
-            found.extend(hidden_arrays(item))
-    return found
+    if type(value) is types.FunctionType and not (
+        value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
+    ):
+        return False
+    return any(map(is_array, everything_in(value, closed=is_array)))

@@ -2,38 +2,27 @@
 
 from typing import Any
 
+import jax
 import jax.tree_util as jtu
+import numpy as np
 
-from .._ground import by_name, same
+from .._ground import static_key
+from ..trees import Rest
+from . import _refusals as refuse
 from ._module import Module
 
 
-class _Held:
-    """A value compared leaf by leaf, so that values whose own `==` is unhelpful still compare
-    equal."""
-
-    __slots__ = ("leaves", "treedef")
-
-    def __init__(self, value: Any):
-        self.leaves, self.treedef = jtu.tree_flatten(value)
-
-    def __eq__(self, other: Any) -> bool:
-        return (
-            type(other) is _Held
-            and self.treedef == other.treedef
-            and len(self.leaves) == len(other.leaves)
-            and all(map(same, self.leaves, other.leaves))
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.treedef)
-
-    def __reduce__(self) -> Any:
-        return _held, (self.treedef, list(map(by_name, self.leaves)))
-
-
-def _held(treedef: Any, leaves: list[Any]) -> _Held:
-    return _Held(treedef.unflatten(leaves))
+def _settled(path: tuple[Any, ...], leaf: Any) -> Any:
+    """A leaf that stays what it is."""
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        leaf = leaf.copy()
+        leaf.flags.writeable = False
+    elif not isinstance(leaf, jax.Array):
+        try:
+            static_key(leaf)
+        except TypeError:
+            raise refuse.unhashable(Static, "value", path, leaf) from None
+    return leaf
 
 
 class Static(Module):
@@ -41,7 +30,11 @@ class Static(Module):
     every transformation.
 
     Two of them are equal when their values have the same tree structure and the same leaves. NumPy
-    arrays compare by content; JAX arrays and tracers have no place here, and compare by identity.
+    arrays are copied, and compare by content; JAX arrays and tracers have no place here, and compare
+    by identity.
+
+    Raises:
+        ValueError: for a leaf that can change in place, such as a set.
 
     Example:
         >>> import jax
@@ -52,7 +45,7 @@ class Static(Module):
         [1, 'a']
     """
 
-    _held: Any
+    _rest: Rest
 
     def __init__(self, value: Any):
         """Wraps a value.
@@ -60,9 +53,11 @@ class Static(Module):
         Args:
             value: any Python object.
         """
-        self._held = _Held(value)
+        keyed, treedef = jtu.tree_flatten_with_path(value)
+        leaves = tuple(_settled(path, leaf) for path, leaf in keyed)
+        self._rest = Rest(treedef, (False,) * len(leaves), leaves)
 
     @property
     def value(self) -> Any:
         """What was wrapped."""
-        return self._held.treedef.unflatten(self._held.leaves)
+        return self._rest.fill(())

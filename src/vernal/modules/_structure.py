@@ -2,14 +2,12 @@
 that are not.
 
 Every instance points at its `Structure`, inside a one-element tuple: that tuple is what JAX
-compares, and tuples compare their items by identity first, in C. Structures are interned where
-their static values can be hashed, so that two models built alike share them and a jitted call
-compares pointers. Modules are immutable, so the first flatten of one also remembers the result:
-from then on flattening it is a single attribute read, in C.
+compares, and tuples compare their items by identity first, in C. Structures of the very same values
+are one object, so that two models built alike share them and a jitted call compares pointers. Equal
+values that are not the same object stay apart: a module keeps the functions that it was given.
 """
 
 import linecache
-import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -17,14 +15,16 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import by_name, intern_key, same
+from .._ground import same, static_key
+from ..trees import by_name
 from ._attributes import set_attributes
 from ._sorting import Kind, Mixed
 
-# The entries of an instance's `__dict__` besides its fields: `(Structure,)`, without which it is
-# still being built, and, once it has been flattened, `(children, (Structure,))`.
+# The entry of an instance's `__dict__` besides its fields: `(Structure,)`. Without it the instance is
+# still being built.
 KEY = "_vernal_structure"
-FLAT = "_vernal_flat"
+
+_PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None)})
 
 
 def _nothing() -> None:
@@ -39,7 +39,7 @@ class Layout:
         "__weakref__",
         "children",
         "cls",
-        "get",
+        "flatten",
         "keys",
         "kinds",
         "latest",
@@ -53,29 +53,17 @@ class Layout:
         self.children = tuple(name for name, kind in kinds.items() if kind is not False)
         self.rest = tuple(name for name, kind in kinds.items() if kind is False)
         self.keys = tuple(jtu.GetAttrKey(name) for name in self.children)
-        self.get = _getter([(name, kinds[name]) for name in self.children])
-        self.make = _maker(self)
+        self.flatten, self.make = _functions(self)
         # Weak, so that what a structure holds lives no longer than the modules that have it.
         self.latest: Callable[[], Structure | None] = _nothing
 
 
-def _getter(children: list[tuple[str, Kind]]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    """The function from an instance's `__dict__` to its children. Runs at every first flatten, so
-    it is `itemgetter` if it can be."""
-    names = [name for name, _ in children]
-    if any(isinstance(kind, tuple) for _, kind in children):
-        return lambda d: tuple(
-            Mixed(d[name], kind) if isinstance(kind, tuple) else d[name] for name, kind in children
-        )
-    if not names:
-        return lambda d: ()
-    if len(names) == 1:
-        only = names[0]
-        return lambda d: (d[only],)
-    return operator.itemgetter(*names)
+_FUNCTIONS = """def flatten(values{parameters}):
+    if {unchanged}:
+        return ({children})
+    raise KeyError
 
-
-_MAKE = """def make(children, template):
+def make(children, template):
     module = new(cls)
     values = template()
     {targets}= children
@@ -84,45 +72,83 @@ _MAKE = """def make(children, template):
 """
 
 
-def _maker(layout: "Layout") -> types.FunctionType:
-    """The function that unflattens: a copy of the static values with the children put in.
+def _functions(layout: "Layout") -> tuple[types.FunctionType, types.FunctionType]:
+    """The functions that flatten and unflatten.
 
-    It runs for every module of a model at every call, so it is generated: no loop, no attribute
-    protocol, no code of the user.
+    The first takes the children out of an instance's `__dict__`, given its static values, which
+    nobody may have exchanged meanwhile; the second makes a copy of the static values with the
+    children put in. They run for every module of a model at every call, so they are generated: no
+    loop, no attribute protocol, no code of the user.
     """
     cls: Any = layout.cls
-    targets = "".join(f"values[{name!r}], " for name in layout.children) or "() "
-    source = _MAKE.format(targets=targets)
-    file = f"<vernal unflatten of {cls.__module__}.{cls.__qualname__}>"
+    kinds = layout.kinds.items()
+    mixed = {f"kind_{i}": kind for i, (_, kind) in enumerate(kinds) if isinstance(kind, tuple)}
+    children = [
+        f"Mixed(values[{name!r}], kind_{i})" if f"kind_{i}" in mixed else f"values[{name!r}]"
+        for i, (name, kind) in enumerate(kinds)
+        if kind is not False
+    ]
+    source = _FUNCTIONS.format(
+        parameters="".join(f", static_{i}" for i in range(len(layout.rest))),
+        unchanged=" and ".join(f"values[{n!r}] is static_{i}" for i, n in enumerate(layout.rest))
+        or "True",
+        children="".join(f"{child}, " for child in children),
+        targets="".join(f"values[{name!r}], " for name in layout.children) or "() ",
+    )
+    file = f"<vernal pytree of {cls.__module__}.{cls.__qualname__}>"
     # Debuggers and tracebacks find the source here.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     # Assigning a whole `__dict__` is the fastest way to fill an object whose attributes are frozen.
-    namespace: dict[str, Any] = {"new": object.__new__, "cls": cls, "set_dict": set_attributes}
+    namespace: dict[str, Any] = {
+        "new": object.__new__,
+        "cls": cls,
+        "set_dict": set_attributes,
+        "Mixed": Mixed,
+        **mixed,
+    }
     exec(compile(source, file, "exec"), namespace)
-    return namespace["make"]
+    return namespace["flatten"], namespace["make"]
+
+
+def _with_defaults(fn: types.FunctionType, *defaults: Any) -> types.FunctionType:
+    return types.FunctionType(fn.__code__, fn.__globals__, argdefs=defaults)
 
 
 class Structure:
-    """A layout together with the values of what is not a child.
+    """A layout together with the values of what is not a child. Equal structures are those whose
+    values may stand for each other in a compiled program.
 
     Args:
         layout: the layout.
         rest: the values.
-        key: what they were when it was made, for comparison; None if they cannot be hashed.
     """
 
-    __slots__ = ("__weakref__", "aux", "cls", "get", "key", "layout", "make", "rest")
+    __slots__ = (
+        "__weakref__",
+        "aux",
+        "cls",
+        "flatten",
+        "key",
+        "layout",
+        "make",
+        "rest",
+    )
 
-    def __init__(self, layout: Layout, rest: dict[str, Any], key: Any = None):
+    def __init__(self, layout: Layout, rest: dict[str, Any]):
         self.layout = layout
         self.rest = rest
-        self.key = key
+        try:
+            # Annotations are a dict, and do nothing.
+            compared = (x for name, x in rest.items() if name != "__annotations__")
+            self.key: Any = tuple(map(static_key, compared))
+        except TypeError:
+            # Of a class with Equinox's rule: compared by value, whenever somebody asks.
+            self.key = None
         self.cls = layout.cls
-        self.get = layout.get
         self.aux = (self,)
         template = {**rest, KEY: self.aux}
-        make = layout.make
-        self.make = types.FunctionType(make.__code__, make.__globals__, argdefs=(template.copy,))
+        self.flatten = _with_defaults(layout.flatten, *rest.values())
+        self.make = _with_defaults(layout.make, template.copy)
 
     def __eq__(self, other: Any) -> bool:
         if self is other:
@@ -134,7 +160,7 @@ class Structure:
         return all(same(value, other.rest[name]) for name, value in self.rest.items())
 
     def __hash__(self) -> int:
-        return hash(self.layout if self.key is None else self.key)
+        return hash((self.layout, self.key))
 
     def __repr__(self) -> str:
         rest = ", ".join(f"{name}={value!r}" for name, value in self.rest.items())
@@ -144,21 +170,21 @@ class Structure:
         return restore_structure, (self.cls, self.layout.kinds, by_name(self.rest))
 
 
+# By identity, except of plain values: no function or object ever takes the place of an equal one.
 _interned: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
 
 
-def _key(layout: Layout, rest: dict[str, Any]) -> Any:
-    return (layout, *[intern_key(value) for value in rest.values()])
-
-
-def _is_other(known: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Whether a function among some static values is another object than the one in its place."""
-    return any(callable(value) and value is not known[name] for name, value in found.items())
+def _identity(value: Any) -> Any:
+    kind = type(value)
+    if kind is tuple:
+        return kind, *map(_identity, value)
+    # An interned structure holds the object, whose address is then nobody else's.
+    return static_key(value) if kind in _PLAIN else id(value)
 
 
 def structure_of(layout: Layout, values: dict[str, Any]) -> Structure:
     """The structure with this layout and, from `values`, the static values that the layout calls
-    for."""
+    for. What is plain there becomes the very object that the structure has."""
     rest = layout.rest
     latest = layout.latest()
     if latest is not None:
@@ -168,18 +194,13 @@ def structure_of(layout: Layout, values: dict[str, Any]) -> Structure:
                 break
         else:
             return latest
-    found = {name: values[name] for name in rest}
-    try:
-        key = _key(layout, found)
-        structure = _interned.get(key)
-        # A function that the structure holds may have captured a list that has changed since.
-        if structure is None or (
-            _is_other(structure.rest, found) and _key(layout, structure.rest) != key
-        ):
-            structure = _interned[key] = Structure(layout, found, key)
-    except TypeError:
-        # Something unhashable: not shared, but compared by value all the same.
-        structure = Structure(layout, found)
+    identity = (layout, *[_identity(values[name]) for name in rest])
+    structure = _interned.get(identity)
+    if structure is None:
+        found = {name: values[name] for name in rest}
+        # In one step, for threads that make the first module at the same time.
+        structure = _interned.setdefault(identity, Structure(layout, found))
+    values.update(structure.rest)
     layout.latest = weakref.ref(structure)
     return structure
 
@@ -198,7 +219,9 @@ def layout_of(cls: Any, kinds: dict[str, Kind]) -> Layout:
 def assemble(cls: Any, kinds: dict[str, Kind], values: dict[str, Any]) -> Any:
     """A finished module from its parts. No `__init__`, no checks. Pickles call it by this name."""
     module: Any = object.__new__(cls)
-    set_attributes(module, {**values, KEY: structure_of(layout_of(cls, kinds), values).aux})
+    values = dict(values)
+    values[KEY] = structure_of(layout_of(cls, kinds), values).aux
+    set_attributes(module, values)
     return module
 
 

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ._check import wrong_shape
+from ._layer_arguments import wrong_shape
 from ._mesh import beside
 from ._precision import narrow, widen
 

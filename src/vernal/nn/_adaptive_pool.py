@@ -9,8 +9,8 @@ from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message
-from ._check import check_shape, check_size, image_shape, per_dim
+from ..show import value_error
+from ._layer_arguments import check_shape, check_size, image_shape, per_dim
 
 
 class AdaptivePool(Module):
@@ -71,14 +71,12 @@ class AdaptivePool(Module):
         leading = x.ndim - len(self.target_shape)
         spatial = x.shape[leading:]
         if any(n < t for n, t in zip(spatial, self.target_shape, strict=True)):
-            raise ValueError(
-                message(
-                    f"`{layer}` cannot divide its input into more parts than it has entries",
-                    where="argument `x`",
-                    expected=f"spatial sizes of at least {self.target_shape}",
-                    got=str(spatial),
-                    instead="a smaller `target_shape`",
-                )
+            raise value_error(
+                f"`{layer}` cannot divide its input into more parts than it has entries",
+                where="argument `x`",
+                expected=f"spatial sizes of at least {self.target_shape}",
+                got=str(spatial),
+                instead="a smaller `target_shape`",
             )
         for axis, parts in enumerate(self.target_shape, start=leading):
             x = _reduce_parts(x, axis, parts, self.operation)

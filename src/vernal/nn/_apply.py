@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
 from ..primitives import collect
-from ..show import message, path_text, short
+from ..show import path_text, short, type_error, value_error
 from ..trees import set_attributes
 from ._inference import inference_mode
 from ._keys import keys
@@ -121,14 +121,12 @@ def _to_call(model: Any, method: Any) -> Callable[..., Any]:
     if callable(method):
         return method
     if not callable(getattr(model, method, None)):
-        raise TypeError(
-            message(
-                f"the model has no method {method!r}",
-                where="apply(model, ..., method=...)",
-                expected="the name of a method, or a function that takes the model first",
-                got=short(getattr(model, method, "no such attribute")),
-                instead=f"method=lambda model, *args: model.part.{method}(*args), for a method of a part",
-            )
+        raise type_error(
+            f"the model has no method {method!r}",
+            where="apply(model, ..., method=...)",
+            expected="the name of a method, or a function that takes the model first",
+            got=short(getattr(model, method, "no such attribute")),
+            instead=f"method=lambda model, *args: model.part.{method}(*args), for a method of a part",
         )
     return lambda model, *args, **kwargs: getattr(model, method)(*args, **kwargs)
 
@@ -137,12 +135,10 @@ def _refuse_twice(model: Any) -> None:
     seen: dict[int, Any] = {}
     for path, index in state_indices(model):
         if id(index) in seen:
-            raise ValueError(
-                message(
-                    "one layer with state is in two places of the model",
-                    where=f"{path_text(seen[id(index)], 'model')} and {path_text(path, 'model')}",
-                    expected="every layer once: stored twice, it would become two, each with a state of its own",
-                    instead="two layers; or one, and call it twice",
-                )
+            raise value_error(
+                "one layer with state is in two places of the model",
+                where=f"{path_text(seen[id(index)], 'model')} and {path_text(path, 'model')}",
+                expected="every layer once: stored twice, it would become two, each with a state of its own",
+                instead="two layers; or one, and call it twice",
             )
         seen[id(index)] = path

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..show import message, short
+from ..show import short, value_error
 from ._attention_mask import Pairs, Sizes, make_pairs
 from ._blockwise_attention import block_rows, blockwise
 from ._dense_attention import dense
@@ -118,20 +118,13 @@ def attend(
     """`attention`, with two more arguments.
 
     Args:
-        query: as for `attention`, and so are the others.
-        key: see `query`.
-        value: see `query`.
-        causal: see `query`.
-        window: see `query`.
-        scale: see `query`.
-        implementation: see `query`.
-        drop: a function of the weights, of shape `(*batch, key_value_heads, group, T, S)`, which gives those to use.
+        query: as for `attention`, and so are all that are not named here.
+        key: likewise.
+        value: likewise.
+        drop: a function of the weights, of shape `(*batch, key_value_heads, group, T, S)`, which gives those to
+            use.
         offset: says of positions that are given that those of queries and those of keys follow each other without
             gaps, and that the first query has the position of the key of this index.
-        **conditions: see `query`.
-
-    Returns:
-        As `attention`.
     """
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     sizes = _sizes(query, key, value)
@@ -142,25 +135,21 @@ def attend(
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     obstacle = _obstacle_to_cudnn(query, value, sizes, pairs, given)
     if implementation == "cudnn" and obstacle is not None:
-        raise ValueError(
-            message(
-                "the fused kernel cannot compute this attention",
-                where="argument `implementation`",
-                expected=obstacle,
-                got='implementation="cudnn"',
-                instead="implementation=None, to have one chosen that can",
-            )
+        raise value_error(
+            "the fused kernel cannot compute this attention",
+            where="argument `implementation`",
+            expected=obstacle,
+            got='implementation="cudnn"',
+            instead="implementation=None, to have one chosen that can",
         )
     if drop is not None:
         if implementation not in (None, "dense"):
-            raise ValueError(
-                message(
-                    "weights can be dropped only where all of them are at hand",
-                    where="argument `implementation`",
-                    expected='"dense" or None, while dropout is active',
-                    got=short(implementation),
-                    instead="inference=True, or dropout of the outputs instead of the weights",
-                )
+            raise value_error(
+                "weights can be dropped only where all of them are at hand",
+                where="argument `implementation`",
+                expected='"dense" or None, while dropout is active',
+                got=short(implementation),
+                instead="inference=True, or dropout of the outputs instead of the weights",
             )
         implementation = "dense"
     if implementation is None and jax.default_backend() == "gpu" and obstacle is None:
@@ -195,24 +184,20 @@ def _sizes(query: Array, key: Array, value: Array) -> Sizes:
         and query.shape[-2] % key.shape[-2] == 0
     )
     if not fit:
-        raise ValueError(
-            message(
-                "the queries, keys and values of an attention do not fit each other",
-                where="arguments `query`, `key`, `value`",
-                expected="shapes (..., T, heads, size), (..., S, key_value_heads, size) and "
-                "(..., S, key_value_heads, value_size), with heads a multiple of key_value_heads",
-                got=f"{query.shape}, {key.shape}, {value.shape}",
-            )
+        raise value_error(
+            "the queries, keys and values of an attention do not fit each other",
+            where="arguments `query`, `key`, `value`",
+            expected="shapes (..., T, heads, size), (..., S, key_value_heads, size) and "
+            "(..., S, key_value_heads, value_size), with heads a multiple of key_value_heads",
+            got=f"{query.shape}, {key.shape}, {value.shape}",
         )
     dtypes = {query.dtype, key.dtype, value.dtype}
     if len(dtypes) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
-        raise ValueError(
-            message(
-                "the queries, keys and values of an attention must be of one floating-point type",
-                where="arguments `query`, `key`, `value`",
-                got=", ".join(str(a.dtype) for a in (query, key, value)),
-                instead="`.astype(...)` where they are not what you want to compute in",
-            )
+        raise value_error(
+            "the queries, keys and values of an attention must be of one floating-point type",
+            where="arguments `query`, `key`, `value`",
+            got=", ".join(str(a.dtype) for a in (query, key, value)),
+            instead="`.astype(...)` where they are not what you want to compute in",
         )
     *batch, queries, heads, _ = query.shape
     keys, key_value_heads = key.shape[-3:-1]

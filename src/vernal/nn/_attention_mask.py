@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..modules import Module, field
-from ..show import message
+from ..show import value_error
 
 
 class Pairs(Module):
@@ -103,13 +103,11 @@ def make_pairs(
 ) -> Pairs:
     """Checks the arguments of `vernal.nn.attention` that these are, and brings them to the form of `Pairs`."""
     if window is not None and window < 1:
-        raise ValueError(
-            message(
-                "a window of attention must hold at least the query's own position",
-                where="argument `window`",
-                expected="a number of positions, at least 1, or None",
-                got=str(window),
-            )
+        raise value_error(
+            "a window of attention must hold at least the query's own position",
+            where="argument `window`",
+            expected="a number of positions, at least 1, or None",
+            got=str(window),
         )
     may_be_empty = key_positions is not None
     if causal or window is not None or may_be_empty:
@@ -121,32 +119,16 @@ def make_pairs(
         key_positions = _of_keys(sizes, "key_positions", key_positions)
     else:
         query_positions = key_positions = None
-    if segments is None:
-        query_segments = key_segments = None
-    else:
-        both = segments if isinstance(segments, tuple) else (segments, segments)
-        if len(both) != 2:
-            raise ValueError(
-                message(
-                    "the segments of queries and of keys are two arrays",
-                    where="argument `segments`",
-                    expected="one array for both, or a tuple (query_segments, key_segments)",
-                    got=f"a tuple of {len(both)}",
-                )
-            )
-        query_segments = _of_queries(sizes, "segments", both[0])
-        key_segments = _of_keys(sizes, "segments", both[1])
+    query_segments, key_segments = _segments(sizes, segments)
     if mask is not None:
         mask = _of_pairs(sizes, "mask", mask)
         if mask.dtype != bool:
-            raise ValueError(
-                message(
-                    "a mask says True where a query sees a key, and False where it does not",
-                    where="argument `mask`",
-                    expected="an array of bools",
-                    got=str(mask.dtype),
-                    instead="`bias=...` for numbers that are added to the scores",
-                )
+            raise value_error(
+                "a mask says True where a query sees a key, and False where it does not",
+                where="argument `mask`",
+                expected="an array of bools",
+                got=str(mask.dtype),
+                instead="`bias=...` for numbers that are added to the scores",
             )
     if bias is not None:
         bias = _of_pairs(sizes, "bias", bias)
@@ -161,6 +143,20 @@ def make_pairs(
         window,
         may_be_empty,
     )
+
+
+def _segments(sizes: Sizes, segments: Any) -> tuple[Array | None, Array | None]:
+    if segments is None:
+        return None, None
+    both = segments if isinstance(segments, tuple) else (segments, segments)
+    if len(both) != 2:
+        raise value_error(
+            "the segments of queries and of keys are two arrays",
+            where="argument `segments`",
+            expected="one array for both, or a tuple (query_segments, key_segments)",
+            got=f"a tuple of {len(both)}",
+        )
+    return _of_queries(sizes, "segments", both[0]), _of_keys(sizes, "segments", both[1])
 
 
 def _counted(n: Any) -> ArrayLike:
@@ -183,13 +179,11 @@ def _line(sizes: Sizes, name: str, a: ArrayLike, axis: tuple[str, Any]) -> Array
     batch = len(sizes.batch)
     right = a.shape in ((axis[1],), (*sizes.batch, axis[1]))
     if not right or not jnp.issubdtype(a.dtype, jnp.integer):
-        raise ValueError(
-            message(
-                f"positions and segments are integers, one for each of the {axis[0]}",
-                where=f"argument `{name}`",
-                expected=f"integers of shape ({axis[1]},) or {(*sizes.batch, axis[1])}",
-                got=f"{a.dtype} of shape {a.shape}",
-            )
+        raise value_error(
+            f"positions and segments are integers, one for each of the {axis[0]}",
+            where=f"argument `{name}`",
+            expected=f"integers of shape ({axis[1]},) or {(*sizes.batch, axis[1])}",
+            got=f"{a.dtype} of shape {a.shape}",
         )
     # Between the batch and this axis come those of the two kinds of heads.
     a = a.reshape((1,) * (batch + 1 - a.ndim) + a.shape)
@@ -204,14 +198,12 @@ def _of_pairs(sizes: Sizes, name: str, a: ArrayLike) -> Array:
     if not known or any(
         n not in (1, size) for n, size in zip(a.shape, full[-a.ndim :], strict=True)
     ):
-        raise ValueError(
-            message(
-                f"the {name} of an attention has one number for each pair of a query and a key",
-                where=f"argument `{name}`",
-                expected=f"shape {full[-2:]}, {full[-3:]} with one for each head, or {full}; "
-                "any axis may be 1",
-                got=f"shape {a.shape}",
-            )
+        raise value_error(
+            f"the {name} of an attention has one number for each pair of a query and a key",
+            where=f"argument `{name}`",
+            expected=f"shape {full[-2:]}, {full[-3:]} with one for each head, or {full}; "
+            "any axis may be 1",
+            got=f"shape {a.shape}",
         )
     a = a.reshape((1,) * (len(full) - a.ndim) + a.shape)
     if a.shape[-3] == 1:

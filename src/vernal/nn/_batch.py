@@ -15,17 +15,9 @@ _T = TypeVar("_T")
 
 
 def batched(function: Callable[..., _T], x: Array, ndim: int, *others: Any) -> _T:
-    """Calls a function of one example for every example of a batch; for a single one, just calls it.
-
-    Args:
-        function: called as `function(x, *others)`.
-        x: its first argument, with batch axes in front.
-        ndim: how many axes one example of `x` has.
-        *others: its further arguments: arrays, or pytrees of them, all with the same batch axes in front (or None).
-
-    Returns:
-        What `function` returns, every array with the batch axes in front.
-    """
+    """Calls `function(x, *others)` for every example of a batch, or just once if `x`, of which an example has
+    `ndim` axes, is a single one. `others` are arrays, pytrees of them or None, with the same batch axes in front;
+    so are the results."""
     batch = x.ndim - ndim
     if batch and others:
         leaves, structure = jax.tree.flatten((x, others))

@@ -18,9 +18,9 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
-from ..show import message, short
-from ._check import check_size
+from ..show import short, value_error
 from ._init import weight_dtype
+from ._layer_arguments import check_size
 from ._mesh import beside
 from ._precision import narrow, widen
 from ._state import State, StatefulLayer, StateIndex
@@ -218,16 +218,14 @@ class BatchNorm(StatefulLayer):
             batch = () if self.num_spatial_dims is None and self.axis_name is not None else ("...",)
             expected = ", ".join([*batch, f"channels={self.input_size}", *["any"] * spatial])
             behind = [n for n, size in enumerate(reversed(x.shape)) if size == self.input_size]
-            raise ValueError(
-                message(
-                    "`BatchNorm` does not find its channels",
-                    where="argument `x`",
-                    expected=f"({expected})",
-                    got=f"{x.shape}",
-                    instead=f"BatchNorm(..., num_spatial_dims={behind[0]}), if what is behind channels are positions"
-                    if behind
-                    else None,
-                )
+            raise value_error(
+                "`BatchNorm` does not find its channels",
+                where="argument `x`",
+                expected=f"({expected})",
+                got=f"{x.shape}",
+                instead=f"BatchNorm(..., num_spatial_dims={behind[0]}), if what is behind channels are positions"
+                if behind
+                else None,
             )
         if jnp.iscomplexobj(x):
             raise _wrong("x", "real numbers", x)
@@ -244,15 +242,13 @@ class BatchNorm(StatefulLayer):
         count = math.prod(x.shape[axis] for axis in axes) * self._named_size()
         needed = 1 if self.mode == "ema" else 2
         if count < needed:
-            raise ValueError(
-                message(
-                    "there is no batch to take statistics of",
-                    where="argument `x` of BatchNorm, while training",
-                    expected=f"at least {needed} values a channel",
-                    got=f"{count} in {x.shape}",
-                    instead="batch axes in front, or jax.vmap(layer, axis_name=...) and that axis_name here; "
-                    "or vernal.nn.inference_mode(model)",
-                )
+            raise value_error(
+                "there is no batch to take statistics of",
+                where="argument `x` of BatchNorm, while training",
+                expected=f"at least {needed} values a channel",
+                got=f"{count} in {x.shape}",
+                instead="batch axes in front, or jax.vmap(layer, axis_name=...) and that axis_name here; "
+                "or vernal.nn.inference_mode(model)",
             )
         mean = average(x)
         return mean, average((x - mean) ** 2), count
@@ -263,23 +259,19 @@ class BatchNorm(StatefulLayer):
         try:
             return lax.axis_size(self.axis_name)
         except NameError as error:
-            raise ValueError(
-                message(
-                    "`BatchNorm` does not find the axis of its batch",
-                    where=f"BatchNorm(axis_name={self.axis_name!r}), while training",
-                    expected="a call inside jax.vmap or jax.shard_map with axes of these names",
-                    got=str(error),
-                    instead=f"jax.vmap(model, axis_name={self.axis_name!r})(xs)",
-                )
+            raise value_error(
+                "`BatchNorm` does not find the axis of its batch",
+                where=f"BatchNorm(axis_name={self.axis_name!r}), while training",
+                expected="a call inside jax.vmap or jax.shard_map with axes of these names",
+                got=str(error),
+                instead=f"jax.vmap(model, axis_name={self.axis_name!r})(xs)",
             ) from None
 
 
 def _wrong(argument: str, expected: str, got: Any) -> ValueError:
-    return ValueError(
-        message(
-            "`BatchNorm` cannot work with this",
-            where=f"argument `{argument}`",
-            expected=expected,
-            got=short(got),
-        )
+    return value_error(
+        "`BatchNorm` cannot work with this",
+        where=f"argument `{argument}`",
+        expected=expected,
+        got=short(got),
     )

@@ -55,20 +55,13 @@ def blockwise(
     rows: int,
     offset: int | None,
 ) -> Array:
-    """Attention with the scores of one block of queries at a time.
+    """`dense`, with the scores of one block of at most `rows` queries at a time.
 
     Args:
-        query: as for `dense`, and so are `keys`, `values`, `pairs` and `scale`.
-        keys: see `query`.
-        values: see `query`.
-        pairs: see `query`.
-        scale: see `query`.
+        query: as for `dense`, and so are all that are not named here.
         rows: how many queries are in a block, at most.
         offset: if queries and keys are at positions without gaps, the index of the key at the position of the first
             query, so that it is known which are far apart. None if they are not.
-
-    Returns:
-        As `dense`.
     """
     length = query.shape[-2]
     if not length:

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..show import message, short
+from ..show import short, value_error
 from ..trees import is_array, match_paths
 from ._kv_cache import KVCache
 from ._places import Unrolled
@@ -60,13 +60,11 @@ def _floating(where: str, dtype: DTypeLike | None) -> np.dtype | None:
     except TypeError:
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise ValueError(
-            message(
-                "a precision is a floating-point dtype",
-                where=where,
-                expected="for example jnp.float32 or jnp.bfloat16, or None",
-                got=short(dtype),
-            )
+        raise value_error(
+            "a precision is a floating-point dtype",
+            where=where,
+            expected="for example jnp.float32 or jnp.bfloat16, or None",
+            got=short(dtype),
         )
     return found
 

@@ -15,8 +15,8 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ._batch import batched
-from ._check import check_shape, check_size
 from ._init import limit, uniform, weight_dtype
+from ._layer_arguments import check_shape, check_size
 from ._mesh import beside, product, whole
 
 _State = TypeVar("_State")

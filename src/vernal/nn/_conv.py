@@ -12,9 +12,11 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message, short
+from ..show import short, type_error, value_error
 from ._batch import batched
-from ._check import (
+from ._convolve import convolve
+from ._init import limit, uniform, weight_dtype
+from ._layer_arguments import (
     check_shape,
     check_size,
     check_window_fits,
@@ -22,8 +24,6 @@ from ._check import (
     padding_pairs,
     per_dim,
 )
-from ._convolve import convolve
-from ._init import limit, uniform, weight_dtype
 from ._mesh import beside, whole
 
 Sizes = int | Sequence[int]
@@ -78,13 +78,11 @@ class AbstractConv(Module):
         self.padding_mode = _parse_mode(layer, padding_mode, self.padding)
         for name, count in zip(("in_channels", "out_channels"), channels, strict=True):
             if count % self.groups:
-                raise ValueError(
-                    message(
-                        f"the channels of `{layer}` cannot be divided into its groups",
-                        where=f"arguments `{name}` and `groups`",
-                        expected=f"`{name}` is a multiple of groups={self.groups}",
-                        got=f"{name}={count}",
-                    )
+                raise value_error(
+                    f"the channels of `{layer}` cannot be divided into its groups",
+                    where=f"arguments `{name}` and `groups`",
+                    expected=f"`{name}` is a multiple of groups={self.groups}",
+                    got=f"{name}={count}",
                 )
 
     def _draw(self, use_bias: bool, dtype: DTypeLike | None, key: PRNGKeyArray) -> None:
@@ -109,14 +107,12 @@ class AbstractConv(Module):
         check_shape(layer, x, image_shape(("in_channels", self.in_channels), self.num_spatial_dims))
         x = jnp.asarray(x)
         if x.dtype != self.weight.dtype:
-            raise TypeError(
-                message(
-                    f"`{layer}` was given an input of another dtype than its weights",
-                    where="argument `x`",
-                    expected=str(self.weight.dtype),
-                    got=str(x.dtype),
-                    instead=f"x.astype(jnp.{self.weight.dtype})",
-                )
+            raise type_error(
+                f"`{layer}` was given an input of another dtype than its weights",
+                where="argument `x`",
+                expected=str(self.weight.dtype),
+                got=str(x.dtype),
+                instead=f"x.astype(jnp.{self.weight.dtype})",
             )
         return x
 
@@ -148,22 +144,18 @@ def _parse_padding(layer: str, padding: Any, n: int) -> str | tuple[tuple[int, i
 
 def _parse_mode(layer: str, mode: str, padding: Any) -> str:
     if mode.upper() not in _PAD_MODES:
-        raise ValueError(
-            message(
-                f"`{layer}` was given an unknown way of padding",
-                where="argument `padding_mode`",
-                expected=", ".join(map(repr, _PAD_MODES)),
-                got=short(mode),
-            )
+        raise value_error(
+            f"`{layer}` was given an unknown way of padding",
+            where="argument `padding_mode`",
+            expected=", ".join(map(repr, _PAD_MODES)),
+            got=short(mode),
         )
     if mode.upper() != "ZEROS" and not isinstance(padding, str) and min(sum(padding, (0,))) < 0:
-        raise ValueError(
-            message(
-                f"`{layer}` was given a negative padding, which crops, where it has values to fill in",
-                where=f"argument `padding`, with padding_mode={mode!r}",
-                expected="integers of at least 0",
-                got=short(padding),
-            )
+        raise value_error(
+            f"`{layer}` was given a negative padding, which crops, where it has values to fill in",
+            where=f"argument `padding`, with padding_mode={mode!r}",
+            expected="integers of at least 0",
+            got=short(padding),
         )
     return mode.upper()
 

@@ -13,9 +13,9 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
-from ..show import message
-from ._check import check_window_fits, per_dim
+from ..show import message, value_error
 from ._conv import AbstractConv, Padding, Sizes
+from ._layer_arguments import check_window_fits, per_dim
 
 
 class ConvTranspose(AbstractConv):
@@ -99,13 +99,11 @@ class ConvTranspose(AbstractConv):
             layer, "output_padding", output_padding, self.num_spatial_dims, minimum=0
         )
         if any(o >= s for o, s in zip(self.output_padding, self.stride, strict=True)):
-            raise ValueError(
-                message(
-                    f"the output padding of `{layer}` reaches its stride",
-                    where="argument `output_padding`",
-                    expected=f"less than stride={self.stride} in every dimension",
-                    got=str(self.output_padding),
-                )
+            raise value_error(
+                f"the output padding of `{layer}` reaches its stride",
+                where="argument `output_padding`",
+                expected=f"less than stride={self.stride} in every dimension",
+                got=str(self.output_padding),
             )
         self._check_mode(layer)
         self._draw(use_bias, dtype, key)

@@ -15,22 +15,13 @@ import jax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._ground import explicit_mesh
-from ..primitives import linear_call
+from ..primitives import explicit_mesh, linear_call
 
 
 def convolve(x: Array, weight: Array, groups: int, **options: Any) -> Array:
-    """`lax.conv_general_dilated`.
-
-    Args:
-        x: shape `(batch, in_channels, *spatial)`.
-        weight: shape `(out_channels, in_channels/groups, *kernel_size)`, which is not split over a mesh.
-        groups: how many groups of channels are convolved by themselves.
-        **options: strides, padding and dilation.
-
-    Returns:
-        Shape `(batch, out_channels, *spatial)`.
-    """
+    """`lax.conv_general_dilated` of `x`, of shape `(batch, in_channels, *spatial)`, with a weight of shape
+    `(out_channels, in_channels/groups, *kernel_size)` that is not split over a mesh. `options` are strides, padding
+    and dilation."""
     if jax.device_count() == 1:
         return _grouped(x, weight, groups, **options)
     forward = functools.partial(_grouped, groups=groups, **options)

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ..show import message
+from ..show import value_error
 from ._mesh import drawn_like
 from ._precision import narrow, widen
 from ._random import key_field, needed_key
@@ -48,13 +48,11 @@ class Dropout(Module):
 
     def __init__(self, p: int | float | Array = 0.5, inference: bool = False):
         if not isinstance(p, Array) and not 0 <= p <= 1:
-            raise ValueError(
-                message(
-                    "a probability is between 0 and 1",
-                    where="Dropout(p=...)",
-                    expected="0 <= p <= 1, the share of elements that become zero",
-                    got=f"p={p}",
-                )
+            raise value_error(
+                "a probability is between 0 and 1",
+                where="Dropout(p=...)",
+                expected="0 <= p <= 1, the share of elements that become zero",
+                got=f"p={p}",
             )
         self.p = p
         self.inference = inference

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message, short
+from ..show import short, type_error, value_error
 from ._init import weight_dtype
 from ._mesh import following
 
@@ -80,14 +80,12 @@ class Embedding(Module):
         """
         index = jnp.asarray(x)
         if not jnp.issubdtype(index.dtype, jnp.integer):
-            raise TypeError(
-                message(
-                    "Embedding looks up rows by their number",
-                    where="argument `x` of Embedding",
-                    expected="integers",
-                    got=short(x),
-                    instead="embedding(x.astype(int))",
-                )
+            raise type_error(
+                "Embedding looks up rows by their number",
+                where="argument `x` of Embedding",
+                expected="integers",
+                got=short(x),
+                instead="embedding(x.astype(int))",
             )
         # An array of one index, because for a scalar JAX forgets `out_sharding` when it is batched.
         indices = index if index.ndim else index[None]
@@ -102,23 +100,19 @@ def _draw(
 ) -> Array:
     if num_embeddings is None or embedding_size is None or key is None:
         given = {"num_embeddings": num_embeddings, "embedding_size": embedding_size, "key": key}
-        raise ValueError(
-            message(
-                "Embedding needs a table, or what it takes to draw one",
-                where="Embedding(...)",
-                expected="num_embeddings, embedding_size and key, or weight",
-                got="no " + ", no ".join(name for name, value in given.items() if value is None),
-                instead="Embedding(num_embeddings, embedding_size, key=key), or Embedding(weight=table)",
-            )
+        raise value_error(
+            "Embedding needs a table, or what it takes to draw one",
+            where="Embedding(...)",
+            expected="num_embeddings, embedding_size and key, or weight",
+            got="no " + ", no ".join(name for name, value in given.items() if value is None),
+            instead="Embedding(num_embeddings, embedding_size, key=key), or Embedding(weight=table)",
         )
     if num_embeddings < 0 or embedding_size < 0:
-        raise ValueError(
-            message(
-                "the size of a table cannot be negative",
-                where="Embedding(num_embeddings, embedding_size)",
-                expected="two numbers of at least 0",
-                got=f"num_embeddings={num_embeddings}, embedding_size={embedding_size}",
-            )
+        raise value_error(
+            "the size of a table cannot be negative",
+            where="Embedding(num_embeddings, embedding_size)",
+            expected="two numbers of at least 0",
+            got=f"num_embeddings={num_embeddings}, embedding_size={embedding_size}",
         )
     return jax.random.normal(key, (num_embeddings, embedding_size), dtype)
 
@@ -132,11 +126,9 @@ def _check_table(weight: Array, num_embeddings: int | None, embedding_size: int 
         or num_embeddings not in (None, shape[0])
         or embedding_size not in (None, shape[1])
     ):
-        raise ValueError(
-            message(
-                "the table of an Embedding has one row for each thing and one column for each feature",
-                where="Embedding(weight=...)",
-                expected=f"shape ({rows}, {columns})",
-                got=short(weight),
-            )
+        raise value_error(
+            "the table of an Embedding has one row for each thing and one column for each feature",
+            where="Embedding(weight=...)",
+            expected=f"shape ({rows}, {columns})",
+            got=short(weight),
         )

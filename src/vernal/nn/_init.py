@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import PRNGKeyArray
 
-from ..show import message
+from ..show import value_error
 
 
 def weight_dtype(layer: str, dtype: DTypeLike | None) -> Any:
@@ -17,13 +17,11 @@ def weight_dtype(layer: str, dtype: DTypeLike | None) -> Any:
     if dtype is None:
         return jnp.result_type(float)
     if not jnp.issubdtype(dtype, jnp.inexact):
-        raise ValueError(
-            message(
-                f"the weights of `{layer}` must be floating-point or complex numbers",
-                where="argument `dtype`",
-                expected="for example jnp.float32, jnp.bfloat16 or jnp.complex64",
-                got=str(jnp.dtype(dtype)),
-            )
+        raise value_error(
+            f"the weights of `{layer}` must be floating-point or complex numbers",
+            where="argument `dtype`",
+            expected="for example jnp.float32, jnp.bfloat16 or jnp.complex64",
+            got=str(jnp.dtype(dtype)),
         )
     return dtype
 

@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ..show import message, short
+from ..show import listed, short, type_error, value_error
 from ..trees import Pattern, is_inexact_array, path_name
 from ._places import Names, Place, keys_of
 from ._weight_norm import WeightNorm
@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 Initialiser = Callable[..., Any]
 Rule = str | type | tuple[type, str]
-
-_SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,28 +169,24 @@ def _norms(
 def _test(rule: Any, initialiser: Any) -> Callable[[_Weight], bool]:
     """Whether a rule applies to an array."""
     if not callable(initialiser):
-        raise TypeError(
-            message(
-                "an initialiser is a function",
-                where=f"initialise(model, {{{_text(rule)}: ...}}, key)",
-                expected="a function (key, shape, dtype) -> array",
-                got=short(initialiser),
-                instead="for example jax.nn.initializers.constant(0.1)",
-            )
+        raise type_error(
+            "an initialiser is a function",
+            where=f"initialise(model, {{{_text(rule)}: ...}}, key)",
+            expected="a function (key, shape, dtype) -> array",
+            got=short(initialiser),
+            instead="for example jax.nn.initializers.constant(0.1)",
         )
     if isinstance(rule, str):
         pattern = Pattern(rule)
         return lambda weight: pattern.matches(weight.path)
     owner, text = rule if isinstance(rule, tuple) and len(rule) == 2 else (rule, "weight")
     if not isinstance(owner, type) or not isinstance(text, str):
-        raise TypeError(
-            message(
-                "a rule says which arrays it is for",
-                where="initialise(model, rules, key)",
-                expected="a pattern, a class, or a pair of a class and a pattern",
-                got=short(rule),
-                instead='"**.bias", nn.Linear or (nn.Linear, "bias")',
-            )
+        raise type_error(
+            "a rule says which arrays it is for",
+            where="initialise(model, rules, key)",
+            expected="a pattern, a class, or a pair of a class and a pattern",
+            got=short(rule),
+            instead='"**.bias", nn.Linear or (nn.Linear, "bias")',
         )
     pattern = Pattern(text)
     return lambda weight: any(
@@ -221,13 +215,11 @@ def _draw(initialiser: Initialiser, key: Any, weight: _Weight) -> Array:
 
 
 def _unfit(weight: _Weight, asked: tuple[int, ...], got: str) -> ValueError:
-    return ValueError(
-        message(
-            "the initialiser does not fit the array",
-            where=weight.name,
-            expected=f"an array {weight.value.dtype.name}{list(asked)} of initialiser(key, {asked}, dtype)",
-            got=got,
-        )
+    return value_error(
+        "the initialiser does not fit the array",
+        where=weight.name,
+        expected=f"an array {weight.value.dtype.name}{list(asked)} of initialiser(key, {asked}, dtype)",
+        got=got,
     )
 
 
@@ -238,32 +230,26 @@ def _text(rule: Any) -> str:
 
 
 def _listed(items: Iterable[str]) -> str:
-    found = list(dict.fromkeys(items))
-    more = len(found) - _SHOWN
-    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "") or "none"
+    return listed(dict.fromkeys(items)) or "none"
 
 
 def _ambiguous(weight: _Weight, rules: list[Rule]) -> ValueError:
-    return ValueError(
-        message(
-            "two rules are for one array",
-            where=f"initialise(model, rules, key), for {weight.name}",
-            expected="one pattern for it, or else one class",
-            got=" and ".join(map(_text, rules)),
-            instead="narrower rules; a pattern over the whole name goes before rules with classes",
-        )
+    return value_error(
+        "two rules are for one array",
+        where=f"initialise(model, rules, key), for {weight.name}",
+        expected="one pattern for it, or else one class",
+        got=" and ".join(map(_text, rules)),
+        instead="narrower rules; a pattern over the whole name goes before rules with classes",
     )
 
 
 def _idle(rules: list[Rule], weights: list[_Weight]) -> ValueError:
-    return ValueError(
-        message(
-            "a rule is for no array of the model",
-            where="initialise(model, rules, key)",
-            expected="floating-point arrays for every rule",
-            got=", ".join(map(_text, rules)),
-            instead="\n".join(_near(rule, weights) for rule in rules),
-        )
+    return value_error(
+        "a rule is for no array of the model",
+        where="initialise(model, rules, key)",
+        expected="floating-point arrays for every rule",
+        got=", ".join(map(_text, rules)),
+        instead="\n".join(_near(rule, weights) for rule in rules),
     )
 
 

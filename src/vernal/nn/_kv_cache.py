@@ -7,11 +7,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from ..modules import Module, field
 from ..runtime import error_if
-from ..show import message
+from ..show import message, value_error
 from ..trees import tree_at
 from ._batch import batched
-from ._check import check_shape, check_size
 from ._init import weight_dtype
+from ._layer_arguments import check_shape, check_size
 from ._mesh import like
 
 
@@ -184,14 +184,12 @@ class KVCache(Module):
         value_size = ("value_size", self.values.shape[-1])
         check_shape("KVCache", values, (*batch, n, ("num_heads", heads), value_size), "values")
         if n > max_length and not self.ring:
-            raise ValueError(
-                message(
-                    "more tokens were given to a cache at once than it has places",
-                    where="arguments `keys` and `values` of KVCache.append",
-                    expected=f"at most {max_length} tokens, its `max_length`",
-                    got=f"{n} tokens",
-                    instead="a larger `max_length`, or `ring=True` and attention with a window",
-                )
+            raise value_error(
+                "more tokens were given to a cache at once than it has places",
+                where="arguments `keys` and `values` of KVCache.append",
+                expected=f"at most {max_length} tokens, its `max_length`",
+                got=f"{n} tokens",
+                instead="a larger `max_length`, or `ring=True` and attention with a window",
             )
         return jnp.asarray(keys, self.keys.dtype), jnp.asarray(values, self.values.dtype)
 

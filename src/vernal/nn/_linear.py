@@ -9,8 +9,8 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ._check import Axis, check_shape, check_size
 from ._init import limit, uniform, weight_dtype
+from ._layer_arguments import Axis, check_shape, check_size
 from ._mesh import beside, product
 
 _T = TypeVar("_T")

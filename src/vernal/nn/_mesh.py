@@ -22,29 +22,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._ground import (
-    axis_names,
-    concrete_value,
-    entries_without,
-    explicit_mesh,
-    gathered,
-    mapped_mesh_axes,
-    split_over,
-)
+from .._ground import concrete_value, mapped_mesh_axes
+from ..primitives import axis_names, entries_without, explicit_mesh, gathered, split_over
 
 _T = TypeVar("_T")
 
 
 def product(x: Array, matrix: Array) -> Array:
-    """`matrix @ x` for each of a batch of vectors.
-
-    Args:
-        x: shape `(..., n)`.
-        matrix: shape `(m, n)`.
-
-    Returns:
-        Shape `(..., m)`.
-    """
+    """`matrix @ x`, of shape `(..., m)`, for each vector of a batch: `x` has the shape `(..., n)`."""
     out = following(x, x.ndim - 1, matrix, 0)
     if x.ndim == 1:
         return jnp.matmul(matrix, x, out_sharding=out)
@@ -64,16 +49,8 @@ def following(x: Array, batch: int, parameter: Array, axis: int) -> NamedShardin
 
 
 def beside(a: Array, x: Array) -> Array:
-    """`a` as it can be combined with `x` element by element: with axes of size 1 in front, and split over nothing that
-    `x` is not split over there.
-
-    Args:
-        a: of the shape of the last axes of `x`, where any axis may be 1.
-        x: any array.
-
-    Returns:
-        An array with as many axes as `x`.
-    """
+    """`a` as it can be combined with `x` element by element: with axes of size 1 in front, and split over nothing
+    that `x` is not split over there. Its shape is that of the last axes of `x`, where any axis may be 1."""
     a = lax.expand_dims(a, range(x.ndim - a.ndim))
     mesh = explicit_mesh(a)
     if mesh is None:

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..trees import combine, is_array, partition
 from ._batch import batched
-from ._check import check_shape, check_size
+from ._layer_arguments import check_shape, check_size
 from ._linear import Linear, features, vector_shape
 from ._mesh import along, like, stacked
 from ._places import Unrolled

@@ -9,13 +9,13 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message, short
+from ..show import short, value_error
 from ._attention import Implementation, attend
 from ._batch import batched
-from ._check import check_shape, check_size
 from ._dropout import Dropout
 from ._init import weight_dtype
 from ._kv_cache import KVCache
+from ._layer_arguments import check_shape, check_size
 from ._linear import Linear
 from ._mesh import in_heads
 from ._rotary import RotaryPositionalEmbedding
@@ -125,13 +125,11 @@ class MultiheadAttention(Module):
         self.qk_size = size("qk_size", qk_size, query_size // num_heads)
         self.vo_size = size("vo_size", vo_size, query_size // num_heads)
         if self.num_heads % self.num_key_value_heads:
-            raise ValueError(
-                message(
-                    "the heads of queries cannot share those of keys and values evenly",
-                    where="argument `num_key_value_heads` of MultiheadAttention",
-                    expected=f"a divisor of num_heads={num_heads}",
-                    got=short(num_key_value_heads),
-                )
+            raise value_error(
+                "the heads of queries cannot share those of keys and values evenly",
+                where="argument `num_key_value_heads` of MultiheadAttention",
+                expected=f"a divisor of num_heads={num_heads}",
+                got=short(num_key_value_heads),
             )
         self.use_query_bias, self.use_key_bias = use_query_bias, use_key_bias
         self.use_value_bias, self.use_output_bias = use_value_bias, use_output_bias
@@ -301,13 +299,11 @@ def _process(
     heads = batched(process_heads, queries, 3, keys, values)
     after = tuple(jnp.shape(a) for a in heads)
     if after != before:
-        raise ValueError(
-            message(
-                "`process_heads` must not change the shapes of the heads",
-                where="MultiheadAttention.__call__(process_heads=...)",
-                expected=str(before),
-                got=str(after),
-            )
+        raise value_error(
+            "`process_heads` must not change the shapes of the heads",
+            where="MultiheadAttention.__call__(process_heads=...)",
+            expected=str(before),
+            got=str(after),
         )
     return heads
 
@@ -334,12 +330,10 @@ def _check_cache(
     if queries.shape[-3] != keys.shape[-3]:
         wrong.append(f"{queries.shape[-3]} queries for {keys.shape[-3]} keys")
     if wrong:
-        raise ValueError(
-            message(
-                f"{' and '.join(wrong)} cannot be combined with {'a ring as ' if cache.ring else ''}a cache",
-                where="MultiheadAttention.__call__(cache=...)",
-                expected="tokens that follow those of the cache, each a query and a key; the cache counts positions",
-                instead="`vernal.nn.attention` on `cache.keys` and `cache.values`, for anything else",
-            )
+        raise value_error(
+            f"{' and '.join(wrong)} cannot be combined with {'a ring as ' if cache.ring else ''}a cache",
+            where="MultiheadAttention.__call__(cache=...)",
+            expected="tokens that follow those of the cache, each a query and a key; the cache counts positions",
+            instead="`vernal.nn.attention` on `cache.keys` and `cache.values`, for anything else",
         )
     return (True if causal is None else causal), window

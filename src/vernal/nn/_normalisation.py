@@ -16,9 +16,9 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message
-from ._check import check_shape, check_size, image_shape, wrong_shape
+from ..show import value_error
 from ._init import weight_dtype
+from ._layer_arguments import check_shape, check_size, image_shape, wrong_shape
 from ._mesh import beside
 from ._precision import narrow, widen
 
@@ -209,23 +209,19 @@ class GroupNorm(Module):
             num_spatial_dims = check_size("GroupNorm", "num_spatial_dims", num_spatial_dims, 0)
         groups = check_size("GroupNorm", "groups", groups)
         if channels is None and channelwise_affine:
-            raise ValueError(
-                message(
-                    "GroupNorm needs to know how many weights to make",
-                    where="GroupNorm(channels=...)",
-                    expected="an int, because channelwise_affine=True",
-                    got="None",
-                    instead="GroupNorm(groups, channels), or channelwise_affine=False",
-                )
+            raise value_error(
+                "GroupNorm needs to know how many weights to make",
+                where="GroupNorm(channels=...)",
+                expected="an int, because channelwise_affine=True",
+                got="None",
+                instead="GroupNorm(groups, channels), or channelwise_affine=False",
             )
         if channels is not None and channels % groups:
-            raise ValueError(
-                message(
-                    "the channels cannot be divided into groups of one size",
-                    where="GroupNorm(groups, channels)",
-                    expected=f"a number of channels that {groups} divides",
-                    got=f"channels={channels}",
-                )
+            raise value_error(
+                "the channels cannot be divided into groups of one size",
+                where="GroupNorm(groups, channels)",
+                expected=f"a number of channels that {groups} divides",
+                got=f"channels={channels}",
             )
         self.groups = groups
         self.channels = channels

@@ -12,8 +12,15 @@ from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message
-from ._check import check_shape, check_size, check_window_fits, image_shape, padding_pairs, per_dim
+from ..show import value_error
+from ._layer_arguments import (
+    check_shape,
+    check_size,
+    check_window_fits,
+    image_shape,
+    padding_pairs,
+    per_dim,
+)
 
 Sizes = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]]
@@ -80,13 +87,11 @@ class Pool(Module):
             for pair, k in zip(self.padding, self.kernel_size, strict=True)
             for p in pair
         ):
-            raise ValueError(
-                message(
-                    f"`{layer}` was given a padding that crops its input, or holds a whole window",
-                    where="argument `padding`",
-                    expected=f"at least 0 and less than kernel_size={self.kernel_size}",
-                    got=str(self.padding),
-                )
+            raise value_error(
+                f"`{layer}` was given a padding that crops its input, or holds a whole window",
+                where="argument `padding`",
+                expected=f"at least 0 and less than kernel_size={self.kernel_size}",
+                got=str(self.padding),
             )
 
     @jax.named_scope("vernal.nn.Pool")

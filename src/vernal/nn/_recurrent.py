@@ -17,11 +17,11 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message, short
+from ..show import short, value_error
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell
-from ._check import check_shape, check_size
 from ._dropout import Dropout
+from ._layer_arguments import check_shape, check_size
 from ._mesh import whole
 
 _State = TypeVar("_State")
@@ -106,13 +106,11 @@ class Recurrent(Module, Generic[_State]):
         name, rows = type(self).__name__, self.num_layers * len(self.cells[0])
         expected = self.cells[0][0].zero_state(jnp.float32)
         if jax.tree.structure(state) != jax.tree.structure(expected):
-            raise ValueError(
-                message(
-                    f"`{name}` was given a state of the wrong structure",
-                    where="argument `state`",
-                    expected="what it returns as its final state",
-                    got=short(state),
-                )
+            raise value_error(
+                f"`{name}` was given a state of the wrong structure",
+                where="argument `state`",
+                expected="what it returns as its final state",
+                got=short(state),
             )
         for leaf in jax.tree.leaves(state):
             shape = (*batch, ("num_layers * directions", rows), ("hidden_size", self.hidden_size))

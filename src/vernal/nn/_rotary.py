@@ -7,9 +7,9 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message, short
+from ..show import short, value_error
 from ._batch import in_front
-from ._check import check_shape, check_size, wrong_shape
+from ._layer_arguments import check_shape, check_size, wrong_shape
 from ._precision import widen
 
 
@@ -53,13 +53,11 @@ class RotaryPositionalEmbedding(Module):
         self.theta = theta
         self.dtype = None if dtype is None else jnp.dtype(dtype)
         if self.embedding_size % 2:
-            raise ValueError(
-                message(
-                    "features are rotated in pairs, and one is left over",
-                    where="RotaryPositionalEmbedding(embedding_size=...)",
-                    expected="an even number",
-                    got=short(embedding_size),
-                )
+            raise value_error(
+                "features are rotated in pairs, and one is left over",
+                where="RotaryPositionalEmbedding(embedding_size=...)",
+                expected="an even number",
+                got=short(embedding_size),
             )
 
     @jax.named_scope("vernal.nn.RotaryPositionalEmbedding")

@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._ground import signature_of
 from ..modules import Module, Partial
-from ..show import message, short
+from ..show import short, type_error
 from ._state import State, StatefulLayer, is_stateful
 
 # Whether functions (and other callables) take a key. A signature takes longer to read than a small
@@ -78,13 +78,11 @@ class Sequential(StatefulLayer):
         self.layers = tuple(layers)
         for i, layer in enumerate(self.layers):
             if not callable(layer):
-                raise TypeError(
-                    message(
-                        "a layer must be callable",
-                        where=f"Sequential(layers)[{i}]",
-                        expected="a module with __call__, or a function of one array",
-                        got=short(layer),
-                    )
+                raise type_error(
+                    "a layer must be callable",
+                    where=f"Sequential(layers)[{i}]",
+                    expected="a module with __call__, or a function of one array",
+                    got=short(layer),
                 )
 
     @jax.named_scope("vernal.nn.Sequential")

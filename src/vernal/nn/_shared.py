@@ -7,7 +7,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..modules import Module, field
-from ..show import diff_text, message
+from ..show import diff_text, value_error
 from ..trees import tree_at
 
 
@@ -58,14 +58,12 @@ class Shared(Module):
     def __init__(self, pytree: Any, where: Callable[[Any], Any], get: Callable[[Any], Any]):
         taken, kept = where(pytree), get(pytree)
         if _described(taken) != _described(kept):
-            raise ValueError(
-                message(
-                    "what is to be shared is not alike",
-                    where="Shared(pytree, where, get)",
-                    expected="the same structure, shapes and dtypes in both places",
-                    got=diff_text(taken, kept, root="node"),
-                    instead="`where` and `get` that pick nodes which differ in nothing but their values",
-                )
+            raise value_error(
+                "what is to be shared is not alike",
+                where="Shared(pytree, where, get)",
+                expected="the same structure, shapes and dtypes in both places",
+                got=diff_text(taken, kept, root="node"),
+                instead="`where` and `get` that pick nodes which differ in nothing but their values",
             )
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
         self.where = where

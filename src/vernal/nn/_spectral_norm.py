@@ -9,9 +9,9 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
-from ..show import message, short
+from ..show import short, value_error
 from ..trees import is_inexact_array, tree_at
-from ._check import check_size
+from ._layer_arguments import check_size
 from ._mesh import whole
 from ._precision import widen
 from ._state import State, StatefulLayer, StateIndex
@@ -85,13 +85,11 @@ class SpectralNorm(StatefulLayer):
         self.inference = inference
         weight = getattr(layer, weight_name, None)
         if not is_inexact_array(weight) or weight.ndim == 0:
-            raise ValueError(
-                message(
-                    "there is nothing to normalise",
-                    where=f"SpectralNorm(layer, weight_name={weight_name!r})",
-                    expected=f"a layer with a floating-point array `{weight_name}` of at least one axis",
-                    got=f"{weight_name} = {short(weight)}",
-                )
+            raise value_error(
+                "there is nothing to normalise",
+                where=f"SpectralNorm(layer, weight_name={weight_name!r})",
+                expected=f"a layer with a floating-point array `{weight_name}` of at least one axis",
+                got=f"{weight_name} = {short(weight)}",
             )
         matrix = _matrix(jnp.asarray(weight))
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)

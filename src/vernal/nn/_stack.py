@@ -12,10 +12,10 @@ from jaxtyping import PRNGKeyArray
 
 from .._ground import same
 from ..modules import Module
-from ..show import diff_text, message, path_text, short
+from ..show import diff_text, message, path_text, short, value_error
 from ..transforms import filter_vmap
 from ..trees import combine, is_array, partition, tree_at
-from ._check import check_size
+from ._layer_arguments import check_size
 from ._mesh import like, stacked
 from ._places import Unrolled
 from ._sequential import _takes_key
@@ -210,14 +210,12 @@ class Stack(Module):
     def _check_each(self, each: dict[str, Any]) -> None:
         for path, leaf in jtu.tree_leaves_with_path(each):
             if not is_array(leaf) or np.shape(leaf)[:1] != (self.num_layers,):
-                raise ValueError(
-                    message(
-                        "`each` does not have an entry for every layer",
-                        where=path_text(path, "each"),
-                        expected=f"an array with a leading axis of length num_layers={self.num_layers}",
-                        got=short(leaf),
-                        instead="what is the same for all layers is an ordinary argument: stack(x, name=value)",
-                    )
+                raise value_error(
+                    "`each` does not have an entry for every layer",
+                    where=path_text(path, "each"),
+                    expected=f"an array with a leading axis of length num_layers={self.num_layers}",
+                    got=short(leaf),
+                    instead="what is the same for all layers is an ordinary argument: stack(x, name=value)",
                 )
 
     def __unrolled__(self) -> Unrolled:
@@ -227,12 +225,10 @@ class Stack(Module):
         if isinstance(i, slice):
             chosen = range(self.num_layers)[i]
             if not chosen:
-                raise ValueError(
-                    message(
-                        "a `Stack` has at least one layer",
-                        where=f"stack[{i.start}:{i.stop}:{i.step}]",
-                        expected=f"a slice that picks some of the {self.num_layers} layers",
-                    )
+                raise value_error(
+                    "a `Stack` has at least one layer",
+                    where=f"stack[{i.start}:{i.stop}:{i.step}]",
+                    expected=f"a slice that picks some of the {self.num_layers} layers",
                 )
             return self._with(self._pick(i), len(chosen))
         if isinstance(i, int) and not -self.num_layers <= i < self.num_layers:
@@ -258,22 +254,20 @@ class Stack(Module):
 
 def _check_alike(layers: Sequence[Any]) -> None:
     if not layers:
-        raise ValueError(
-            message("there is no layer to stack", where="Stack.of(layers)", expected="at least one")
+        raise value_error(
+            "there is no layer to stack", where="Stack.of(layers)", expected="at least one"
         )
     first, rest = partition(layers[0], is_array)
     for i, layer in enumerate(layers):
         arrays, other = partition(layer, is_array)
         alike = jtu.tree_structure((first, rest)) == jtu.tree_structure((arrays, other))
         if not (alike and _types(first) == _types(arrays) and _same_leaves(rest, other)):
-            raise ValueError(
-                message(
-                    "the layers of a `Stack` differ in nothing but the values of their arrays",
-                    where=f"Stack.of(layers)[{i}]",
-                    expected="a layer like layers[0]",
-                    got=diff_text(layers[0], layer, weak_type=False, root="layer"),
-                    instead="a Stack for each run of layers that are alike",
-                )
+            raise value_error(
+                "the layers of a `Stack` differ in nothing but the values of their arrays",
+                where=f"Stack.of(layers)[{i}]",
+                expected="a layer like layers[0]",
+                got=diff_text(layers[0], layer, weak_type=False, root="layer"),
+                instead="a Stack for each run of layers that are alike",
             )
 
 
@@ -287,25 +281,21 @@ def _types(tree: Any) -> list[Any]:
 
 def _pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
-        raise ValueError(
-            message(
-                "with collect=True, every layer of a `Stack` returns a pair",
-                where="stack(x, ..., collect=True)",
-                expected="(x, what is to be kept)",
-                got=short(result),
-            )
+        raise value_error(
+            "with collect=True, every layer of a `Stack` returns a pair",
+            where="stack(x, ..., collect=True)",
+            expected="(x, what is to be kept)",
+            got=short(result),
         )
     return result
 
 
 def _check_same(x: Any, y: Any) -> None:
     if jtu.tree_structure(x) != jtu.tree_structure(y) or _types(x) != _types(y):
-        raise ValueError(
-            message(
-                "the layers of a `Stack` return what the next layer takes",
-                where="stack(x, ...)",
-                expected="an output of the structure, shapes and dtypes of the input",
-                got=diff_text(x, y, weak_type=False, root="output"),
-                instead="bring `x` to this shape and dtype before, or let the layers keep it",
-            )
+        raise value_error(
+            "the layers of a `Stack` return what the next layer takes",
+            where="stack(x, ...)",
+            expected="an output of the structure, shapes and dtypes of the input",
+            got=diff_text(x, y, weak_type=False, root="output"),
+            instead="bring `x` to this shape and dtype before, or let the layers keep it",
         )

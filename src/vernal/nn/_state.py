@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import placed_like
+from .._ground import strong
 from ..modules import Module, field
-from ..primitives import read, record
-from ..show import diff_text, message, path_text, short, tree_pformat
+from ..primitives import placed_like, read, record
+from ..show import diff_text, message, path_text, short, tree_pformat, type_error, value_error
 from ..trees import is_array_like
 
 T = TypeVar("T")
@@ -81,14 +80,12 @@ class StateIndex(Module):
 
     def __init__(self, init: Any, *, marker: str | None = None):
         if callable(init) and not isinstance(init, Module):
-            raise ValueError(
-                message(
-                    "the first value of a state is given, not made",
-                    where="StateIndex(init)",
-                    expected="an array, or a tree of arrays",
-                    got=short(init),
-                    instead="StateIndex(make())",
-                )
+            raise value_error(
+                "the first value of a state is given, not made",
+                where="StateIndex(init)",
+                expected="an array, or a tree of arrays",
+                got=short(init),
+                instead="StateIndex(make())",
             )
         self.marker = marker
         self.init = jtu.tree_map_with_path(_as_array, init)
@@ -154,23 +151,14 @@ def _as_array(path: Any, x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return x
     if not is_array_like(x):
-        raise TypeError(
-            message(
-                "a state consists of arrays",
-                where=path_text(path, root="StateIndex(init)"),
-                expected="an array or a number",
-                got=short(x),
-                instead="keep what does not change in a field of the layer",
-            )
+        raise type_error(
+            "a state consists of arrays",
+            where=path_text(path, root="StateIndex(init)"),
+            expected="an array or a number",
+            got=short(x),
+            instead="keep what does not change in a field of the layer",
         )
-    return _strong(x)
-
-
-def _strong(x: Any) -> Any:
-    """As an array whose type does not depend on where it came from: with a weak one, the first update would change
-    the type, and compile everything again."""
-    x = jnp.asarray(x)
-    return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
+    return strong(x)
 
 
 class StatefulLayer(Module):
@@ -231,28 +219,24 @@ class State:
 
     def _current(self) -> dict[str, Any]:
         if self._values is None:
-            raise ValueError(
-                message(
-                    "this state is old: a newer one was made of it",
-                    where="State",
-                    expected="the state that the last call returned",
-                    got=repr(self),
-                    instead="y, state = layer(y, state), never state1, state2, ...; on purpose, make a copy first: "
-                    "jax.tree.map(lambda x: x, state)",
-                )
+            raise value_error(
+                "this state is old: a newer one was made of it",
+                where="State",
+                expected="the state that the last call returned",
+                got=repr(self),
+                instead="y, state = layer(y, state), never state1, state2, ...; on purpose, make a copy first: "
+                "jax.tree.map(lambda x: x, state)",
             )
         return self._values
 
     def _marker(self, index: Any) -> str:
         if not isinstance(index, StateIndex):
-            raise ValueError(
-                message(
-                    "only a `StateIndex` says which value of a state is meant",
-                    where="State",
-                    expected="an attribute of a layer that is a StateIndex",
-                    got=short(index),
-                    instead="state.get(layer.index)",
-                )
+            raise value_error(
+                "only a `StateIndex` says which value of a state is meant",
+                where="State",
+                expected="an attribute of a layer that is a StateIndex",
+                got=short(index),
+                instead="state.get(layer.index)",
             )
         if index.marker not in self._current():
             raise KeyError(
@@ -296,19 +280,17 @@ class State:
         """
         marker = self._marker(index)
         old = self._current()[marker]
-        value = jtu.tree_map(lambda x: _strong(x) if is_array_like(x) else x, value)
+        value = jtu.tree_map(lambda x: strong(x) if is_array_like(x) else x, value)
         if jtu.tree_structure(old) != jtu.tree_structure(value) or any(
             a.shape != b.shape or a.dtype != b.dtype
             for a, b in zip(jtu.tree_leaves(old), jtu.tree_leaves(value), strict=True)
         ):
-            raise ValueError(
-                message(
-                    "old and new value of a state differ in kind",
-                    where=f"State.set: {marker}",
-                    expected="the same structure, shapes and dtypes as before",
-                    got=diff_text(old, value, weak_type=False, root="value"),
-                    instead="cast with `.astype`, and keep shape and structure",
-                )
+            raise value_error(
+                "old and new value of a state differ in kind",
+                where=f"State.set: {marker}",
+                expected="the same structure, shapes and dtypes as before",
+                got=diff_text(old, value, weak_type=False, root="value"),
+                instead="cast with `.astype`, and keep shape and structure",
             )
         # On a mesh, state stays where it is.
         return self._with(
@@ -345,14 +327,12 @@ class State:
             KeyError: if it holds a value for an index that this one does not have.
         """
         if not isinstance(substate, State):
-            raise ValueError(
-                message(
-                    "a state can only be updated by a state",
-                    where="State.update(substate)",
-                    expected="what `substate` returned, or a newer one",
-                    got=short(substate),
-                    instead="state.set(index, value) for one value",
-                )
+            raise value_error(
+                "a state can only be updated by a state",
+                where="State.update(substate)",
+                expected="what `substate` returned, or a newer one",
+                got=short(substate),
+                instead="state.set(index, value) for one value",
             )
         new = substate._current()
         unknown = [marker for marker in new if marker not in self._current()]

@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import message, short
+from ..show import short, value_error
 from ..trees import is_inexact_array, tree_at
 from ._mesh import beside
 
@@ -55,13 +55,11 @@ class WeightNorm(Module):
         if not is_inexact_array(weight) or (
             axis is not None and not -weight.ndim <= axis < weight.ndim
         ):
-            raise ValueError(
-                message(
-                    "there is nothing to normalise",
-                    where=f"WeightNorm(layer, weight_name={weight_name!r}, axis={axis})",
-                    expected=f"a layer with a floating-point array `{weight_name}` that has this axis",
-                    got=f"{weight_name} = {short(weight)}",
-                )
+            raise value_error(
+                "there is nothing to normalise",
+                where=f"WeightNorm(layer, weight_name={weight_name!r}, axis={axis})",
+                expected=f"a layer with a floating-point array `{weight_name}` that has this axis",
+                got=f"{weight_name} = {short(weight)}",
             )
         self.g = self.norm(jnp.asarray(weight))
 

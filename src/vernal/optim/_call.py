@@ -4,42 +4,95 @@ What is made in this way may be a setting of something else: schedules of optimi
 optimisers. `replace` finds a setting wherever it is.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.tree_util as jtu
 
-from ..modules import Module, field
+from ..modules import Module, Static, field
+from ..transforms import Recipe
 from ._factory import factory_of
-from ._settings import as_leaves, is_number
+from ._settings import as_settings, is_structure, on_the_same_side
+from ._trials import try_building
+from ._whole import Whole
 
 
-def is_call(x: Any) -> bool:
-    """Whether something is a nested optimiser or schedule."""
+@contextlib.contextmanager
+def optax_promotes() -> Iterator[None]:
+    """Optax mixes dtypes (Adam computes `b1**count`) and ranks, also where its user has forbidden
+    that to their own code."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def _is_call(x: Any) -> bool:
     return isinstance(x, FactoryCall)
+
+
+def _is_opened(x: Any) -> bool:
+    return isinstance(x, (FactoryCall, Static, Whole)) or _is_closure(x)
+
+
+def _is_closure(x: Any) -> bool:
+    """Whether a setting is a function whose arrays were made leaves."""
+    return isinstance(getattr(x, "recipe", None), Recipe)
+
+
+def _opened(x: Any) -> Any:
+    """What the factory gets for a part of a setting."""
+    if isinstance(x, FactoryCall):
+        return x._as_setting()
+    if isinstance(x, Static):
+        return x.value
+    if _is_closure(x):
+        # Optax takes a function that is a pytree for a tree, of masks for example.
+        return x.__wrapped__
+    return x() if isinstance(x, Whole) else x
 
 
 class FactoryCall(Module):
     """A factory and its settings."""
 
-    factory: Callable[..., Any] = field(static=True)
+    factory: Callable[..., Any]
     settings: dict[str, Any]
     structure: tuple[tuple[str, Any], ...] = field(static=True)
 
-    def given(self) -> dict[str, Any]:
-        """All settings, leaves and structure, by name.
+    def __init__(self, factory: Callable[..., Any], /, *args: Any, **settings: Any):
+        known = factory_of(factory)
+        values = as_settings(known.row, known.by_name(args, settings))
+        self.factory = factory
+        self.settings = {n: value for n, value in values.items() if not is_structure(value)}
+        self.structure = tuple((n, value) for n, value in values.items() if is_structure(value))
+
+    def __check_init__(self):
+        try_building(self, type(self).build)
+
+    def build(self) -> Any:
+        """What the factory makes of the settings.
 
         Returns:
-            Those that were given; not the defaults of the factory.
+            What it returns.
         """
-        return {**dict(self.structure), **self.settings}
+        opened = jtu.tree_map(_opened, self.settings, is_leaf=_is_opened)
+        args, kwargs = factory_of(self.factory).arguments({**dict(self.structure), **opened})
+        with optax_promotes():
+            return self.factory(*args, **kwargs)
+
+    def _as_setting(self) -> Any:
+        """What another factory gets that has this among its settings."""
+        return self.build()
 
     def replace(self, **settings: Any) -> Any:
         """The same with other settings.
 
-        A leaf stays a leaf: nothing is compiled again for another number. A setting that the
-        factory does not have is looked for in nested optimisers and schedules, and must be found in
-        exactly one.
+        A setting stays on its side: a number in place of a leaf is a leaf, so that nothing is
+        compiled again, and one in place of a `Static` is static. Otherwise it is as if the new value
+        had been given at first; an array makes a leaf of any setting, and `Static` structure.
+
+        A setting that the factory does not have is looked for in nested optimisers and schedules,
+        and must be found in exactly one.
 
         Args:
             **settings: the new values.
@@ -48,7 +101,8 @@ class FactoryCall(Module):
             The new optimiser or schedule.
 
         Raises:
-            TypeError: for a setting that nothing has, or that several nested ones have.
+            TypeError: for a setting that nothing has, or that several nested ones have; for a
+                leaf that the factory looks at.
 
         Example:
             >>> import optax
@@ -64,28 +118,22 @@ class FactoryCall(Module):
         return made
 
     def _reaches(self, name: str) -> bool:
-        nested = jtu.tree_leaves(self.settings, is_leaf=is_call)
+        nested = jtu.tree_leaves(self.settings, is_leaf=_is_call)
         return factory_of(self.factory).takes(name) or any(
-            is_call(x) and x._reaches(name) for x in nested
+            _is_call(x) and x._reaches(name) for x in nested
         )
 
     def _replace_one(self, name: str, value: Any) -> Any:
         factory = factory_of(self.factory)
-        values = self.given()
+        values = {**dict(self.structure), **self.settings}
         if factory.takes(name):
-            if name in self.settings and is_number(value):
-                value = as_leaves({name: value})[name]
-            values[name] = value
+            values[name] = on_the_same_side(self.settings.get(name), value)
         else:
-            leaves, treedef = jtu.tree_flatten(self.settings, is_leaf=is_call)
-            found = [i for i, x in enumerate(leaves) if is_call(x) and x._reaches(name)]
+            leaves, treedef = jtu.tree_flatten(self.settings, is_leaf=_is_call)
+            found = [i for i, x in enumerate(leaves) if _is_call(x) and x._reaches(name)]
             if len(found) != 1:
                 raise factory.unknown(f"`{name}`, which {len(found)} nested ones have")
             leaves[found[0]] = leaves[found[0]]._replace_one(name, value)
             values.update(treedef.unflatten(leaves))
-        return self._with(values)
-
-    def _with(self, values: dict[str, Any]) -> Any:
-        """The same call with all of these settings."""
-        args, kwargs = factory_of(self.factory).arguments(values)
+        args, kwargs = factory.arguments(values)
         return type(self)(self.factory, *args, **kwargs)

@@ -9,45 +9,36 @@ import weakref
 from typing import Any
 
 from .._ground import callable_name, register_cache, signature_of
-from ..show import message, short
+from ..modules import Module
+from ..show import message, short, type_error
+from ._optax_table import row_of
+
+_KEPT_WHOLE = (
+    "Optimizer(optax.adam, learning_rate=...), whose settings can be replaced: from_optax "
+)
+_KEPT_WHOLE += "keeps an object whole"
 
 
 class Factory:
     """What is known of a function that makes transformations or schedules. It does not hold the
     function, for it is remembered as long as that lives."""
 
-    __slots__ = (
-        "_positional",
-        "_required",
-        "_simple",
-        "name",
-        "parameters",
-        "signature",
-        "untraceable",
-    )
-
     def __init__(self, fn: Any):
         signature = signature_of(fn)
         if signature is None:
-            raise TypeError(
-                message(
-                    "a factory needs a signature, for its settings to have names",
-                    where=short(fn),
-                    expected="a function such as `optax.adam`",
-                    got=short(fn),
-                    instead="wrap it in a function that names its parameters",
-                )
+            raise type_error(
+                "a factory needs a signature, for its settings to have names",
+                where=short(fn),
+                expected="a function such as `optax.adam`",
+                got=short(fn),
+                instead="wrap it in a function that names its parameters",
             )
+        if _is_injected(fn):
+            raise TypeError(_no_settings_in_the_state(callable_name(fn)))
         self.name = callable_name(fn)
         self.signature = signature
         self.parameters = signature.parameters
-        parameters = self.parameters.values()
-        self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        # Whether every setting can be given by its name.
-        self._simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
-        self._required = {p.name for p in parameters if p.default is p.empty}
-        # For some names of settings, those of them that cannot be traced (see `_settings.py`).
-        self.untraceable: dict[frozenset[str], frozenset[str]] = {}
+        self.row = row_of(fn)
 
     def takes(self, name: str) -> bool:
         """Whether it has a setting of this name."""
@@ -57,13 +48,6 @@ class Factory:
 
     def by_name(self, args: tuple[Any, ...], settings: dict[str, Any]) -> dict[str, Any]:
         """The settings of a call by the names of the parameters, in their order."""
-        if self._simple and len(args) <= len(self._positional):
-            # What `bind` does, in a fifth of the time.
-            given = dict(zip(self._positional, args, strict=False))
-            if given.keys().isdisjoint(settings):
-                given.update(settings)
-                if given.keys() >= self._required and self.parameters.keys() >= given.keys():
-                    return {name: given[name] for name in self.parameters if name in given}
         try:
             values = dict(self.signature.bind(*args, **settings).arguments)
         except TypeError as error:
@@ -84,18 +68,35 @@ class Factory:
                 bound.arguments[name] = values[name]
         return bound.args, bound.kwargs
 
-    def unknown(self, problem: str, instead: str | None = None) -> TypeError:
+    def unknown(self, problem: str) -> TypeError:
         """The error for settings that it does not take."""
         parameters = [p.replace(annotation=p.empty) for p in self.parameters.values()]
-        return TypeError(
-            message(
-                f"`{self.name}` does not take these settings",
-                where=f"{self.name}(...)",
-                expected=f"{self.name}({', '.join(map(str, parameters))})",
-                got=problem,
-                instead=instead,
-            )
+        return type_error(
+            f"`{self.name}` does not take these settings",
+            where=f"{self.name}(...)",
+            expected=f"{self.name}({', '.join(map(str, parameters))})",
+            got=problem,
+            instead=None if self.parameters else _KEPT_WHOLE,
         )
+
+
+def _is_injected(fn: Any) -> bool:
+    """Whether this came out of `optax.inject_hyperparams`, which hides behind the name of the
+    factory that it was given."""
+    name = getattr(getattr(fn, "__code__", None), "co_qualname", "")
+    module = getattr(fn, "__globals__", {}).get("__name__", "")
+    return module.startswith("optax.") and name.startswith("inject_hyperparams.")
+
+
+def _no_settings_in_the_state(name: str) -> str:
+    return message(
+        "an optimiser made by `optax.inject_hyperparams` reads its numbers from its state",
+        where=f"Optimizer(optax.inject_hyperparams({name}), ...)",
+        expected="settings that belong to the optimiser: others would change nothing",
+        got=f"optax.inject_hyperparams({name})",
+        instead=f"Optimizer({name}, ...), whose numbers are leaves; or, to go on with such states, "
+        f"from_optax(optax.inject_hyperparams({name})(...))",
+    )
 
 
 _known: weakref.WeakKeyDictionary[Any, Factory] = weakref.WeakKeyDictionary()
@@ -103,17 +104,9 @@ register_cache(_known.clear)
 
 
 def factory_of(fn: Any) -> Factory:
-    """What is known of a factory.
-
-    Args:
-        fn: a function that returns an Optax transformation or schedule.
-
-    Returns:
-        Its name, parameters and settings.
-
-    Raises:
-        TypeError: if it has no signature.
-    """
+    """What is known of a factory; a TypeError if it has no signature."""
+    if isinstance(fn, Module):  # compared by values, that may be traced
+        return Factory(fn)
     try:
         return _known[fn]
     except (KeyError, TypeError):  # TypeError: it cannot be hashed, or not be watched

@@ -9,67 +9,58 @@ Nothing here imports Optax: whoever has a factory has imported it.
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
-import numpy as np
 
-from .._ground import callable_name
-from ..trees import is_array
-from ._call import FactoryCall
-from ._factory import factory_of
-from ._settings import as_leaves, is_leaf_setting, untraceable
+from .._ground import callable_name, strong
+from ._call import FactoryCall, optax_promotes
 from ._step import (
     extra_arguments,
     fill_missing,
     keep_types,
     leave_missing,
-    optax_promotes,
     parameters,
-    strong,
+    refuse_numbers,
 )
+from ._trials import run_alike
 from ._updates import apply_updates
 
 
-def _is_optimizer(x: Any) -> bool:
-    return isinstance(x, Optimizer)
-
-
-def _call(factory: Any, values: dict[str, Any]) -> Any:
-    """Calls the factory, with the Optax objects in place of nested optimisers."""
-    args, kwargs = factory_of(factory).arguments(values)
-    args, kwargs = jtu.tree_map(
-        lambda x: x.build() if _is_optimizer(x) else x, (args, kwargs), is_leaf=_is_optimizer
-    )
+def _init(opt: Any, params: Any) -> Any:
     with optax_promotes():
-        return factory(*args, **kwargs)
+        return opt.build().init(params)
 
 
-def _holds_leaves(value: Any) -> bool:
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return False
-    leaves = jtu.tree_leaves(value, is_leaf=_is_optimizer)
-    return any(_is_optimizer(x) or (is_array(x) and not isinstance(x, np.bool_)) for x in leaves)
+def _update(opt: Any, model: Any, params: Any, grads: Any, state: Any, extra: Any) -> Any:
+    update = opt.build().update
+    if extra:
+        where = f"Optimizer({callable_name(opt.factory)})"
+        extra = extra_arguments(extra, update, model, params, where)
+    with optax_promotes():
+        return update(grads, state, params, **extra)
 
 
 class Optimizer(FactoryCall):
     """An Optax optimiser as a value: a module whose leaves are its numbers.
 
     It can be an argument of a compiled step, and a new one with other numbers runs the same
-    program. Floating-point settings (learning rate, weight decay, clipping norm) are leaves,
-    however they are given: as a Python, NumPy or JAX number. Flags, counts, schedules and other
-    functions are structure, and so are
+    program. Floats, of Python or NumPy, and arrays are leaves, in lists, tuples and dicts too; ints,
+    bools, strings, functions and what is left to the factory are structure. Of Optax's factories a
+    few settings are structure all the same:
 
-    * settings close to one (`b1`, `b2`, `decay`, ...), because `1 - b2` loses most of its digits
-      in float32. Give an array, `b2=jnp.asarray(0.99)`, to make one a leaf all the same;
+    * those close to one (`b1`, `b2`, `decay`, ...), because Optax computes `1 - b2`, which loses
+      most of its digits in float32;
     * a weight decay of zero, for which Optax leaves the term out;
-    * numbers that the factory looks at, or adds to others, while it builds;
-    * everything that is not given and so left to the factory.
+    * those that Optax compares or converts, such as the `factor` of `reduce_on_plateau`.
 
-    An array is always a leaf. A weight decay that is a leaf is computed with, also when it is zero.
+    An integer for one of its real numbers is a leaf (`learning_rate=1`). The caller has the last
+    word: an array makes a leaf of a setting, `b2=jnp.asarray(0.99)`, and `vernal.Static` makes
+    structure of one, `strength=vernal.Static(0.1)`. A weight decay that is a leaf is computed with,
+    also when it is zero.
 
     Nested transformations are given as optimisers too:
     `Optimizer(optax.chain, Optimizer(optax.clip, 1.0), Optimizer(optax.adam, 1e-3))`; schedules
-    with leaves as `Schedule`, or as any callable module.
+    with leaves as `Schedule`, or as any callable module. Arrays that a function closes over are
+    leaves too.
 
     Args:
         factory: a function that returns an Optax transformation, such as `optax.adamw`.
@@ -78,11 +69,13 @@ class Optimizer(FactoryCall):
 
     Attributes:
         factory: as given.
-        settings: the settings that are, or contain, leaves, by name.
+        settings: the settings that are leaves, or trees that may hold some, by name.
         structure: the other ones, as pairs of name and value.
 
     Raises:
-        TypeError: for a setting that the factory does not have, or one that is missing.
+        TypeError: for a setting that the factory does not have, or one that is missing; for a leaf
+            that the factory looks at (compares or converts): give it as a `Static`; for
+            `optax.inject_hyperparams`, which keeps its numbers in the state.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -100,25 +93,7 @@ class Optimizer(FactoryCall):
     """
 
     def __init__(self, factory: Callable[..., Any], /, *args: Any, **settings: Any):
-        known = factory_of(factory)
-        values = known.by_name(args, settings)
-        get = known.parameters.get
-        numbers = {n: v for n, v in values.items() if is_leaf_setting(n, v, get(n))}
-        tried = {n: v for n, v in numbers.items() if not isinstance(v, jax.Array)}
-        fixed = untraceable(known, tried, lambda given: _call(factory, {**values, **given}))
-        leaves = as_leaves({n: v for n, v in numbers.items() if n not in fixed})
-        nested = {n: v for n, v in values.items() if n not in numbers and _holds_leaves(v)}
-        self.factory = factory
-        self.settings = {n: {**leaves, **nested}[n] for n in values if n in leaves or n in nested}
-        self.structure = tuple((n, v) for n, v in values.items() if n not in self.settings)
-
-    def build(self) -> Any:
-        """The Optax transformation.
-
-        Returns:
-            What the factory returns for the settings: a pair of functions `init` and `update`.
-        """
-        return _call(self.factory, self.given())
+        super().__init__(factory, *args, **settings)
 
     def init(self, model: Any) -> Any:
         """The state before the first step.
@@ -130,9 +105,7 @@ class Optimizer(FactoryCall):
         Returns:
             Optax's state for those arrays: a pytree of arrays.
         """
-        with optax_promotes():
-            state = self.build().init(parameters(model))
-        return jtu.tree_map(strong, state)
+        return jtu.tree_map(strong, run_alike(self, _init, parameters(model)))
 
     def update(self, model: Any, grads: Any, state: Any, **extra: Any) -> tuple[Any, Any]:
         """One step.
@@ -151,15 +124,13 @@ class Optimizer(FactoryCall):
 
         Raises:
             ValueError: if `grads` does not have the structure of `model`.
-            TypeError: for `extra` arguments, if the transformation takes none.
+            TypeError: for `extra` arguments, if the transformation takes none; for a gradient of a
+                Python number; for a setting that the transformation looks at (compares or
+                converts), as `init` does too.
         """
+        refuse_numbers(model, grads)
         params = parameters(model)
         known = fill_missing(params, grads)
-        update = self.build().update
-        if extra:
-            where = f"Optimizer({callable_name(self.factory)})"
-            extra = extra_arguments(extra, update, model, params, where)
-        with optax_promotes():
-            updates, new_state = update(known, state, params, **extra)
+        updates, new_state = run_alike(self, _update, model, params, known, state, extra)
         model = apply_updates(model, leave_missing(grads, updates))
         return model, keep_types(new_state, state)

@@ -6,30 +6,15 @@ optimised, its gradients have holes, and a compiled step must return what it was
 type.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import signature_of
+from .._ground import is_none, signature_of, strong
 from ..modules import trainable
-from ..show import diff_text, message
+from ..show import diff_text, path_text, short, type_error, value_error
 from ..trees import combine, filter, is_array
-
-
-@contextlib.contextmanager
-def optax_promotes() -> Iterator[None]:
-    """Optax mixes dtypes (Adam computes `b1**count`) and ranks, also where its user has forbidden
-    that to their own code."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 def parameters(model: Any) -> Any:
@@ -53,24 +38,38 @@ def fill_missing(params: Any, grads: Any) -> Any:
         return None if part is None else grad
 
     try:
-        return jtu.tree_map(fill, grads, params, is_leaf=_is_none)
+        return jtu.tree_map(fill, grads, params, is_leaf=is_none)
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            message(
-                "the gradients do not have the structure of the model",
-                where="Optimizer.update(model, grads, state)",
-                expected="a tree like the model, with None where nothing was differentiated",
-                got=f"{diff_text(params, grads, leaves='ignore')}\n({error})",
-                instead="pass the model they were computed for, and the arguments in this order",
-            )
+        raise value_error(
+            "the gradients do not have the structure of the model",
+            where="Optimizer.update(model, grads, state)",
+            expected="a tree like the model, with None where nothing was differentiated",
+            got=f"{diff_text(params, grads, leaves='ignore')}\n({error})",
+            instead="pass the model they were computed for, and the arguments in this order",
         ) from None
+
+
+def refuse_numbers(model: Any, grads: Any) -> None:
+    """Refuses a gradient for a Python number, which is not optimised."""
+    leaves = jtu.tree_leaves_with_path(model, is_leaf=is_none)
+    given = jtu.tree_leaves(grads, is_leaf=is_none)
+    # Otherwise the structures differ, of which `fill_missing` tells.
+    for (path, leaf), grad in zip(leaves, given, strict=False) if len(leaves) == len(given) else ():
+        if isinstance(leaf, (float, complex)) and not is_array(leaf) and grad is not None:
+            raise type_error(
+                "a Python number is not optimised, and here is a gradient for one",
+                where=f"Optimizer.update: {path_text(path, 'model')}",
+                expected="an array, or None for its gradient",
+                got=short(leaf),
+                instead="jnp.asarray(number) in the model",
+            )
 
 
 def leave_missing(grads: Any, updates: Any) -> Any:
     """Updates with the holes of the gradients: what was not differentiated does not move."""
     if _is_pair(updates):
         return type(updates)(*(leave_missing(grads, part) for part in updates))
-    return jtu.tree_map(lambda g, u: None if g is None else u, grads, updates, is_leaf=_is_none)
+    return jtu.tree_map(lambda g, u: None if g is None else u, grads, updates, is_leaf=is_none)
 
 
 def extra_arguments(
@@ -82,14 +81,12 @@ def extra_arguments(
     known = {} if signature is None else signature.parameters
     if signature is not None and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         for name in extra.keys() - known:
-            raise TypeError(
-                message(
-                    f"the transformation takes no extra argument `{name}`",
-                    where=f"{where}.update(model, grads, state, ...)",
-                    expected="model, grads and state",
-                    got=", ".join(extra),
-                    instead="leave it out; optax.with_extra_args_support makes one that ignores it",
-                )
+            raise type_error(
+                f"the transformation takes no extra argument `{name}`",
+                where=f"{where}.update(model, grads, state, ...)",
+                expected="model, grads and state",
+                got=", ".join(extra),
+                instead="leave it out; optax.with_extra_args_support makes one that ignores it",
             )
     structure = jtu.tree_structure(params)
 
@@ -100,17 +97,11 @@ def extra_arguments(
 
         return of_parameters
 
-    prepared = {n: of_model(x) if callable(x) else x for n, x in extra.items()}
+    # A gradient may be a module that can be called.
+    prepared = {n: of_model(x) if callable(x) and n != "grad" else x for n, x in extra.items()}
     if "grad" in prepared:
         prepared["grad"] = fill_missing(params, prepared["grad"])
     return prepared
-
-
-def strong(x: Any) -> Any:
-    """A leaf of the state with a dtype of its own: a weak one would be another type after the
-    first step."""
-    x = x if is_array(x) else jnp.asarray(x)
-    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
 def _like(new: Any, old: Any) -> Any:

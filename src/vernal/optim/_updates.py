@@ -11,13 +11,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import flatten_none_is_leaf, register_cache, trace_state_clean
-from ..show import diff_text, message, path_text, short
+from .._ground import flatten_none_is_leaf, is_none, trace_state_clean
+from ..show import diff_text, path_text, short, type_error, value_error
 from ..trees import is_array_like
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 def _kind(dtype: Any) -> int:
@@ -45,42 +41,28 @@ def _refusal(p: Any, u: Any, where: str) -> TypeError | None:
     expected = _misfit(p, u)
     if expected is None:
         return None
-    return TypeError(
-        message(
-            "an update does not fit what it updates",
-            where=where,
-            expected=expected,
-            got=f"{short(u)} for {short(p)}",
-            instead="give None where nothing is to change",
-        )
+    return type_error(
+        "an update does not fit what it updates",
+        where=where,
+        expected=expected,
+        got=f"{short(u)} for {short(p)}",
+        instead="give None where nothing is to change",
     )
 
 
 def _sum(p: Any, u: Any) -> jax.Array:
-    """`p + u` in the wider dtype of the two, kept in the dtype of `p`."""
+    """`p + u` in the wider dtype of the two, kept in the dtype of `p`, and weak if `p` is."""
     refusal = _refusal(p, u, "apply_updates(model, updates)")
     if refusal is not None:
         raise refusal
     p, u = jnp.asarray(p), jnp.asarray(u)
     with jax.numpy_dtype_promotion("standard"):
-        return (p + u).astype(p.dtype)
-
-
-def _whole(model: Any, updates: Any) -> Any:
-    """The whole sum in one call; None where it must be done, or refused, part by part.
-
-    That answer is part of the program, so that asking again costs a call and no trace.
-    """
-    leaves, treedef = jtu.tree_flatten(model)
-    steps, steps_def = jtu.tree_flatten(updates)
-    if steps_def != treedef or any(map(_misfit, leaves, steps)):
-        return None
-    return treedef.unflatten(map(_sum, leaves, steps))
-
-
-_together: Any = jax.jit(_whole)
-# It remembers the structure of every model it has seen.
-register_cache(_together.clear_cache)
+        if not jax.typeof(p).weak_type:
+            return (p + u).astype(p.dtype)
+        # `astype` makes a strong type of it, and another type is compiled for anew. Setting all of
+        # a weak array leaves it weak.
+        strong = jax.lax.convert_element_type(p, p.dtype)
+        return p.at[...].set((strong + u).astype(p.dtype))
 
 
 @jax.jit
@@ -101,7 +83,7 @@ def _add(ps: list[Any], us: list[Any]) -> list[jax.Array]:
 def _align(model: Any, updates: Any) -> list[Any]:
     """One update, or None, for every leaf of the model (None included), where `updates` may stop
     above its leaves."""
-    steps, steps_def = jtu.tree_flatten(updates, is_leaf=_is_none)
+    steps, steps_def = jtu.tree_flatten(updates, is_leaf=is_none)
     try:
         parts = [flatten_none_is_leaf(part)[0] for part in steps_def.flatten_up_to(model)]
         bad = next(
@@ -111,43 +93,22 @@ def _align(model: Any, updates: Any) -> list[Any]:
     except (ValueError, TypeError, KeyError) as error:
         parts, problem = [], str(error)
     if problem is not None:
-        raise ValueError(
-            message(
-                "the updates do not have the structure of the model",
-                where="apply_updates(model, updates)",
-                expected="the structure of the model, with None where nothing is to change",
-                got=f"{diff_text(model, updates, leaves='ignore')}\n({problem})",
-                instead="compute them from this model, for example with optax or jax.tree.map",
-            )
+        raise value_error(
+            "the updates do not have the structure of the model",
+            where="apply_updates(model, updates)",
+            expected="the structure of the model, with None where nothing is to change",
+            got=f"{diff_text(model, updates, leaves='ignore')}\n({problem})",
+            instead="compute them from this model, for example with optax or jax.tree.map",
         )
     return [step for step, part in zip(steps, parts, strict=True) for _ in part]
-
-
-def _apply_some(model: Any, updates: Any) -> Any:
-    """`apply_updates` where some updates are None, or something is wrong."""
-    leaves, treedef = flatten_none_is_leaf(model)
-    steps = _align(model, updates)
-    moved = [i for i, step in enumerate(steps) if step is not None]
-    try:
-        sums = _add([leaves[i] for i in moved], [steps[i] for i in moved])
-    except TypeError:
-        paths = [path for path, _ in jtu.tree_flatten_with_path(model, is_leaf=_is_none)[0]]
-        for i in moved:
-            refusal = _refusal(leaves[i], steps[i], path_text(paths[i], "updates"))
-            if refusal is not None:
-                raise refusal from None
-        raise
-    for i, new in zip(moved, sums, strict=True):
-        leaves[i] = new
-    return treedef.unflatten(leaves)
 
 
 def apply_updates(model: Any, updates: Any) -> Any:
     """Adds updates to a model.
 
-    A sum keeps the dtype of the model, also where the update's is wider (a float32 update of
-    bfloat16 weights), so that a compiled step meets the same types again; `optax.apply_updates`
-    does the same.
+    A sum keeps the type of the model, so that a compiled step meets the same types again: the
+    dtype, also where the update's is wider (a float32 update of bfloat16 weights), and weak types
+    (`jnp.array(1.0)`), which `optax.apply_updates` loses.
 
     Args:
         model: any pytree.
@@ -169,12 +130,20 @@ def apply_updates(model: Any, updates: Any) -> Any:
         >>> vernal.apply_updates({"w": jnp.ones(2), "name": "a"}, {"w": jnp.array([0.5, -0.5]), "name": None})
         {'name': 'a', 'w': Array([1.5, 0.5], dtype=float32)}
     """
-    if trace_state_clean():
-        try:
-            updated = _together(model, updates)
-        except (TypeError, ValueError):
-            # A leaf that is no array, or arrays on several devices.
-            updated = None
-        if updated is not None:
-            return updated
-    return _apply_some(model, updates)
+    leaves, treedef = flatten_none_is_leaf(model)
+    steps, steps_def = flatten_none_is_leaf(updates)
+    if steps_def != treedef:
+        steps = _align(model, updates)
+    moved = [i for i, step in enumerate(steps) if step is not None]
+    try:
+        sums = _add([leaves[i] for i in moved], [steps[i] for i in moved])
+    except TypeError:
+        paths = [path for path, _ in jtu.tree_flatten_with_path(model, is_leaf=is_none)[0]]
+        for i in moved:
+            refusal = _refusal(leaves[i], steps[i], path_text(paths[i], "updates"))
+            if refusal is not None:
+                raise refusal from None
+        raise
+    for i, new in zip(moved, sums, strict=True):
+        leaves[i] = new
+    return treedef.unflatten(leaves)

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 
-from ..transforms import check_callable, split
+from .._ground import strong
+from ..transforms import check_callable
+from ..trees import split
 from ._evaluate import evaluate
-from ._record import strong
 from ._slots import Slots
 from ._views import View
 

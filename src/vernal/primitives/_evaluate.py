@@ -21,11 +21,11 @@ from .._ground import (
     convert_constvars_jaxpr,
     equation_context,
     jaxprs_in_params,
-    placed_like,
     scan_parts,
 )
-from ..show import message
+from ..show import value_error
 from . import _slots_in_rules as in_rules
+from ._placement import placed_like
 from ._record import parts_of_record, read_p, record_p
 from ._slots import Slots, Views, records, touches, unknown
 from ._views import View, element, follow, only_takes_parts
@@ -34,18 +34,8 @@ from ._views import View, element, follow, only_takes_parts
 def evaluate(
     jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], views: Views, slots: Slots
 ) -> tuple[list[Any], Views]:
-    """Evaluates a program.
-
-    Args:
-        jaxpr: the program.
-        consts: the values of its constants.
-        args: its arguments.
-        views: which parts of slots its arguments are.
-        slots: the values of the slots, which are replaced by the new ones.
-
-    Returns:
-        Its results, and which parts of slots they are.
-    """
+    """Evaluates a program, for its results, and which parts of slots they are. `views` says that of the arguments;
+    the values of `slots` are replaced by the new ones."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     seen = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view is not None}
 
@@ -98,15 +88,13 @@ def _record(
     _, of_olds, of_rest = parts_of_record(views, n)
     for value, old, view in zip(values, olds, of_olds, strict=True):
         if view is None:
-            raise ValueError(
-                message(
-                    "the old value of a state was computed, so it is not known where the new one belongs",
-                    where=where,
-                    expected="the state of the model as it is, or indexed, sliced, reshaped, transposed or cast",
-                    got=f"a new value for {jax.typeof(old).str_short()} that comes from somewhere else",
-                    instead="take the layer from the model that `apply` was given. Inside `jax.vmap`, a `cond` that "
-                    "differs between the elements computes it: map `vernal.nn.apply` as a whole",
-                )
+            raise value_error(
+                "the old value of a state was computed, so it is not known where the new one belongs",
+                where=where,
+                expected="the state of the model as it is, or indexed, sliced, reshaped, transposed or cast",
+                got=f"a new value for {jax.typeof(old).str_short()} that comes from somewhere else",
+                instead="take the layer from the model that `apply` was given. Inside `jax.vmap`, a `cond` that "
+                "differs between the elements computes it: map `vernal.nn.apply` as a whole",
             )
         slots.recorded.add((view.slot, program))
         view.put(slots.values, _as_before(value, jax.typeof(old), where))
@@ -117,14 +105,12 @@ def _as_before(value: Any, aval: Any, where: str) -> Any:
     """A new value, on the devices where the old one was, and without its derivative."""
     more = jax.typeof(value).manual_axis_type.varying - aval.manual_axis_type.varying
     if more:
-        raise ValueError(
-            message(
-                "the devices of `jax.shard_map` disagree about a state that they share",
-                where=where,
-                expected="one new value for all of them",
-                got=f"one that varies over {', '.join(map(repr, sorted(more)))}",
-                instead="give the layer this axis as its `axis_name`, or take `jax.lax.pmean` of the value",
-            )
+        raise value_error(
+            "the devices of `jax.shard_map` disagree about a state that they share",
+            where=where,
+            expected="one new value for all of them",
+            got=f"one that varies over {', '.join(map(repr, sorted(more)))}",
+            instead="give the layer this axis as its `axis_name`, or take `jax.lax.pmean` of the value",
         )
     return placed_like(jax.lax.stop_gradient(value), aval)
 

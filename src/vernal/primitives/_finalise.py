@@ -31,7 +31,8 @@ from .._ground import (
     stop_gradient_p,
 )
 from ..modules import module_update_wrapper
-from ..transforms import Rest, Transformed, check_callable, split
+from ..transforms import Transformed, check_callable
+from ..trees import Rest, split
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from .._ground import (
     Primitive,
     Zero,
-    fail_if,
     fancy_primitive_batchers,
     primitive_jvps,
     primitive_transposes,
     register_lowering,
 )
 from ..show import message
+from ..transforms import fail_if
 from ._finalise import register_impl_finalisation
 
 T = TypeVar("T")

@@ -29,18 +29,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.core import Tracer, eval_jaxpr
 
-from .._ground import (
-    UndefinedPrimal,
-    Zero,
-    add_tangents,
-    callable_name,
-    instantiate_zeros,
-    placed_like,
-    varying_alike,
-)
-from ..show import diff_text, message, path_text, short
+from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
+from ..show import diff_text, message, path_text, short, type_error, value_error
 from ..transforms import ZeroTangent, is_zero
 from ..trees import is_inexact_array
+from ._placement import placed_like, varying_alike
 from ._vprim import define
 
 
@@ -176,14 +169,12 @@ def _transpose_forward(
         back = jax.linear_transpose(of_wanted, *avals)
         found = back([instantiate_zeros(ct) for ct in cotangents])
     except Exception as error:
-        raise ValueError(
-            message(
-                "linear_call cannot be transposed with respect to these residuals",
-                where=f"transposition of the call with `{transposed!r}`",
-                expected="residuals in which `forward` is linear, too",
-                got=f"{type(error).__name__} where `forward` is transposed",
-                instead="`jax.vjp`, which linearises first, or pass the linear input as `tangents`",
-            )
+        raise value_error(
+            "linear_call cannot be transposed with respect to these residuals",
+            where=f"transposition of the call with `{transposed!r}`",
+            expected="residuals in which `forward` is linear, too",
+            got=f"{type(error).__name__} where `forward` is transposed",
+            instead="`jax.vjp`, which linearises first, or pass the linear input as `tangents`",
         ) from error
     out: list[Any] = [None] * len(args)
     for i, ct, aval in zip(places, found, avals, strict=True):
@@ -251,15 +242,13 @@ def linear_call(
     out_tree = jtu.tree_structure(out)
     _check_inexact(out, f"result of `{callable_name(forward)}`")
     if any(isinstance(const, Tracer) for const in jaxpr.consts):
-        raise ValueError(
-            message(
-                "linear_call: the forward function holds a traced value",
-                where=f"what `{callable_name(forward)}` closes over",
-                expected="a function of its two arguments only",
-                got=", ".join(short(x) for x in jaxpr.consts if isinstance(x, Tracer)),
-                instead="pass the value in `residuals`, or in `tangents` if the function is linear "
-                "in it",
-            )
+        raise value_error(
+            "linear_call: the forward function holds a traced value",
+            where=f"what `{callable_name(forward)}` closes over",
+            expected="a function of its two arguments only",
+            got=", ".join(short(x) for x in jaxpr.consts if isinstance(x, Tracer)),
+            instead="pass the value in `residuals`, or in `tangents` if the function is linear "
+            "in it",
         )
     rule = _Transposed(transposed, residual_tree, tangent_tree, out_tree)
     flat = linear_call_p.bind(*args, forward=jaxpr, transposed=rule)
@@ -269,12 +258,10 @@ def linear_call(
 def _check_inexact(tree: Any, where: str) -> None:
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise TypeError(
-                message(
-                    "linear_call is linear in floating-point arrays only",
-                    where=f"{where}, at {path_text(path)}",
-                    expected="real or complex floating-point numbers",
-                    got=short(leaf),
-                    instead="leave out what has no derivative, or pass it in `residuals`",
-                )
+            raise type_error(
+                "linear_call is linear in floating-point arrays only",
+                where=f"{where}, at {path_text(path)}",
+                expected="real or complex floating-point numbers",
+                got=short(leaf),
+                instead="leave out what has no derivative, or pass it in `residuals`",
             )

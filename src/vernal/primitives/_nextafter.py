@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..show import message, short
+from ..show import short, type_error
 
 _SIGNED = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}
 
@@ -55,14 +55,12 @@ _next, _previous = _neighbour(1), _neighbour(-1)
 def _floating(x: Any, name: str) -> jax.Array:
     array = jnp.asarray(x)
     if array.dtype not in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64):
-        raise TypeError(
-            message(
-                f"{name} needs floating-point numbers",
-                where="argument `x`",
-                expected="float16, bfloat16, float32 or float64",
-                got=short(x),
-                instead=f"{name}(jnp.asarray(x, float))",
-            )
+        raise type_error(
+            f"{name} needs floating-point numbers",
+            where="argument `x`",
+            expected="float16, bfloat16, float32 or float64",
+            got=short(x),
+            instead=f"{name}(jnp.asarray(x, float))",
         )
     return array
 

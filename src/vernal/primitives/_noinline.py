@@ -52,19 +52,13 @@ from .._ground import (
     register_cache,
     register_lowering,
     runs_alone,
-    unmapped_gathered,
 )
 from ..modules import field, module_update_wrapper
-from ..transforms import (
-    Rest,
-    Transformed,
-    check_callable,
-    closure_to_pytree,
-    materialise,
-    split,
-)
+from ..transforms import Transformed, check_callable, closure_to_pytree, materialise
+from ..trees import Rest, split
 from ._finalise import register_impl_finalisation
 from ._linear_call import linear_call
+from ._placement import unmapped_gathered
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from jax.core import AbstractValue
 
 from .._ground import UndefinedPrimal, Zero, callable_name, instantiate_zeros
-from ..show import message
-from ..transforms import Rest, split
-from ..trees import is_array, is_array_like
+from ..show import type_error
+from ..trees import Rest, is_array, is_array_like, split
 
 
 class _Record:
@@ -273,13 +272,10 @@ def _matching(rest: Rest, tree: Any, rule: Callable[..., Any], what: str, owner:
         if all(x is None for x in stray):
             return [x for x, is_array in zip(flat, rest.mask, strict=True) if is_array]
         problem = f"{sum(x is not None for x in stray)} for leaves that are not arrays"
-    raise TypeError(
-        message(
-            f"a rule of a primitive returned {what} that do not belong to {owner}",
-            where=f"rule `{callable_name(rule)}`",
-            expected=f"{what} in the structure of {owner}; None for zero, and for what is not an "
-            "array",
-            got=problem,
-            instead="`jax.tree.map(lambda _: None, x)` for an argument or result `x` without any",
-        )
+    raise type_error(
+        f"a rule of a primitive returned {what} that do not belong to {owner}",
+        where=f"rule `{callable_name(rule)}`",
+        expected=f"{what} in the structure of {owner}; None for zero, and for what is not an array",
+        got=problem,
+        instead="`jax.tree.map(lambda _: None, x)` for an argument or result `x` without any",
     )

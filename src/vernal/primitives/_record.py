@@ -28,10 +28,10 @@ from .._ground import (
     lower_fun,
     primitive_jvps,
     register_lowering,
+    strong,
 )
-from ..show import diff_text, message
-from ..transforms import split
-from ..trees import is_array_like
+from ..show import diff_text, message, value_error
+from ..trees import is_array_like, split
 from ._finalise import register_impl_finalisation
 
 T = TypeVar("T")
@@ -93,17 +93,15 @@ def _record_batch(
     of_values, of_slots, of_rest = parts_of_record(dims, n)
     for i, (value, slot) in enumerate(zip(of_values, of_slots, strict=True)):
         if slot is None and value is not None:
-            raise ValueError(
-                message(
-                    "the elements of `jax.vmap` disagree about a state that they share",
-                    where=where,
-                    expected="one new value for all elements, or a state for each of them",
-                    got=f"a new value that depends on the element of axis {axis.name!r}"
-                    if isinstance(axis.name, str)
-                    else "a new value that depends on the element",
-                    instead="give the layer `axis_name`, and the same to `jax.vmap`; or call the model on a batch "
-                    "instead of mapping it; or map `vernal.nn.apply` as a whole: one model for each element",
-                )
+            raise value_error(
+                "the elements of `jax.vmap` disagree about a state that they share",
+                where=where,
+                expected="one new value for all elements, or a state for each of them",
+                got=f"a new value that depends on the element of axis {axis.name!r}"
+                if isinstance(axis.name, str)
+                else "a new value that depends on the element",
+                instead="give the layer `axis_name`, and the same to `jax.vmap`; or call the model on a batch "
+                "instead of mapping it; or map `vernal.nn.apply` as a whole: one model for each element",
             )
         if slot is not None:
             if value is None:
@@ -184,34 +182,24 @@ def record(slot: Any, value: Any, through: T) -> T:
     (old, structure), (new, new_structure) = split(slot), split(value)
     alike = all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(old, new, strict=False))
     if structure != new_structure or not alike:
-        raise ValueError(
-            message(
-                "a state and its new value differ in kind",
-                where=where,
-                expected="the same structure, shapes and dtypes as before",
-                got=diff_text(slot, value, weak_type=False, root="value"),
-                instead="cast with `.astype`, and keep shape and structure",
-            )
+        raise value_error(
+            "a state and its new value differ in kind",
+            where=where,
+            expected="the same structure, shapes and dtypes as before",
+            got=diff_text(slot, value, weak_type=False, root="value"),
+            instead="cast with `.astype`, and keep shape and structure",
         )
     arrays, rest = split(through)
     if not arrays:
-        raise ValueError(
-            message(
-                "a new value of a state needs something to be tied to",
-                where=where,
-                expected="`through`: a tree with an array in it, that the function goes on with",
-                got=repr(through),
-                instead="y = record(slot, value, y), and then use y",
-            )
+        raise value_error(
+            "a new value of a state needs something to be tied to",
+            where=where,
+            expected="`through`: a tree with an array in it, that the function goes on with",
+            got=repr(through),
+            instead="y = record(slot, value, y), and then use y",
         )
     out = record_p.bind(*new, *old, *arrays, n=len(new), where=where, program=current_program())
     return rest.fill(out)
-
-
-def strong(x: Any) -> Any:
-    """As an array whose type does not depend on where it came from: a slot keeps its type."""
-    x = jnp.asarray(x)
-    return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
 
 
 def _arrays_in(tree: Any) -> Any:

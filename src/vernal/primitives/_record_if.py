@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from .._ground import convert_constvars_jaxpr
-from ..transforms import check_callable, split
+from ..transforms import check_callable
+from ..trees import split
 from ._evaluate import evaluate
 from ._record import read, record
 from ._select import select_if_vmap

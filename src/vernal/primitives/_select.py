@@ -20,16 +20,15 @@ from .._ground import (
     fancy_primitive_batchers,
     instantiate_zeros,
     lower_fun,
-    placed_like,
     primitive_jvps,
     primitive_transposes,
     register_lowering,
     same,
-    varying_alike,
 )
-from ..show import diff_text, message, path_text, short
+from ..show import diff_text, message, path_text, short, type_error
 from ..trees import is_array_like
 from ._finalise import register_impl_finalisation
+from ._placement import placed_like, varying_alike
 
 
 def _new(pred: Any, new: Any, old: Any) -> Any:
@@ -115,14 +114,12 @@ def select_if_vmap(pred: Any, new: Any, old: Any) -> Any:
     """
     pred = jnp.asarray(pred)
     if pred.shape or pred.dtype != bool:
-        raise TypeError(
-            message(
-                "select_if_vmap needs a scalar bool to choose by",
-                where="argument `pred`",
-                expected="bool[], one for each element of the batch",
-                got=short(pred),
-                instead="`jnp.where` to choose for every element of an array",
-            )
+        raise type_error(
+            "select_if_vmap needs a scalar bool to choose by",
+            where="argument `pred`",
+            expected="bool[], one for each element of the batch",
+            got=short(pred),
+            instead="`jnp.where` to choose for every element of an array",
         )
     paths, treedef = jtu.tree_flatten_with_path(new)
     if treedef != jtu.tree_structure(old):

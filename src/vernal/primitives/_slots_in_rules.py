@@ -50,18 +50,8 @@ def _inside(
 def custom_jvp(
     evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots
 ) -> list[Any]:
-    """Evaluates a function with a rule for forward mode.
-
-    Args:
-        evaluate: for the programs inside.
-        eqn: the equation.
-        args: its arguments.
-        views: which parts of slots they are.
-        slots: the values of the slots, which are replaced by the new ones.
-
-    Returns:
-        Its results.
-    """
+    """Evaluates a function with a rule for forward mode. `views` says which parts of slots the arguments are, whose
+    values are replaced by the new ones; `evaluate` is for the programs inside."""
     used = slots.used(views)
 
     @jax.custom_jvp
@@ -92,18 +82,7 @@ def custom_jvp(
 def custom_vjp(
     evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots
 ) -> list[Any]:
-    """Evaluates a function with a rule for reverse mode.
-
-    Args:
-        evaluate: for the programs inside.
-        eqn: the equation.
-        args: its arguments.
-        views: which parts of slots they are.
-        slots: the values of the slots, which are replaced by the new ones.
-
-    Returns:
-        Its results.
-    """
+    """Likewise, for a function with a rule for reverse mode."""
     used = slots.used(views)
 
     @jax.custom_vjp

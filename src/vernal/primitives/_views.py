@@ -124,16 +124,7 @@ _INDEXING = {"add", "clamp", "ge", "lt", "max", "min", "select_n", "sub"}
 
 
 def follow(eqn: Any, args: Sequence[Any], view: View) -> View | None:
-    """What the result of an operation is, whose first argument is a view.
-
-    Args:
-        eqn: the equation.
-        args: the values of its arguments.
-        view: the first of them.
-
-    Returns:
-        A view, or None if the result is no part of the slot.
-    """
+    """What the result of an equation is, whose first argument is a view; None if it is no part of the slot."""
     name = eqn.primitive.name
     if name in _IDENTITIES:
         return view

@@ -35,9 +35,9 @@ from .._ground import (
     primitive_transposes,
     register_lowering,
     unmapped_aval,
-    unmapped_gathered,
 )
 from ._finalise import register_impl_finalisation
+from ._placement import unmapped_gathered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

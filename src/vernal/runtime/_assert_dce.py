@@ -4,9 +4,9 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from .._ground import fail_if
-from ..show import message, short
-from ..transforms import split
+from ..show import short, value_error
+from ..transforms import fail_if
+from ..trees import split
 from ._on_error import choose
 
 T = TypeVar("T")
@@ -43,26 +43,22 @@ def assert_dce(x: T, msg: str, *, on_error: Literal["default", "raise", "off"] =
         2.0
     """
     if on_error in ("nan", "breakpoint"):
-        raise ValueError(
-            message(
-                "assert_dce only raises",
-                where="argument `on_error`",
-                expected="default, raise or off",
-                got=on_error,
-                instead="error_if(x, True, msg, on_error=...)",
-            )
+        raise value_error(
+            "assert_dce only raises",
+            where="argument `on_error`",
+            expected="default, raise or off",
+            got=on_error,
+            instead="error_if(x, True, msg, on_error=...)",
         )
     if choose(on_error) == "off":
         return x
     arrays, rest = split(x)
     if not arrays:
-        raise ValueError(
-            message(
-                "assert_dce has no array to watch",
-                where="argument `x`",
-                expected="a tree with at least one array in it",
-                got=short(x),
-                instead="the arrays that should not be computed",
-            )
+        raise value_error(
+            "assert_dce has no array to watch",
+            where="argument `x`",
+            expected="a tree with at least one array in it",
+            got=short(x),
+            instead="the arrays that should not be computed",
         )
     return rest.fill(fail_if(arrays, np.True_, explain=msg, kind="end compiled"))

@@ -17,7 +17,7 @@ import numpy as np
 import wadler_lindig as wl
 
 from ..modules import Module, field
-from ..show import is_traced, message, short
+from ..show import is_traced, message, short, type_error, value_error
 from ..trees import is_array
 from ._error_if import branched_error_if
 
@@ -86,15 +86,13 @@ class EnumerationItem(Module):
 
     def __eq__(self, other: Any) -> Any:
         if type(other) is not EnumerationItem or other._enumeration is not self._enumeration:
-            raise ValueError(
-                message(
-                    "members of an enumeration compare with members of the same enumeration only",
-                    where=f"comparison with a member of {_name(self._enumeration)}",
-                    expected=f"a member of {_name(self._enumeration)}",
-                    got=short(other),
-                    instead="`Child.promote(item)` for a member of a parent; `item in Enumeration` to ask "
-                    "whether it is a member",
-                )
+            raise value_error(
+                "members of an enumeration compare with members of the same enumeration only",
+                where=f"comparison with a member of {_name(self._enumeration)}",
+                expected=f"a member of {_name(self._enumeration)}",
+                got=short(other),
+                instead="`Child.promote(item)` for a member of a parent; `item in Enumeration` to ask "
+                "whether it is a member",
             )
         with _now(self._value, other._value):
             if isinstance(self._value, np.ndarray) and isinstance(other._value, np.ndarray):
@@ -109,14 +107,12 @@ class EnumerationItem(Module):
 
     def __hash__(self) -> int:
         if not is_array(self._value) or self.is_traced() or self._value.shape != ():
-            raise TypeError(
-                message(
-                    "only a single, known member of an enumeration can be hashed",
-                    where=f"hash of a member of {_name(self._enumeration)}",
-                    expected="a member such as those of the class",
-                    got=repr(self),
-                    instead="compare with `==`, or choose with `jax.lax.switch`",
-                )
+            raise type_error(
+                "only a single, known member of an enumeration can be hashed",
+                where=f"hash of a member of {_name(self._enumeration)}",
+                expected="a member such as those of the class",
+                got=repr(self),
+                instead="compare with `==`, or choose with `jax.lax.switch`",
             )
         return hash((self._enumeration, int(self._value)))
 
@@ -174,24 +170,20 @@ def _messages(
 def _check_members(name: str, own: dict[str, Any]) -> None:
     for key, text in own.items():
         if key in RESERVED:
-            raise ValueError(
-                message(
-                    f"`{key}` is a method of every enumeration and cannot be a member",
-                    where=f"class {name}",
-                    expected="a name other than " + " and ".join(map(repr, RESERVED)),
-                    got=f"{key} = {text!r}",
-                    instead=f"{key}_ = {text!r}",
-                )
+            raise value_error(
+                f"`{key}` is a method of every enumeration and cannot be a member",
+                where=f"class {name}",
+                expected="a name other than " + " and ".join(map(repr, RESERVED)),
+                got=f"{key} = {text!r}",
+                instead=f"{key}_ = {text!r}",
             )
         if not isinstance(text, str):
-            raise ValueError(
-                message(
-                    "a member of an enumeration is declared by its message",
-                    where=f"{name}.{key}",
-                    expected="a string",
-                    got=short(text),
-                    instead=f'{key} = "what happened"',
-                )
+            raise value_error(
+                "a member of an enumeration is declared by its message",
+                where=f"{name}.{key}",
+                expected="a string",
+                got=short(text),
+                instead=f'{key} = "what happened"',
             )
 
 
@@ -244,14 +236,12 @@ else:
             return cls
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            raise TypeError(
-                message(
-                    "an enumeration has members, not instances",
-                    where=f"{_name(cls)}(...)",
-                    expected="one of " + ", ".join(cls._vernal_index),
-                    got="a call of the class",
-                    instead=f"`{cls.__name__}.name` for a member, `{cls.__name__}[item]` for its message",
-                )
+            raise type_error(
+                "an enumeration has members, not instances",
+                where=f"{_name(cls)}(...)",
+                expected="one of " + ", ".join(cls._vernal_index),
+                got="a call of the class",
+                instead=f"`{cls.__name__}.name` for a member, `{cls.__name__}[item]` for its message",
             )
 
         def __setattr__(cls, name: str, value: Any) -> None:
@@ -343,14 +333,12 @@ else:
             if not isinstance(pred, bool) and not (
                 is_array(pred) and pred.shape == () and pred.dtype == bool
             ):
-                raise ValueError(
-                    message(
-                        f"{cls.__name__}.where chooses by a scalar bool",
-                        where="argument `pred`",
-                        expected="bool[], or a Python bool",
-                        got=short(pred),
-                        instead=f"jax.vmap({cls.__name__}.where, in_axes=(0, None, None))(pred, a, b)",
-                    )
+                raise value_error(
+                    f"{cls.__name__}.where chooses by a scalar bool",
+                    where="argument `pred`",
+                    expected="bool[], or a Python bool",
+                    got=short(pred),
+                    instead=f"jax.vmap({cls.__name__}.where, in_axes=(0, None, None))(pred, a, b)",
                 )
             if a._value is b._value:
                 return a
@@ -376,14 +364,12 @@ else:
             """
             parent = item._enumeration if type(item) is EnumerationItem else None
             if parent is None or parent is cls or not issubclass(cls, parent):
-                raise ValueError(
-                    message(
-                        "only members of an enumeration that this one inherits from can be promoted to it",
-                        where=f"{cls.__name__}.promote",
-                        expected="a member of a parent of " + _name(cls),
-                        got=short(item),
-                        instead=f"class {cls.__name__}(Parent): ...",
-                    )
+                raise value_error(
+                    "only members of an enumeration that this one inherits from can be promoted to it",
+                    where=f"{cls.__name__}.promote",
+                    expected="a member of a parent of " + _name(cls),
+                    got=short(item),
+                    instead=f"class {cls.__name__}(Parent): ...",
                 )
             value = item._value
             with _now(value):
@@ -399,12 +385,10 @@ else:
 def _check_member(cls: Any, where: str, *items: Any) -> None:
     for item in items:
         if not isinstance(item, cls):
-            raise ValueError(
-                message(
-                    f"not a member of the enumeration {_name(cls)}",
-                    where=where,
-                    expected=f"a member of {_name(cls)}",
-                    got=short(item),
-                    instead=f"`{cls.__name__}.promote(item)` for a member of a parent",
-                )
+            raise value_error(
+                f"not a member of the enumeration {_name(cls)}",
+                where=where,
+                expected=f"a member of {_name(cls)}",
+                got=short(item),
+                instead=f"`{cls.__name__}.promote(item)` for a member of a parent",
             )

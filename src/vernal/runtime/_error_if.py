@@ -1,6 +1,6 @@
 """`error_if` and `branched_error_if`: errors raised from inside compiled code.
 
-The operation itself is `_ground/_check.py`; here is what users may pass.
+The operation itself is `transforms/_runtime_check.py`; here is what users may pass.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from .._ground import batch_text, check, trace_state_clean
-from ..show import message, short
-from ..transforms import split
-from ..trees import is_array
+from .._ground import trace_state_clean
+from ..show import short, type_error, value_error
+from ..transforms import batch_text, check
+from ..trees import is_array, split
 from ._on_error import OnError, choose, guard
 
 T = TypeVar("T")
@@ -121,14 +121,12 @@ def branched_error_if(
     if action == "off" or _is_false(pred):
         return x
     if index.ndim and index.shape != pred.shape:
-        raise ValueError(
-            message(
-                "branched_error_if needs a message for every element of `pred`",
-                where="argument `index`",
-                expected=f"a scalar, or shape {pred.shape} as `pred`",
-                got=short(index),
-                instead="`vernal.filter_vmap` to treat a batch",
-            )
+        raise value_error(
+            "branched_error_if needs a message for every element of `pred`",
+            where="argument `index`",
+            expected=f"a scalar, or shape {pred.shape} as `pred`",
+            got=short(index),
+            instead="`vernal.filter_vmap` to treat a batch",
         )
     if not index.ndim:
         pred = pred.any()
@@ -155,14 +153,12 @@ def _thread(
     if action == "raise" and trace_state_clean():
         check(pred, *operands, explain=explain)
         return x
-    raise ValueError(
-        message(
-            f"{name} has no array to thread the check on",
-            where="argument `x`",
-            expected="a tree with at least one array in it",
-            got=short(x),
-            instead="thread it on an array that the program uses afterwards",
-        )
+    raise value_error(
+        f"{name} has no array to thread the check on",
+        where="argument `x`",
+        expected="a tree with at least one array in it",
+        got=short(x),
+        instead="thread it on an array that the program uses afterwards",
     )
 
 
@@ -175,14 +171,12 @@ def _condition(pred: Any) -> Any:
     if isinstance(pred, bool):
         return np.bool_(pred)
     if not is_array(pred) or pred.dtype != bool:
-        raise TypeError(
-            message(
-                "the condition of an error must be bool",
-                where="argument `pred`",
-                expected="a bool, or an array of bools",
-                got=short(pred),
-                instead="`x < 0`, `jnp.isnan(x)`",
-            )
+        raise type_error(
+            "the condition of an error must be bool",
+            where="argument `pred`",
+            expected="a bool, or an array of bools",
+            got=short(pred),
+            instead="`x < 0`, `jnp.isnan(x)`",
         )
     return pred
 
@@ -191,37 +185,31 @@ def _index(index: Any) -> Any:
     if isinstance(index, int) and not isinstance(index, bool):
         return np.int32(index)
     if not is_array(index) or not jnp.issubdtype(index.dtype, jnp.integer):
-        raise TypeError(
-            message(
-                "a message is chosen by an integer",
-                where="argument `index`",
-                expected="an int, or an array of integers",
-                got=short(index),
-                instead="`jnp.argmax(flags)` for the first flag that is set",
-            )
+        raise type_error(
+            "a message is chosen by an integer",
+            where="argument `index`",
+            expected="an int, or an array of integers",
+            got=short(index),
+            instead="`jnp.argmax(flags)` for the first flag that is set",
         )
     return index
 
 
 def _check_messages(msgs: list[Any], where: str) -> None:
     if not msgs:
-        raise ValueError(
-            message(
-                "branched_error_if needs at least one message",
-                where=where,
-                expected="a sequence of strings",
-                got=short(msgs),
-                instead='["diverged", "step too small"]',
-            )
+        raise value_error(
+            "branched_error_if needs at least one message",
+            where=where,
+            expected="a sequence of strings",
+            got=short(msgs),
+            instead='["diverged", "step too small"]',
         )
     for msg in msgs:
         if not isinstance(msg, str):
-            raise TypeError(
-                message(
-                    "a message of an error must be a string, known while tracing",
-                    where=where,
-                    expected="a string",
-                    got=short(msg),
-                    instead="a fixed text; values can be seen with `on_error='breakpoint'`",
-                )
+            raise type_error(
+                "a message of an error must be a string, known while tracing",
+                where=where,
+                expected="a string",
+                got=short(msg),
+                instead="a fixed text; values can be seen with `on_error='breakpoint'`",
             )

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import jax
 
-from .._ground import check, fail_if, hide_frames, poison
-from ..show import message, short
+from .._ground import hide_frames
+from ..show import short, value_error
+from ..transforms import check, fail_if, poison
 
 OnError = Literal["default", "raise", "breakpoint", "nan", "off"]
 
@@ -16,29 +17,18 @@ _CHOICES = ("raise", "breakpoint", "nan", "off")
 
 
 def choose(on_error: Any) -> str:
-    """What to do, the environment considered.
-
-    Args:
-        on_error: the argument.
-
-    Returns:
-        `"raise"`, `"breakpoint"`, `"nan"` or `"off"`.
-
-    Raises:
-        ValueError: for anything else, from whichever of the two.
-    """
+    """What to do, the environment considered: `"raise"`, `"breakpoint"`, `"nan"` or `"off"`. Raises `ValueError`
+    for anything else, from whichever of the two."""
     where = "argument `on_error`"
     if on_error == "default":
         on_error, where = os.environ.get(_VARIABLE, "raise"), f"environment variable {_VARIABLE}"
     if on_error not in _CHOICES:
-        raise ValueError(
-            message(
-                "there is no such way to treat an error",
-                where=where,
-                expected="raise, breakpoint, nan or off",
-                got=short(on_error),
-                instead="raise, unless you are debugging",
-            )
+        raise value_error(
+            "there is no such way to treat an error",
+            where=where,
+            expected="raise, breakpoint, nan or off",
+            got=short(on_error),
+            instead="raise, unless you are debugging",
         )
     return on_error
 
@@ -46,18 +36,9 @@ def choose(on_error: Any) -> str:
 def guard(
     arrays: Sequence[Any], condition: Any, operands: Sequence[Any], explain: Any, action: str
 ) -> list[Any]:
-    """Threads a check on arrays.
-
-    Args:
-        arrays: at least one.
-        condition: a bool, as an array or not; the check fails where it holds.
-        operands: arrays that `explain` needs.
-        explain: the message, or what makes it of the condition and the operands.
-        action: `"raise"`, `"breakpoint"` or `"nan"`.
-
-    Returns:
-        The arrays.
-    """
+    """The arrays, of which there is at least one, with a check threaded on them: it fails where `condition` holds.
+    `explain` is the message, or makes it of the condition and the operands; `action` is `"raise"`, `"breakpoint"`
+    or `"nan"`."""
     if action == "raise":
         return fail_if(arrays, condition, *operands, explain=explain)
     if action == "nan":

@@ -38,7 +38,7 @@ from jax.experimental import io_callback
 from .._ground import Primitive, lower_fun, register_lowering
 from ..modules import Module, field
 from ..primitives import unvmap_max, unvmap_min
-from ..show import message, short
+from ..show import short, value_error
 
 _NUMBER = jax.ShapeDtypeStruct((), np.int32)
 # Of float32 in the sum of a hundred increases.
@@ -229,14 +229,12 @@ class DrawingMeter(AbstractProgressMeter):
 
     def __check_init__(self) -> None:
         if not 0.01 <= self.minimum_increase <= 1:
-            raise ValueError(
-                message(
-                    "a progress meter draws at most once for every percent",
-                    where=f"{type(self).__name__}(minimum_increase=...)",
-                    expected="a number from 0.01 to 1",
-                    got=repr(self.minimum_increase),
-                    instead="minimum_increase=0.02",
-                )
+            raise value_error(
+                "a progress meter draws at most once for every percent",
+                where=f"{type(self).__name__}(minimum_increase=...)",
+                expected="a number from 0.01 to 1",
+                got=repr(self.minimum_increase),
+                instead="minimum_increase=0.02",
             )
 
     @abc.abstractmethod
@@ -251,14 +249,12 @@ class DrawingMeter(AbstractProgressMeter):
     def step(self, state: Any, progress: Any) -> ProgressState:
         progress = jnp.asarray(progress)
         if progress.shape != () or not jnp.isrealobj(progress):
-            raise ValueError(
-                message(
-                    "the progress of a loop is one number",
-                    where=f"argument `progress` of {type(self).__name__}.step",
-                    expected="a real scalar from 0 to 1",
-                    got=short(progress),
-                    instead="jnp.min(progress) for an array",
-                )
+            raise value_error(
+                "the progress of a loop is one number",
+                where=f"argument `progress` of {type(self).__name__}.step",
+                expected="a real scalar from 0 to 1",
+                got=short(progress),
+                instead="jnp.min(progress) for an array",
             )
         number, shown, before = map(unvmap_max, (state.number, state.shown, state.latest))
         progress = jax.lax.stop_gradient(progress).astype(jnp.float32)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar, overload
 
-from ..show import message, short
+from ..show import message, short, value_error
 from . import _checkpoints_orbax, _checkpoints_safetensors
 from ._checkpoints_folder import (
     Manifest,
@@ -42,14 +42,12 @@ _BEST = {"lowest": 1.0, "highest": -1.0}
 
 
 def _bad(argument: str, expected: str, got: Any, instead: str | None = None) -> ValueError:
-    return ValueError(
-        message(
-            f"the argument {argument} cannot be used",
-            where="Checkpoints",
-            expected=expected,
-            got=short(got),
-            instead=instead,
-        )
+    return value_error(
+        f"the argument {argument} cannot be used",
+        where="Checkpoints",
+        expected=expected,
+        got=short(got),
+        instead=instead,
     )
 
 
@@ -244,14 +242,12 @@ class Checkpoints:
         metadata = metadata or {}
         check_plain(metadata, "metadata")
         if self._best is not None and type(metadata.get(self._best)) not in (int, float):
-            raise ValueError(
-                message(
-                    f"the metadata has no number for {self._best!r}",
-                    where=f"save({step}, ...)",
-                    expected="a number that says how good the checkpoint is, because `best` asks for it",
-                    got=short(metadata),
-                    instead=f"metadata={{{self._best!r}: float(...)}}",
-                )
+            raise value_error(
+                f"the metadata has no number for {self._best!r}",
+                where=f"save({step}, ...)",
+                expected="a number that says how good the checkpoint is, because `best` asks for it",
+                got=short(metadata),
+                instead=f"metadata={{{self._best!r}: float(...)}}",
             )
         self.wait()
         leaves = data_of(tree)

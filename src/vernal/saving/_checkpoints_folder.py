@@ -21,7 +21,7 @@ import uuid
 import zlib
 from typing import Any, NamedTuple
 
-from ..show import message
+from ..show import value_error
 from ._replacing import flush
 
 try:
@@ -90,37 +90,29 @@ def _checked(raw: bytes) -> dict[str, Any] | None:
 
 
 def read_manifest(path: str) -> Manifest:
-    """Reads it from the folder of a checkpoint.
-
-    Raises:
-        ValueError: if it is not what was written, or was written by a newer version.
-        OSError: if it cannot be read.
-    """
+    """Reads it from the folder of a checkpoint. Raises `ValueError` if it is not what was written, or was written
+    by a newer version."""
     with open(os.path.join(path, _MANIFEST), "rb") as file:
         raw = file.read()
     content = _checked(raw)
     if content is None:
         raise damaged(path, f"{_MANIFEST} is not what was written")
     if content.pop("version") != _VERSION:
-        raise ValueError(
-            message(
-                "the checkpoint was written by a newer version of Vernal",
-                where=path,
-                instead="update Vernal",
-            )
+        raise value_error(
+            "the checkpoint was written by a newer version of Vernal",
+            where=path,
+            instead="update Vernal",
         )
     return Manifest(**content)
 
 
 def damaged(path: str, why: str) -> ValueError:
     """The error for a checkpoint that is not what was written."""
-    return ValueError(
-        message(
-            "the checkpoint is damaged",
-            where=path,
-            got=why,
-            instead="restore another step, or take another copy of it; nothing was loaded",
-        )
+    return value_error(
+        "the checkpoint is damaged",
+        where=path,
+        got=why,
+        instead="restore another step, or take another copy of it; nothing was loaded",
     )
 
 
@@ -128,11 +120,8 @@ def damaged(path: str, why: str) -> ValueError:
 
 
 def take_turn(folder: str) -> int:
-    """Waits until nobody else writes into a folder, and cleans up after those who died.
-
-    Returns:
-        What to give to `end_turn`, in whatever thread.
-    """
+    """Waits until nobody else writes into a folder, and cleans up after those who died. Returns what to give to
+    `end_turn`, in whatever thread."""
     turn = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if fcntl is not None:

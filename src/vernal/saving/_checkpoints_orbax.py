@@ -16,14 +16,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..show import message
+from ..show import message, shown_name
 from ._checkpoints_folder import damaged
 from ._encoding import DTYPES, Remarks, decode, decoded_spec, encode
 from ._file import Entry
 from ._fitting import Request, Store
 from ._leaves import check_width, is_key, place, sharding_of
 from ._processes import agree, check_same, gathered, is_local, process_count, process_index
-from ._report import shown
 
 _FOLDER = "arrays"
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -62,20 +61,13 @@ def _encoded(leaf: Any, name: str) -> tuple[Any, Remarks]:
         and not (several and is_local(leaf))
     ):
         return leaf, remarks
-    value, more = encode(gathered(leaf), shown(name))
+    value, more = encode(gathered(leaf), shown_name(name))
     return value, remarks | more
 
 
 def begin(path: str, leaves: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Begins to write. Afterwards the arrays may be donated or changed.
-
-    Args:
-        path: an empty folder.
-        leaves: what to write, by name.
-
-    Returns:
-        A function that waits until everything is written, and returns what `OrbaxStore` needs.
-    """
+    """Begins to write leaves, by name, into an empty folder; afterwards the arrays may be donated or changed.
+    Returns a function that waits until everything is written, and returns what `OrbaxStore` needs."""
     ocp = _orbax(path)
     encoded = {name: _encoded(leaf, name) for name, leaf in leaves.items()}
     check_same({n: array for n, (array, _) in encoded.items() if isinstance(array, np.ndarray)})
@@ -163,7 +155,7 @@ class OrbaxStore(Store):
         }
         found = self._read(wanted)
         return [
-            place(found[entry.name], like, shown(name), entry.remarks.get("key"))
+            place(found[entry.name], like, shown_name(name), entry.remarks.get("key"))
             if wanted[entry.name][1] is None
             else found[entry.name]
             for entry, like, name in requests

@@ -7,29 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from ..show import shown_name
 from ._encoding import encode
 from ._file import read, write
 from ._named import File
 from ._processes import check_same, gathered, is_local, process_index
-from ._report import shown
 
 _FILE = "arrays.safetensors"
 
 
 def begin(path: str, leaves: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Copies the arrays. Afterwards they may be donated or changed.
-
-    Args:
-        path: an empty folder.
-        leaves: what to write, by name.
-
-    Returns:
-        A function that writes the copies, and returns what `open_store` needs.
-    """
+    """Copies leaves, by name; afterwards the arrays may be donated or changed. Returns a function that writes the
+    copies into the empty folder, and returns what `open_store` needs."""
     first = process_index() == 0
     copies, local = {}, {}
     for name, leaf in leaves.items():
-        value, remarks = encode(gathered(leaf), shown(name))
+        value, remarks = encode(gathered(leaf), shown_name(name))
         if first:
             # On a CPU the array of NumPy is the memory of the array of JAX.
             copies[name] = np.array(value, order="C"), remarks
@@ -46,13 +39,6 @@ def begin(path: str, leaves: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
 
 def open_store(path: str, about: dict[str, Any]) -> File:
-    """The arrays of a checkpoint.
-
-    Args:
-        path: the folder of the checkpoint.
-        about: what the writer returned.
-
-    Raises:
-        ValueError: if the file is damaged.
-    """
+    """The arrays of a checkpoint in a folder; `about` is what the writer returned. Raises `ValueError` if the file
+    is damaged."""
     return File(read(os.path.join(path, _FILE)))

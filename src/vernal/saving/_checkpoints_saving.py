@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ..show import message
+from ..show import message, value_error
 from ._checkpoints_folder import (
     Manifest,
     checkpoint_path,
@@ -43,23 +43,19 @@ def _check_step(folder: str, step: int) -> None:
     """Refuses a step that is there, or that keeping the latest would remove at once."""
     path, steps = checkpoint_path(folder, step), steps_in(folder)
     if os.path.lexists(path):
-        raise ValueError(
-            message(
-                "there is something under the name of this checkpoint already",
-                where=path,
-                got="a checkpoint" if step in steps else "something that is no checkpoint of ours",
-                instead="remove it first, with Checkpoints.remove if it is one; or save to another folder",
-            )
+        raise value_error(
+            "there is something under the name of this checkpoint already",
+            where=path,
+            got="a checkpoint" if step in steps else "something that is no checkpoint of ours",
+            instead="remove it first, with Checkpoints.remove if it is one; or save to another folder",
         )
     if steps and step < steps[-1]:
-        raise ValueError(
-            message(
-                "checkpoints of later steps are there",
-                where=path,
-                expected=f"a step after {steps[-1]}",
-                instead="call Checkpoints.remove for the later ones to go on from an earlier one; "
-                "or save to another folder",
-            )
+        raise value_error(
+            "checkpoints of later steps are there",
+            where=path,
+            expected=f"a step after {steps[-1]}",
+            instead="call Checkpoints.remove for the later ones to go on from an earlier one; "
+            "or save to another folder",
         )
 
 
@@ -131,14 +127,8 @@ class Saving:
     def start(
         self, begin: Begin, leaves: dict[str, Any], manifest: Manifest, after: Callable[[], None]
     ) -> None:
-        """Begins to write.
-
-        Args:
-            begin: of the backend.
-            leaves: what to write, by name. Afterwards they may be donated or changed.
-            manifest: of the checkpoint, without what the backend has to say.
-            after: called in the first process when the checkpoint is there.
-        """
+        """Begins to write leaves, by name, which may be donated or changed afterwards. The manifest is without what
+        the backend has to say; `after` is called in the first process when the checkpoint is there."""
         finish, error = None, None
         try:
             finish = begin(self._unfinished, leaves)

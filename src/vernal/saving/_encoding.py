@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..show import message
+from ..show import type_error
 from ._leaves import Spec, is_key, key_spec, on_host
 
 Remarks = dict[str, Any]
@@ -43,17 +43,8 @@ _NATIVE = frozenset(DTYPES.values())
 
 
 def encode(leaf: Any, name: str) -> tuple[np.ndarray, Remarks]:
-    """The array to store for a leaf, little-endian and in C order, and what else must be known to
-    read it.
-
-    Args:
-        leaf: an array or a Python number.
-        name: what it is called in errors.
-
-    Raises:
-        ValueError: if its elements cannot be had.
-        TypeError: if the format has no place for its dtype.
-    """
+    """The array to store for a leaf, little-endian and in C order, and what else must be known to read it. Raises
+    `ValueError` if its elements cannot be had, and `TypeError` if the format has no place for its dtype."""
     remarks: Remarks = {}
     if is_key(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
         remarks["key"] = str(jax.random.key_impl(leaf))
@@ -68,13 +59,11 @@ def encode(leaf: Any, name: str) -> tuple[np.ndarray, Remarks]:
         return value.reshape(-1).view(np.float64).reshape(*value.shape, 2), remarks
     if value.dtype.itemsize == 1:
         return value.view(np.uint8), remarks
-    raise TypeError(
-        message(
-            f"an array of dtype {value.dtype} cannot be stored",
-            where=name,
-            expected="a dtype that means the same on every machine",
-            instead="convert it to float64 or complex128",
-        )
+    raise type_error(
+        f"an array of dtype {value.dtype} cannot be stored",
+        where=name,
+        expected="a dtype that means the same on every machine",
+        instead="convert it to float64 or complex128",
     )
 
 

@@ -18,16 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
 
-from .._ground import (
-    awaited,
-    callable_name,
-    equations_in,
-    place_of_equation,
-    without_checks,
-)
-from ..show import message, short
-from ..transforms import closure_to_pytree, split
-from ..trees import is_array, match_paths, named_leaves
+from .._ground import callable_name, equations_in, is_none, place_of_equation
+from ..show import listed, message, short, type_error, value_error
+from ..transforms import awaited, closure_to_pytree, without_checks
+from ..trees import has_shape, match_paths, named_leaves, split
 from ._encoding import encode
 from ._export_signature import Signature, bind_example, describe, parameters_of, plain_values
 from ._file import as_bytes
@@ -115,47 +109,35 @@ def export(
 
 def _check_options(function: Any, platforms: Any, vjp_order: int) -> None:
     if not callable(function):
-        raise TypeError(
-            message(
-                "only functions can be exported",
-                where="argument `function`",
-                expected="a module that can be called, or a function",
-                got=short(function),
-                instead="vernal.save for a tree of arrays; export(f, x) rather than export(f(x))",
-            )
+        raise type_error(
+            "only functions can be exported",
+            where="argument `function`",
+            expected="a module that can be called, or a function",
+            got=short(function),
+            instead="vernal.save for a tree of arrays; export(f, x) rather than export(f(x))",
         )
     unknown = [p for p in platforms or () if p not in _PLATFORMS]
     if unknown or platforms is not None and (isinstance(platforms, str) or not platforms):
-        raise ValueError(
-            message(
-                "there is no such platform",
-                where="argument `platforms`",
-                expected=f"some of {', '.join(_PLATFORMS)}",
-                got=short(platforms),
-                instead='platforms=["cpu", "cuda"] for CPUs and the GPUs of NVIDIA; "rocm" for those of AMD',
-            )
+        raise value_error(
+            "there is no such platform",
+            where="argument `platforms`",
+            expected=f"some of {', '.join(_PLATFORMS)}",
+            got=short(platforms),
+            instead='platforms=["cpu", "cuda"] for CPUs and the GPUs of NVIDIA; "rocm" for those of AMD',
         )
     if vjp_order < 0:
-        raise ValueError(
-            message(
-                "a function cannot be differentiated less than not at all",
-                where="argument `vjp_order`",
-                expected="0 or more",
-                got=str(vjp_order),
-                instead="vjp_order=1 for jax.grad of the loaded function",
-            )
+        raise value_error(
+            "a function cannot be differentiated less than not at all",
+            where="argument `vjp_order`",
+            expected="0 or more",
+            got=str(vjp_order),
+            instead="vjp_order=1 for jax.grad of the loaded function",
         )
 
 
 def need_flatbuffers(where: str) -> None:
-    """Refuses to go on without the package that `jax.export` writes and reads with.
-
-    Args:
-        where: the function that needs it.
-
-    Raises:
-        ImportError: if it is not installed.
-    """
+    """Refuses to go on without the package that `jax.export` writes and reads with; `where` is the function that
+    needs it."""
     # By name, so that nobody needs the package to type-check this file.
     try:
         importlib.import_module("flatbuffers")
@@ -180,25 +162,19 @@ def _with_sizes(inputs: dict[str, Any], shapes: Mapping[str, str] | None) -> dic
     def sized(leaf: Any, shape: str | None) -> Any:
         if shape is None:
             return leaf
-        if not _traceable(leaf):
-            raise ValueError(
-                message(
-                    "only an array has a shape",
-                    where=f"shapes={{...: {shape!r}}}",
-                    expected="the name of an array",
-                    got=short(leaf),
-                    instead="leave it out of `shapes`",
-                )
+        if not has_shape(leaf):
+            raise value_error(
+                "only an array has a shape",
+                where=f"shapes={{...: {shape!r}}}",
+                expected="the name of an array",
+                got=short(leaf),
+                instead="leave it out of `shapes`",
             )
         sizes = jax.export.symbolic_shape(shape, scope=scope, like=leaf.shape)
         return jax.ShapeDtypeStruct(sizes, leaf.dtype)
 
     found = match_paths(inputs, shapes, default=None)
-    return jax.tree.map(sized, inputs, found, is_leaf=lambda x: x is None)
-
-
-def _traceable(x: Any) -> bool:
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+    return jax.tree.map(sized, inputs, found, is_leaf=is_none)
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
@@ -225,10 +201,10 @@ class _Traced:
     """
 
     def __init__(self, function: Any, signature: inspect.Signature, inputs: dict[str, Any]):
-        leaves, rest = split((function, inputs), _traceable)
+        leaves, rest = split((function, inputs), has_shape)
         shapes = [_abstract(x) for x in leaves]
-        self.arrays = {n: x for n, x in named_leaves(function).items() if _traceable(x)}
-        names = [name for name, leaf in named_leaves(inputs).items() if _traceable(leaf)]
+        self.arrays = {n: x for n, x in named_leaves(function).items() if has_shape(x)}
+        names = [name for name, leaf in named_leaves(inputs).items() if has_shape(leaf)]
         self.inputs = dict(zip(names, shapes[len(self.arrays) :], strict=True))
         self.output: list[Any] = []
 
@@ -249,7 +225,7 @@ class _Traced:
         return eval_jaxpr(self.jaxpr, constants, *leaves)
 
 
-def _strong(x: Any) -> jax.ShapeDtypeStruct:
+def _spec(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, _abstract(x).dtype)
 
 
@@ -268,7 +244,7 @@ def _exported(
         return traced.program(arrays, constants, inputs)
 
     program.__name__ = program.__qualname__ = name
-    specs = jax.tree.map(_strong, (traced.arrays, traced.constants, traced.inputs))
+    specs = jax.tree.map(_spec, (traced.arrays, traced.constants, traced.inputs))
     make = jax.export.export(jax.jit(program), platforms=platforms)
     with without_checks() as left_out:
         try:
@@ -281,14 +257,12 @@ def _exported(
             ) from error
     if left_out and checks == "refuse":
         texts = dict.fromkeys(f"{_check_text(report)}\n{report.place}" for report in left_out)
-        raise ValueError(
-            message(
-                "the function has run-time checks, which call Python and so cannot be exported",
-                where=f"export({name}, ...)",
-                expected="a function without checks",
-                got=_some(list(texts)),
-                instead='checks="drop" to export it without them',
-            )
+        raise value_error(
+            "the function has run-time checks, which call Python and so cannot be exported",
+            where=f"export({name}, ...)",
+            expected="a function without checks",
+            got=listed(texts, "\n", _MOST_LISTED),
+            instead='checks="drop" to export it without them',
         )
     return bytes(data)
 
@@ -297,20 +271,13 @@ def _check_text(report: Any) -> str:
     return report.explain if isinstance(report.explain, str) else "a check"
 
 
-def _some(texts: list[str]) -> str:
-    more = len(texts) - _MOST_LISTED
-    return "\n".join([*texts[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
-
-
 def _calls_python(name: str, where: list[str]) -> ValueError:
-    return ValueError(
-        message(
-            "the function calls Python while it runs, which an exported program cannot",
-            where=f"export({name}, ...)",
-            expected="a function without callbacks, prints and progress meters",
-            got=_some(list(dict.fromkeys(where))),
-            instead="take them out; a progress meter can be NoProgressMeter(), a breakpoint on_error='raise'",
-        )
+    return value_error(
+        "the function calls Python while it runs, which an exported program cannot",
+        where=f"export({name}, ...)",
+        expected="a function without callbacks, prints and progress meters",
+        got=listed(dict.fromkeys(where), "\n", _MOST_LISTED),
+        instead="take them out; a progress meter can be NoProgressMeter(), a breakpoint on_error='raise'",
     )
 
 

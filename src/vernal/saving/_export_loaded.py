@@ -7,7 +7,7 @@ import jax
 import jax.export
 
 from ..modules import Module, field
-from ..show import message, short, spec_text
+from ..show import short, spec_text, type_error, value_error
 from ._export import ARRAYS, CONSTANTS, PROGRAM, VERSION, need_flatbuffers
 from ._export_signature import Signature, output_text, rebuild
 from ._file import StoredFile, read_bytes
@@ -58,14 +58,12 @@ def _compiled(exported: Any, name: str) -> Any:
         return jax.jit(run)
 
     def refuse(*args: Any) -> Any:
-        raise ValueError(
-            message(
-                "the function was exported without its derivative",
-                where=f"jax.grad of the exported `{name}`",
-                expected="a function that was exported with vjp_order=1, or more for higher derivatives",
-                got="vjp_order=0",
-                instead="export(..., vjp_order=1)",
-            )
+        raise value_error(
+            "the function was exported without its derivative",
+            where=f"jax.grad of the exported `{name}`",
+            expected="a function that was exported with vjp_order=1, or more for higher derivatives",
+            got="vjp_order=0",
+            instead="export(..., vjp_order=1)",
         )
 
     differentiated: Any = jax.custom_vjp(run)
@@ -172,14 +170,12 @@ def load_exported(data: bytes) -> ExportedFunction:
           instead: arrays of the shapes and dtypes it expects; or export the function again, ...
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(
-            message(
-                "an exported function is loaded from bytes",
-                where=_WHERE,
-                expected="what `export` returned",
-                got=short(data),
-                instead="pathlib.Path(path).read_bytes() for the content of a file",
-            )
+        raise type_error(
+            "an exported function is loaded from bytes",
+            where=_WHERE,
+            expected="what `export` returned",
+            got=short(data),
+            instead="pathlib.Path(path).read_bytes() for the content of a file",
         )
     need_flatbuffers("load_exported")
     file = read_bytes(bytes(data), _WHERE)
@@ -190,14 +186,12 @@ def load_exported(data: bytes) -> ExportedFunction:
         text = _text(exported)
     # Whatever another version has changed.
     except Exception as error:
-        raise ValueError(
-            message(
-                "this version of JAX cannot read the program",
-                where=_WHERE,
-                expected=f"a program that was exported by JAX {jax.__version__}, or one somewhat older",
-                got=str(error),
-                instead="export it again, or update JAX",
-            )
+        raise value_error(
+            "this version of JAX cannot read the program",
+            where=_WHERE,
+            expected=f"a program that was exported by JAX {jax.__version__}, or one somewhat older",
+            got=str(error),
+            instead="export it again, or update JAX",
         ) from error
     _refuse_callbacks(text)
     program = _Program(exported, signature)
@@ -209,24 +203,20 @@ def load_exported(data: bytes) -> ExportedFunction:
 def _signature(file: StoredFile) -> Signature:
     kept = file.metadata()
     if PROGRAM not in file.entries or "exported" not in kept:
-        raise ValueError(
-            message(
-                "there is no exported function in the file",
-                where=_WHERE,
-                expected="what `export` returned",
-                got="a safetensors file of arrays",
-                instead="vernal.load for what vernal.save wrote",
-            )
+        raise value_error(
+            "there is no exported function in the file",
+            where=_WHERE,
+            expected="what `export` returned",
+            got="a safetensors file of arrays",
+            instead="vernal.load for what vernal.save wrote",
         )
     if kept["exported"] != VERSION:
-        raise ValueError(
-            message(
-                "the function was exported by a newer version of Vernal",
-                where=_WHERE,
-                expected=f"version {VERSION} of the scheme",
-                got=f"version {kept['exported']}",
-                instead="update Vernal",
-            )
+        raise value_error(
+            "the function was exported by a newer version of Vernal",
+            where=_WHERE,
+            expected=f"version {VERSION} of the scheme",
+            got=f"version {kept['exported']}",
+            instead="update Vernal",
         )
     return Signature(**{name: kept[name] for name in Signature._fields})
 
@@ -248,12 +238,10 @@ def _refuse_callbacks(text: str) -> None:
     for found in _CUSTOM_CALL.finditer(text):
         target = found[1] or found[2]
         if _INTO_PYTHON.search(target):
-            raise ValueError(
-                message(
-                    "the program would call Python, which `export` never writes",
-                    where=_WHERE,
-                    expected="a program of operations on arrays",
-                    got=f"a call of {target}",
-                    instead="do not run it: somebody has changed it",
-                )
+            raise value_error(
+                "the program would call Python, which `export` never writes",
+                where=_WHERE,
+                expected="a program of operations on arrays",
+                got=f"a call of {target}",
+                instead="do not run it: somebody has changed it",
             )

@@ -9,13 +9,12 @@ import inspect
 import json
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import signature_of
-from ..show import message, path_text, short, spec_text
-from ..trees import is_array, named_leaves, path_name
+from ..show import path_text, short, spec_text, type_error
+from ..trees import has_shape, is_array, named_leaves, path_name
 
 _PLAIN = (bool, int, float, str)
 _Parameter = inspect.Parameter
@@ -47,14 +46,12 @@ class Signature(NamedTuple):
         try:
             return known.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(
-                message(
-                    "the call does not fit the exported function",
-                    where=f"a call of the exported `{self.function}`",
-                    expected=f"{self.function}{known}",
-                    got=str(error),
-                    instead="the arguments that it was exported for, no more and no fewer",
-                )
+            raise type_error(
+                "the call does not fit the exported function",
+                where=f"a call of the exported `{self.function}`",
+                expected=f"{self.function}{known}",
+                got=str(error),
+                instead="the arguments that it was exported for, no more and no fewer",
             ) from None
 
     def arrays(self, given: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
@@ -100,14 +97,12 @@ class Signature(NamedTuple):
             elif not _same_value(found[name], value):
                 problems.append(f"{name}: expected {value!r}, got {_text(found[name])}")
         if problems:
-            raise TypeError(
-                message(
-                    "the arguments are not those that the function was exported for",
-                    where=f"a call of the exported `{self.function}`",
-                    got="\n".join(problems),
-                    instead="arrays of the shapes and dtypes it expects; or export the function again, "
-                    "with a symbolic size (`shapes=`) where a size should vary",
-                )
+            raise type_error(
+                "the arguments are not those that the function was exported for",
+                where=f"a call of the exported `{self.function}`",
+                got="\n".join(problems),
+                instead="arrays of the shapes and dtypes it expects; or export the function again, "
+                "with a symbolic size (`shapes=`) where a size should vary",
             )
         return arrays
 
@@ -140,19 +135,8 @@ def _same_value(a: Any, b: Any) -> bool:
 def bind_example(
     fn: Any, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """The example of a call, by parameter.
-
-    Args:
-        fn: the function.
-        args: positional arguments.
-        keywords: the others.
-
-    Returns:
-        A function whose parameters Python does not know has one, called `args`.
-
-    Raises:
-        TypeError: if they do not fit the parameters.
-    """
+    """The example of a call, by parameter. A function whose parameters Python does not know has one, called `args`.
+    Raises `TypeError` if the arguments do not fit the parameters."""
     unknown = inspect.Signature([_Parameter("args", _Parameter.VAR_POSITIONAL)])
     return (signature_of(fn) or unknown).bind(*args, **keywords)
 
@@ -173,48 +157,25 @@ def parameters_of(bound: inspect.BoundArguments) -> list[list[str]]:
 
 
 def plain_values(leaves: dict[str, Any]) -> dict[str, Any]:
-    """The leaves of an example that are neither arrays nor shapes.
-
-    Args:
-        leaves: all leaves by name.
-
-    Raises:
-        TypeError: if one is something that a file cannot hold.
-    """
-    values = {
-        name: leaf
-        for name, leaf in leaves.items()
-        if not is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
-    }
+    """The leaves of an example, by name, that are neither arrays nor shapes. Raises `TypeError` for one that a file
+    cannot hold."""
+    values = {name: leaf for name, leaf in leaves.items() if not has_shape(leaf)}
     for name, value in values.items():
         if type(value) not in _PLAIN:
-            raise TypeError(
-                message(
-                    "an argument has something in it that an exported function cannot be called with",
-                    where=f"argument {name}",
-                    expected="arrays; bools, ints, floats and strings",
-                    got=short(value),
-                    instead="a function in which it is fixed: `lambda x: f(x, that)`",
-                )
+            raise type_error(
+                "an argument has something in it that an exported function cannot be called with",
+                where=f"argument {name}",
+                expected="arrays; bools, ints, floats and strings",
+                got=short(value),
+                instead="a function in which it is fixed: `lambda x: f(x, that)`",
             )
     return values
 
 
 def describe(out: Any, arrays: list[Any], path: tuple[Any, ...] = ()) -> list[Any]:
-    """How a result is put together. Tuples, lists and dictionaries stay what they are; any other
-    node (a module, a named tuple) becomes a dictionary of its leaves by name.
-
-    Args:
-        out: the result of the function, or a part of it.
-        arrays: where its arrays are put, in order.
-        path: where the part is.
-
-    Returns:
-        Lists that `rebuild` understands.
-
-    Raises:
-        TypeError: if there is something in it that a file cannot hold.
-    """
+    """How a result is put together, as lists that `rebuild` understands; its arrays are appended to `arrays`, in
+    order. Tuples, lists and dictionaries stay what they are; any other node (a module, a named tuple) becomes a
+    dictionary of its leaves by name. Raises `TypeError` for what a file cannot hold."""
     if out is None:
         return ["none"]
     if type(out) in (tuple, list):
@@ -233,14 +194,12 @@ def describe(out: Any, arrays: list[Any], path: tuple[Any, ...] = ()) -> list[An
     if not jtu.all_leaves([out]):
         leaves = named_leaves(out).items()
         return ["dict", *([k, describe(x, arrays, (*path, jtu.GetAttrKey(k)))] for k, x in leaves)]
-    raise TypeError(
-        message(
-            "the result has something in it that an exported function cannot return",
-            where=f"the result{path_text(path)}",
-            expected="arrays; None, bools, ints, floats and strings",
-            got=short(out),
-            instead="return it from a function around the exported one",
-        )
+    raise type_error(
+        "the result has something in it that an exported function cannot return",
+        where=f"the result{path_text(path)}",
+        expected="arrays; None, bools, ints, floats and strings",
+        got=short(out),
+        instead="return it from a function around the exported one",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..show import message, path_text, short
+from ..show import path_text, short, value_error
 from ..trees import node_parts, replace_parts
 
 _Path = tuple[Any, ...]
@@ -32,14 +32,12 @@ def _filters(spec: Any, node: Any, parts: list[_Part], path: _Path) -> list[Any]
         return [spec] * len(parts)
     own = node_parts(spec) if type(spec) is type(node) else None
     if own is None or [key for key, _ in own] != [key for key, _ in parts]:
-        raise ValueError(
-            message(
-                "filter_spec is not a prefix of the tree",
-                where=path_text(path, "tree"),
-                expected=f"a function, or a {type(node).__name__} with as many parts",
-                got=short(spec),
-                instead="give one function for the whole tree, or build the specification by jax.tree.map",
-            )
+        raise value_error(
+            "filter_spec is not a prefix of the tree",
+            where=path_text(path, "tree"),
+            expected=f"a function, or a {type(node).__name__} with as many parts",
+            got=short(spec),
+            instead="give one function for the whole tree, or build the specification by jax.tree.map",
         )
     return [part for _, part in own]
 
@@ -51,15 +49,8 @@ def walk(
     is_leaf: Callable[[Any], bool] | None,
     path: _Path = (),
 ) -> Any:
-    """Visits every leaf in Equinox's order, and rebuilds the tree of what `visit` returns.
-
-    Args:
-        visit: called with the path, the leaf and its filter.
-        node: the tree.
-        spec: a filter, or a prefix tree of them.
-        is_leaf: what else is to be taken for a leaf.
-        path: of the node.
-    """
+    """Visits every leaf in Equinox's order, with its path and its filter of `spec` (a filter or a prefix tree of
+    them), and rebuilds the tree of what `visit` returns."""
     parts = None if is_leaf is not None and is_leaf(node) else node_parts(node)
     if parts is None:
         return visit(path, node, spec)

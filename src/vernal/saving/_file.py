@@ -29,7 +29,7 @@ from safetensors import (
     serialize_file,
 )
 
-from ..show import message
+from ..show import message, value_error
 from ._encoding import DTYPES, Remarks, decode, decoded_spec
 from ._leaves import Spec
 
@@ -76,16 +76,7 @@ def _described(
 
 
 def write(path: str, leaves: _Leaves, metadata: str | None) -> None:
-    """Writes a file.
-
-    Args:
-        path: where to.
-        leaves: for every name, what `encode` made of the leaf.
-        metadata: the user's dictionary as JSON.
-
-    Raises:
-        OSError: if the system refuses.
-    """
+    """Writes a file of what `encode` made of each leaf, by name, and the user's dictionary as JSON."""
     specs, texts = _described(leaves, metadata)
     try:
         serialize_file(specs, path, texts)
@@ -96,23 +87,16 @@ def write(path: str, leaves: _Leaves, metadata: str | None) -> None:
 
 
 def as_bytes(leaves: _Leaves, metadata: str | None) -> bytes:
-    """What `write` writes.
-
-    Args:
-        leaves: as for `write`.
-        metadata: likewise.
-    """
+    """What `write` writes."""
     return serialize(*_described(leaves, metadata))
 
 
 def _damaged(path: str, why: str) -> ValueError:
-    return ValueError(
-        message(
-            "the file is damaged, or not a safetensors file",
-            where=path,
-            got=why,
-            instead="take another copy of it; nothing was loaded",
-        )
+    return value_error(
+        "the file is damaged, or not a safetensors file",
+        where=path,
+        got=why,
+        instead="take another copy of it; nothing was loaded",
     )
 
 
@@ -170,14 +154,12 @@ def _about(path: str, header: dict[str, Any], texts: dict[str, str]) -> dict[str
         raise _damaged(path, "the header is not what was written")
     ours = json.loads(texts[_OURS])
     if ours["version"] != _VERSION:
-        raise ValueError(
-            message(
-                "the file was written by a newer version of Vernal",
-                where=path,
-                expected=f"version {_VERSION} of the scheme",
-                got=f"version {ours['version']}",
-                instead="update Vernal",
-            )
+        raise value_error(
+            "the file was written by a newer version of Vernal",
+            where=path,
+            expected=f"version {_VERSION} of the scheme",
+            got=f"version {ours['version']}",
+            instead="update Vernal",
         )
     return ours["leaves"]
 
@@ -204,15 +186,7 @@ def read(path: str | os.PathLike[str]) -> StoredFile:
 
 
 def read_bytes(content: bytes, where: str) -> StoredFile:
-    """Reads what `as_bytes` returned.
-
-    Args:
-        content: the bytes.
-        where: what they are called in errors.
-
-    Raises:
-        ValueError: as for `read`.
-    """
+    """Reads what `as_bytes` returned; `where` is what that is called in errors, which are those of `read`."""
     try:
         deserialize(content)
     except SafetensorError as error:

@@ -9,12 +9,12 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..show import message
+from ..show import shown_name, value_error
 from ..trees import named_leaves
 from ._file import Entry
 from ._leaves import Spec, is_key, place, spec_of
 from ._links import every_source, load_link
-from ._report import LoadReport, shown
+from ._report import LoadReport
 from ._torch_rules import Link, Rules, links_of
 from ._weights import Tensor
 
@@ -46,7 +46,7 @@ class Store(abc.ABC):
     def leaves(self, requests: list[Request]) -> list[Any]:
         """The entries, each as a leaf of the kind and on the devices of the one it is for."""
         return [
-            place(self.array(entry), like, shown(name), entry.remarks.get("key"))
+            place(self.array(entry), like, shown_name(name), entry.remarks.get("key"))
             for entry, like, name in requests
         ]
 
@@ -59,25 +59,16 @@ def _fits(wanted: Spec, found: Spec | None, like: Any) -> bool:
 
 
 def _refuse(path: str, report: LoadReport, empty: list[str], strict: bool) -> None:
-    """Raises what is to be said about the report.
-
-    Args:
-        path: of the store.
-        report: what does not fit.
-        empty: names of leaves that would be kept, but have no value.
-        strict: whether everything must fit.
-    """
+    """Raises what is to be said about the report. `empty` names leaves that would be kept, but have no value."""
     if strict and report != LoadReport():
-        raise ValueError(
-            message(
-                "the file does not fit the tree",
-                where=path,
-                expected="an entry of the right shape and dtype for every leaf of `like`, and no other",
-                got=str(report),
-                instead="load into a tree like the one that was saved; give `rename` for what has another name now; "
-                "or give strict=False to take what fits, keep the values of `like` elsewhere, "
-                "and get this list as a report",
-            )
+        raise value_error(
+            "the file does not fit the tree",
+            where=path,
+            expected="an entry of the right shape and dtype for every leaf of `like`, and no other",
+            got=str(report),
+            instead="load into a tree like the one that was saved; give `rename` for what has another name now; "
+            "or give strict=False to take what fits, keep the values of `like` elsewhere, "
+            "and get this list as a report",
         )
     if empty:
         about_them = LoadReport(
@@ -86,13 +77,11 @@ def _refuse(path: str, report: LoadReport, empty: list[str], strict: bool) -> No
             },
             misshapen={n: report.misshapen[n] for n in empty if n in report.misshapen},
         )
-        raise ValueError(
-            message(
-                "leaves of `like` that are only a shape and dtype have no value to keep where the file does not fit",
-                where=path,
-                got=str(about_them),
-                instead="give `like` arrays there",
-            )
+        raise value_error(
+            "leaves of `like` that are only a shape and dtype have no value to keep where the file does not fit",
+            where=path,
+            got=str(about_them),
+            instead="give `like` arrays there",
         )
 
 
@@ -106,7 +95,7 @@ class _Filling:
     def __init__(self, store: Store, leaves: dict[str, Any]):
         self.store = store
         self.leaves = leaves
-        specs = {name: spec_of(leaf, shown(name)) for name, leaf in leaves.items()}
+        specs = {name: spec_of(leaf, shown_name(name)) for name, leaf in leaves.items()}
         self.wanted = {name: spec for name, spec in specs.items() if spec is not None}
         self.report = LoadReport()
         self.requests: list[Request] = []
@@ -160,6 +149,6 @@ def fill(store: Store, like: Any, strict: bool, rename: Rules | None) -> Any:
     for request, leaf in zip(filling.requests, store.leaves(filling.requests), strict=True):
         loaded[request.name] = leaf
     for name, value in filling.converted.items():
-        loaded[name] = place(value, leaves[name], shown(name))
+        loaded[name] = place(value, leaves[name], shown_name(name))
     tree = jtu.tree_structure(like).unflatten(loaded.values())
     return tree if strict else (tree, report)

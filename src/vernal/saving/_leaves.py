@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..show import is_traced, message, short
-from ..trees import is_array
+from ..show import is_traced, short, type_error, value_error
+from ..trees import has_shape, is_array
 
 # Subclasses (an `IntEnum`, say) are structure: they cannot be made again from a number in general.
 PYTHON: dict[type, np.dtype] = {
@@ -56,114 +56,80 @@ def key_spec(stored: tuple[int, ...], impl: str) -> Spec | None:
 
 
 def spec_of(leaf: Any, name: str) -> Spec | None:
-    """What a file must hold for this leaf; None if the leaf is structure.
-
-    Args:
-        leaf: a leaf of a tree.
-        name: what it is called in errors.
-
-    Raises:
-        TypeError: if the leaf holds data that no file can hold.
-    """
+    """What a file must hold for this leaf; None if it is structure. Raises `TypeError` if it holds data that no
+    file can hold."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not is_array(leaf):
-        raise TypeError(
-            message(
-                f"an array of dtype {leaf.dtype} cannot be stored",
-                where=name,
-                expected="an array of numbers or bools",
-                instead="keep texts and dates in the metadata, or in a static field",
-            )
+        raise type_error(
+            f"an array of dtype {leaf.dtype} cannot be stored",
+            where=name,
+            expected="an array of numbers or bools",
+            instead="keep texts and dates in the metadata, or in a static field",
         )
     if is_traced(leaf):
-        raise TypeError(
-            message(
-                "files cannot be written or read inside a function that is being traced",
-                where=name,
-                expected="an array with values",
-                got=short(leaf),
-                instead="save and load outside of jit, grad, vmap and their like",
-            )
+        raise type_error(
+            "files cannot be written or read inside a function that is being traced",
+            where=name,
+            expected="an array with values",
+            got=short(leaf),
+            instead="save and load outside of jit, grad, vmap and their like",
         )
-    if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+    if has_shape(leaf):
         dtype = leaf.dtype if is_key(leaf) else leaf.dtype.newbyteorder("=")
         return Spec(leaf.shape, dtype)
     if type(leaf) in PYTHON:
         return Spec((), PYTHON[type(leaf)])
     if hasattr(type(leaf), "__jax_array__"):
-        raise TypeError(
-            message(
-                f"a {type(leaf).__name__} could be stored as an array, but not be made again from one",
-                where=name,
-                expected="an array, or a class that is registered as a pytree of arrays",
-                instead="make its class a Module",
-            )
+        raise type_error(
+            f"a {type(leaf).__name__} could be stored as an array, but not be made again from one",
+            where=name,
+            expected="an array, or a class that is registered as a pytree of arrays",
+            instead="make its class a Module",
         )
     return None
 
 
 def on_host(leaf: Any, name: str) -> np.ndarray:
-    """The elements of a leaf, not a key, as a NumPy array.
-
-    Args:
-        leaf: an array or a Python number.
-        name: what it is called in errors.
-
-    Raises:
-        ValueError: if its elements cannot be had.
-    """
+    """The elements of a leaf, not a key, as a NumPy array. Raises `ValueError` if they cannot be had."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise ValueError(
-            message(
-                "a ShapeDtypeStruct has no values to store",
-                where=name,
-                expected="an array",
-                got=short(leaf),
-                instead="save the model itself, not its skeleton",
-            )
+        raise value_error(
+            "a ShapeDtypeStruct has no values to store",
+            where=name,
+            expected="an array",
+            got=short(leaf),
+            instead="save the model itself, not its skeleton",
         )
     try:
         value = np.asarray(leaf)
     except Exception as error:
         # Deleted, donated, or spread over other processes: JAX has an error class for each.
-        raise ValueError(
-            message("the elements of an array cannot be read", where=name, got=str(error))
+        raise value_error(
+            "the elements of an array cannot be read", where=name, got=str(error)
         ) from error
     if value.dtype == object:
-        raise ValueError(
-            message(
-                "a Python int is too large to be stored",
-                where=name,
-                expected="an int of at most 64 bits",
-                got=f"{leaf.bit_length()} bits",
-                instead="keep it in the metadata",
-            )
+        raise value_error(
+            "a Python int is too large to be stored",
+            where=name,
+            expected="an int of at most 64 bits",
+            got=f"{leaf.bit_length()} bits",
+            instead="keep it in the metadata",
         )
     return value
 
 
 def sharding_of(like: Any, name: str) -> jax.sharding.Sharding | None:
-    """Where an array is to be put; None if that is left open.
-
-    Args:
-        like: an array, or a ShapeDtypeStruct.
-        name: what it is called in errors.
-
-    Raises:
-        ValueError: if the sharding does not say which devices.
-    """
+    """Where an array (or a ShapeDtypeStruct) is to be put; None if that is left open. Raises `ValueError` if the
+    sharding does not say which devices."""
     sharding = like.sharding
     if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
         # What `jax.eval_shape` makes of an array on a mesh.
         mesh = jax.sharding.get_mesh()
         if mesh.abstract_mesh != sharding.mesh:
-            raise ValueError(
-                message(
-                    "the mesh of a sharding has no devices",
-                    where=name,
-                    expected="a sharding on a mesh of devices",
-                    got=str(sharding),
-                    instead="load inside of `with jax.set_mesh(mesh)`, or give `like` shardings on a mesh",
-                )
+            raise value_error(
+                "the mesh of a sharding has no devices",
+                where=name,
+                expected="a sharding on a mesh of devices",
+                got=str(sharding),
+                instead="load inside of `with jax.set_mesh(mesh)`, or give `like` shardings on a mesh",
             )
         return jax.NamedSharding(mesh, sharding.spec)
     return sharding
@@ -216,11 +182,9 @@ def check_width(dtype: np.dtype, name: str) -> None:
     """Refuses what JAX would shorten."""
     wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue] (added at run time)
     if dtype.name in _WIDE and not wide:
-        raise ValueError(
-            message(
-                f"JAX would shorten {dtype.name} to 32 bits",
-                where=name,
-                expected="64 bits, because `like` says so",
-                instead='call jax.config.update("jax_enable_x64", True), or load into a NumPy array',
-            )
+        raise value_error(
+            f"JAX would shorten {dtype.name} to 32 bits",
+            where=name,
+            expected="64 bits, because `like` says so",
+            instead='call jax.config.update("jax_enable_x64", True), or load into a NumPy array',
         )

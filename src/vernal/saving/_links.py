@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..show import short
+from ..show import listed, short
 from ._leaves import Spec, spec_of
 from ._report import LoadReport
 from ._torch_rules import Conversion, Link, Tied
@@ -90,7 +90,7 @@ def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def cut(array: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """An array taken apart along its first axis, into pieces as long as these shapes say."""
+    """The pieces of an array along its first axis, as long as these shapes say."""
     if len(shapes) == 1:
         return [array]
     sizes = [shape[0] for shape in shapes if shape]
@@ -135,8 +135,7 @@ def load_link(
         indices = indices_of(link, specs)
         absent = [name for index in indices for name in _absent(link, theirs, index)]
         if absent:
-            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-            where = f" from {', '.join(map(repr, absent[:3]))}{more}"
+            where = f" from {listed(map(repr, absent), most=3)}"
             for name in link.ours:
                 report.missing[name] = f"{specs[name]}{'' if absent == [name] else where}"
             return None

@@ -11,14 +11,14 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from ..show import message, short
+from ..show import short, shown_name, type_error
 from ..trees import named_leaves
 from ._encoding import encode
 from ._file import Entry, StoredFile, read, write
 from ._fitting import Store, fill
 from ._leaves import spec_of
 from ._replacing import replacing
-from ._report import LoadReport, shown
+from ._report import LoadReport
 from ._torch_rules import Rules
 
 _T = TypeVar("_T")
@@ -30,40 +30,32 @@ def check_plain(value: Any, where: str) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(
-                    message(
-                        "a key of the metadata is no string, and would become one",
-                        where=f"{where}[{short(key)}]",
-                        expected="a string",
-                        got=short(key),
-                        instead="use str(key)",
-                    )
+                raise type_error(
+                    "a key of the metadata is no string, and would become one",
+                    where=f"{where}[{short(key)}]",
+                    expected="a string",
+                    got=short(key),
+                    instead="use str(key)",
                 )
             check_plain(item, f"{where}[{key!r}]")
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             check_plain(item, f"{where}[{index}]")
     elif value is not None and type(value) not in (str, bool, int, float):
-        raise TypeError(
-            message(
-                "the metadata cannot be written as JSON",
-                where=where,
-                expected="None, bools, numbers, strings, and lists and dictionaries of those",
-                got=short(value),
-                instead="convert it, for example by float(x) or str(x), or make it a leaf of the tree",
-            )
+        raise type_error(
+            "the metadata cannot be written as JSON",
+            where=where,
+            expected="None, bools, numbers, strings, and lists and dictionaries of those",
+            got=short(value),
+            instead="convert it, for example by float(x) or str(x), or make it a leaf of the tree",
         )
 
 
 def data_of(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree that are stored, by name.
-
-    Raises:
-        TypeError: if one cannot be stored.
-        ValueError: if two have the same name.
-    """
+    """The leaves of a tree that are stored, by name. Raises `TypeError` if one cannot be stored, and `ValueError`
+    if two have the same name."""
     leaves = named_leaves(tree)
-    return {n: leaf for n, leaf in leaves.items() if spec_of(leaf, shown(n)) is not None}
+    return {n: leaf for n, leaf in leaves.items() if spec_of(leaf, shown_name(n)) is not None}
 
 
 def save(
@@ -111,7 +103,7 @@ def save(
     if metadata is not None:
         check_plain(metadata, "metadata")
         text = json.dumps(metadata)
-    leaves = {name: encode(leaf, shown(name)) for name, leaf in data_of(tree).items()}
+    leaves = {name: encode(leaf, shown_name(name)) for name, leaf in data_of(tree).items()}
     with replacing(path) as temporary:
         write(temporary, leaves, text)
 

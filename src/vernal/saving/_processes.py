@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from ..show import message
-from ._leaves import is_key
+from .._ground import by_data
+from ..show import message, value_error
 
 
 def process_count() -> int:
@@ -30,15 +30,7 @@ def process_index() -> int:
 
 
 def agree(error: BaseException | None) -> None:
-    """Raises in every process if something failed in one.
-
-    Args:
-        error: what failed in this one.
-
-    Raises:
-        BaseException: the error of this process.
-        RuntimeError: if only others failed.
-    """
+    """Raises in every process if something failed in one: there its error, in the others a `RuntimeError`."""
     failed: list[int] = []
     if process_count() > 1:
         flags = multihost_utils.process_allgather(np.array([error is not None]))
@@ -56,11 +48,8 @@ def agree(error: BaseException | None) -> None:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """What a function returns in the first process, in all of them.
-
-    Args:
-        make: returns something that JSON can hold. Called in the first process only.
-    """
+    """What a function returns in the first process, in all of them; it is called in that one only, and returns what
+    JSON can hold."""
     result, error = None, None
     if process_index() == 0:
         try:
@@ -86,18 +75,11 @@ def gathered(leaf: Any) -> Any:
     """A leaf whose elements can be had in every process."""
     if is_local(leaf) or leaf.is_fully_replicated:
         return leaf
-    if is_key(leaf):
-        data = multihost_utils.process_allgather(jax.random.key_data(leaf), tiled=True)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    return multihost_utils.process_allgather(leaf, tiled=True)
+    return by_data(lambda x: multihost_utils.process_allgather(x, tiled=True), leaf)
 
 
 def check_same(arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuses arrays that are not the same in every process, because only one of them is written.
-
-    Raises:
-        ValueError: in every process.
-    """
+    """Refuses, in every process, arrays that are not the same in all, because only one of them is written."""
     if process_count() == 1 or not arrays:
         return
     sums = [zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in arrays.values()]
@@ -105,11 +87,9 @@ def check_same(arrays: Mapping[str, np.ndarray]) -> None:
     differ = (every != every[:1]).any(axis=0)
     if differ.any():
         names = [name for name, one in zip(arrays, differ, strict=True) if one]
-        raise ValueError(
-            message(
-                "leaves are not the same in every process, and only those of one would be saved",
-                where=", ".join(names),
-                expected="the same values everywhere, or one array that is spread over all devices",
-                instead="gather them first: jax.experimental.multihost_utils.process_allgather",
-            )
+        raise value_error(
+            "leaves are not the same in every process, and only those of one would be saved",
+            where=", ".join(names),
+            expected="the same values everywhere, or one array that is spread over all devices",
+            instead="gather them first: jax.experimental.multihost_utils.process_allgather",
         )

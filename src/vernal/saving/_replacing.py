@@ -24,16 +24,9 @@ def flush(path: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Gives the name of a temporary file to write, and moves it to `path` when the block ends
-    without an error.
-
-    Args:
-        path: the file to make or replace. A symbolic link stays one: the file it points at is
-            replaced.
-
-    Raises:
-        FileNotFoundError: if there is no such folder.
-    """
+    """Gives the name of a temporary file to write, and moves it to `path` when the block ends without an error. A
+    symbolic link stays one: the file it points at is replaced. Raises `FileNotFoundError` if there is no such
+    folder."""
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from ..show import shown_name
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
@@ -25,15 +27,10 @@ class LoadReport:
     misshapen: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{shown(n)}: missing, expected {text}" for n, text in self.missing.items()]
-        lines += [f"{shown(n)}: not expected, found {text}" for n, text in self.extra.items()]
+        lines = [f"{shown_name(n)}: missing, expected {text}" for n, text in self.missing.items()]
+        lines += [f"{shown_name(n)}: not expected, found {text}" for n, text in self.extra.items()]
         lines += [
-            f"{shown(n)}: expected {expected}, found {found}"
+            f"{shown_name(n)}: expected {expected}, found {found}"
             for n, (expected, found) in self.misshapen.items()
         ]
         return "\n".join(lines) or "everything fits"
-
-
-def shown(name: str) -> str:
-    """A name in a message."""
-    return name or "(the tree itself)"

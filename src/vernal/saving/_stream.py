@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from ..show import message, path_text, short
-from ..trees import is_array
+from ..show import message, path_text, short, type_error
+from ..trees import has_shape
 from ._fields import walk
 from ._leaves import PYTHON, Spec, is_key, on_host, place
 from ._replacing import replacing
@@ -36,13 +36,11 @@ def _is_data(x: Any) -> bool:
 
 def _check_no_key(x: Any) -> None:
     if is_key(x):
-        raise TypeError(
-            message(
-                "the .eqx format has no place for the kind of a PRNG key",
-                expected="arrays and numbers",
-                got=short(x),
-                instead="use vernal.saving.save and load, which keep it; or store jax.random.key_data(key)",
-            )
+        raise type_error(
+            "the .eqx format has no place for the kind of a PRNG key",
+            expected="arrays and numbers",
+            got=short(x),
+            instead="use vernal.saving.save and load, which keep it; or store jax.random.key_data(key)",
         )
 
 
@@ -72,13 +70,11 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
     _check_no_key(x)
     value = x if isinstance(x, (np.ndarray, np.generic)) else on_host(x, "the leaf")
     if value.dtype.hasobject:
-        raise TypeError(
-            message(
-                "an array of Python objects cannot be stored without pickle",
-                expected="an array of numbers, bools or strings",
-                got=short(x),
-                instead="keep the objects in a list or a static field",
-            )
+        raise type_error(
+            "an array of Python objects cannot be stored without pickle",
+            expected="an array of numbers, bools or strings",
+            got=short(x),
+            instead="keep the objects in a list or a static field",
         )
     if value.dtype.isbuiltin == 2 and value.dtype.kind != "V":
         # NumPy writes most dtypes that it lacks as bytes, but float8_e5m2 as an "f1" that nobody
@@ -159,7 +155,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
 
 def _text(x: Any) -> str:
-    if is_array(x) or isinstance(x, jax.ShapeDtypeStruct):
+    if has_shape(x):
         return str(Spec(x.shape, x.dtype))
     return short(x)
 
@@ -199,14 +195,12 @@ def _apply(spec: Any, default: Any, f: Any, path: tuple[Any, ...], x: Any, root:
         # filter.
         spec = default
     if not callable(spec):
-        raise TypeError(
-            message(
-                "a filter of filter_spec cannot be called",
-                where=path_text(path, root),
-                expected="a function of the file and the leaf",
-                got=short(spec),
-                instead=f"use {default.__name__}, or write one like it",
-            )
+        raise type_error(
+            "a filter of filter_spec cannot be called",
+            where=path_text(path, root),
+            expected="a function of the file and the leaf",
+            got=short(spec),
+            instead=f"use {default.__name__}, or write one like it",
         )
     try:
         return spec(f, x)

@@ -7,8 +7,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..show import message
-from ..trees import Pattern, is_array, named_leaves
+from ..show import value_error
+from ..trees import Pattern, has_shape, named_leaves
 from ._leaves import is_key, on_host, place
 from ._links import (
     Misfit,
@@ -34,7 +34,7 @@ def _arrays(model: Any) -> dict[str, Any]:
     """The leaves that have a counterpart elsewhere: arrays, but no random keys."""
 
     def counts(leaf: Any) -> bool:
-        return (is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)) and not is_key(leaf)
+        return has_shape(leaf) and not is_key(leaf)
 
     return {name: leaf for name, leaf in named_leaves(model).items() if counts(leaf)}
 
@@ -42,25 +42,21 @@ def _arrays(model: Any) -> dict[str, Any]:
 def _refuse(report: LoadReport, leaves: Mapping[str, Any], strict: bool) -> None:
     amiss = [*report.missing, *report.misshapen]
     if strict and (amiss or report.extra):
-        raise ValueError(
-            message(
-                "the weights do not fit the model",
-                where="from_torch(model, state_dict, rules)",
-                expected="a tensor of the same shape for every array of the model, and no other",
-                got=str(report),
-                instead="rules for names and forms that differ, None as the rule for arrays to keep, `ignore` for "
-                "tensors to leave; or strict=False to take what fits and get this list as a report",
-            )
+        raise value_error(
+            "the weights do not fit the model",
+            where="from_torch(model, state_dict, rules)",
+            expected="a tensor of the same shape for every array of the model, and no other",
+            got=str(report),
+            instead="rules for names and forms that differ, None as the rule for arrays to keep, `ignore` for "
+            "tensors to leave; or strict=False to take what fits and get this list as a report",
         )
     empty = [name for name in amiss if isinstance(leaves[name], jax.ShapeDtypeStruct)]
     if empty:
-        raise ValueError(
-            message(
-                "leaves that are only a shape and dtype have no value to keep where no weights fit them",
-                where="from_torch(model, state_dict, rules, strict=False)",
-                got=", ".join(empty),
-                instead="give a model with arrays there",
-            )
+        raise value_error(
+            "leaves that are only a shape and dtype have no value to keep where no weights fit them",
+            where="from_torch(model, state_dict, rules, strict=False)",
+            got=", ".join(empty),
+            instead="give a model with arrays there",
         )
 
 
@@ -223,13 +219,11 @@ def to_torch(
                     if not np.array_equal(made.setdefault(name, tensor), tensor):
                         raise Misfit(f"another value for {name!r} than other leaves give it")
         except Misfit as misfit:
-            raise ValueError(
-                message(
-                    "leaves of the model cannot be made what PyTorch has for them",
-                    where=", ".join(link.ours),
-                    expected=str(link),
-                    got=str(misfit),
-                )
+            raise value_error(
+                "leaves of the model cannot be made what PyTorch has for them",
+                where=", ".join(link.ours),
+                expected=str(link),
+                got=str(misfit),
             ) from misfit
     return made if wanted is None else _like(made, wanted, ignore)
 
@@ -272,12 +266,10 @@ def _like(
         elif name in left:
             result[name] = like
     if report != LoadReport():
-        raise ValueError(
-            message(
-                "the weights of the model are not those of `like`",
-                where="to_torch(model, rules, like=...)",
-                got=str(report),
-                instead="rules for names and forms that differ; `ignore` for tensors that the model has not",
-            )
+        raise value_error(
+            "the weights of the model are not those of `like`",
+            where="to_torch(model, rules, like=...)",
+            got=str(report),
+            instead="rules for names and forms that differ; `ignore` for tensors that the model has not",
         )
     return result

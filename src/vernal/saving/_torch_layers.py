@@ -88,9 +88,7 @@ def lstm_cell_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) 
     The biases are treated as by `lstm_rules`.
 
     Args:
-        ours: the name of our layer in the model; empty if it is the model. It may have wildcards.
-        theirs: the name of theirs, with as many wildcards.
-        use_bias: as that of the layers.
+        ours: and all others: as for `lstm_rules`.
 
     Returns:
         Rules, to be joined with others by `|`.
@@ -112,10 +110,7 @@ def gru_rules(
     their sum; for the new gate we have both. Back there, the second is zero where ours is the sum.
 
     Args:
-        ours: the name of our layer in the model; empty if it is the model. It may have wildcards.
-        theirs: the name of theirs, with as many wildcards.
-        bidirectional: as that of the layers.
-        use_bias: likewise.
+        ours: and all others: as for `lstm_rules`.
 
     Returns:
         Rules, to be joined with others by `|`.
@@ -134,9 +129,7 @@ def gru_cell_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) -
     The biases are treated as by `gru_rules`.
 
     Args:
-        ours: the name of our layer in the model; empty if it is the model. It may have wildcards.
-        theirs: the name of theirs, with as many wildcards.
-        use_bias: as that of the layers.
+        ours: and all others: as for `lstm_rules`.
 
     Returns:
         Rules, to be joined with others by `|`.
@@ -187,8 +180,8 @@ def conv_transpose_rules(
     of each group exchanged.
 
     Args:
-        ours: the name of our layer in the model; empty if it is the model. It may have wildcards.
-        theirs: the name of theirs, with as many wildcards, and `#` for the index in a `Stack`.
+        ours: as for `attention_rules`.
+        theirs: likewise.
         groups: as those of the layers.
         use_bias: likewise.
 

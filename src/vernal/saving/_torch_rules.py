@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from ..show import message, short
+from ..show import short, value_error
 from ..trees import Pattern
 
 _WILDCARD = re.compile(r"\*\*|\*")
@@ -130,9 +130,7 @@ def _filled(pattern: str, captured: list[str]) -> str:
 
 
 def _bad_rule(key: Any, what: str, expected: str, instead: str | None = None) -> ValueError:
-    return ValueError(
-        message(what, where=f"rule {key!r}", expected=expected, instead=instead),
-    )
+    return value_error(what, where=f"rule {key!r}", expected=expected, instead=instead)
 
 
 def _check(key: Any, ours: tuple[str, ...], theirs: tuple[str, ...]) -> None:
@@ -189,42 +187,31 @@ def _rule_links(key: str | tuple[str, ...], value: Theirs, names: Collection[str
         ]
     absent = [name for link in found for name in link.ours if name not in names]
     if absent or not found:
-        raise ValueError(
-            message(
-                "a rule is for leaves that the model does not have",
-                where=f"rule {key!r}",
-                expected="every pattern on our side to match a leaf",
-                got=(f"no {', '.join(absent)}" if absent else "no match")
-                + "; the leaves are:\n"
-                + "\n".join(names),
-            )
+        raise value_error(
+            "a rule is for leaves that the model does not have",
+            where=f"rule {key!r}",
+            expected="every pattern on our side to match a leaf",
+            got=(f"no {', '.join(absent)}" if absent else "no match")
+            + "; the leaves are:\n"
+            + "\n".join(names),
         )
     return found
 
 
 def links_of(names: Collection[str], rules: Rules) -> list[Link]:
-    """Links for all leaves: by the rules, and otherwise to the tensor of the same name.
-
-    Args:
-        names: of the leaves.
-        rules: see `from_torch`.
-
-    Raises:
-        ValueError: if a rule cannot be read or has no leaf, or two rules have the same.
-    """
+    """Links for all leaves: by the rules, and otherwise to the tensor of the same name. Raises `ValueError` if a
+    rule cannot be read or has no leaf, or two rules have the same."""
     owner: dict[str, Any] = {}
     links: list[Link] = []
     for key, value in rules.items():
         for link in _rule_links(key, value, names):
             for name in link.ours:
                 if name in owner:
-                    raise ValueError(
-                        message(
-                            "a leaf has more than one rule",
-                            where=name,
-                            got=f"the rules {short(owner[name])} and {short(key)}",
-                            instead="narrower patterns",
-                        )
+                    raise value_error(
+                        "a leaf has more than one rule",
+                        where=name,
+                        got=f"the rules {short(owner[name])} and {short(key)}",
+                        instead="narrower patterns",
                     )
                 owner[name] = key
             links.append(link)

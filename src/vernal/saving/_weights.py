@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..show import message
+from ..show import value_error
 from ._file import Entry, read
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -29,13 +29,11 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self._entry.spec is None:
-            raise ValueError(
-                message(
-                    "a tensor has a dtype that JAX does not have",
-                    where=f"{self._file.path}, {self._entry.name}",
-                    got=self._entry.code,
-                    instead="convert the file to another dtype",
-                )
+            raise value_error(
+                "a tensor has a dtype that JAX does not have",
+                where=f"{self._file.path}, {self._entry.name}",
+                got=self._entry.code,
+                instead="convert the file to another dtype",
             )
         return np.asarray(self._file.array(self._entry), dtype)
 
@@ -60,16 +58,9 @@ class _Files(Mapping[str, Tensor]):
 
 
 def weights_of(source: Source) -> Mapping[str, Any]:
-    """The tensors of a source by name.
-
-    Args:
-        source: a mapping, returned as it is; or the path of a safetensors file, of an index of
-            several, or of a folder with one of these under the name that Hugging Face gives it.
-
-    Raises:
-        ValueError: if there is no such file in the folder, or the file is of another kind.
-        OSError: if a file cannot be read.
-    """
+    """The tensors of a source by name: a mapping, returned as it is; or the path of a safetensors file, of an index
+    of several, or of a folder with one of these under the name that Hugging Face gives it. Raises `ValueError` if
+    there is no such file in the folder, or the file is of another kind."""
     if isinstance(source, Mapping):
         return source
     path = os.fspath(source)
@@ -77,27 +68,23 @@ def weights_of(source: Source) -> Mapping[str, Any]:
         inside = [os.path.join(path, name) for name in (_FILE, _INDEX)]
         path = next(filter(os.path.exists, inside), "")
         if not path:
-            raise ValueError(
-                message(
-                    "the folder has no weights in it",
-                    where=os.fspath(source),
-                    expected=f"{_FILE} or {_INDEX}",
-                    got=", ".join(sorted(os.listdir(source))) or "nothing",
-                    instead="the path of the file itself, if it has another name",
-                )
+            raise value_error(
+                "the folder has no weights in it",
+                where=os.fspath(source),
+                expected=f"{_FILE} or {_INDEX}",
+                got=", ".join(sorted(os.listdir(source))) or "nothing",
+                instead="the path of the file itself, if it has another name",
             )
     if path.endswith(".json"):
         with open(path, encoding="utf-8") as file:
             parts = json.load(file)["weight_map"].values()
         return _Files(*(os.path.join(os.path.dirname(path), part) for part in parts))
     if path.endswith((".pt", ".pth", ".bin")):
-        raise ValueError(
-            message(
-                "this is a file of PyTorch's own, which is a pickle",
-                where=path,
-                expected="a safetensors file, an index of several, or a folder with one of these",
-                instead="give the dictionary that torch.load(path, weights_only=True) returns",
-            )
+        raise value_error(
+            "this is a file of PyTorch's own, which is a pickle",
+            where=path,
+            expected="a safetensors file, an index of several, or a folder with one of these",
+            instead="give the dictionary that torch.load(path, weights_only=True) returns",
         )
     return _Files(path)
 

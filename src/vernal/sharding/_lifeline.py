@@ -43,11 +43,8 @@ _NEWS = 2.0
 
 
 def hold_lifeline(timeout: int) -> None:
-    """Connects this process with process 0 until it ends; for programs of several processes.
-
-    Args:
-        timeout: for how many seconds a process waits for process 0.
-    """
+    """Connects this process with process 0 until it ends; for programs of several processes. Waits for it at most
+    `timeout` seconds."""
     host = distributed_state.coordinator_address.rpartition(":")[0].strip("[]")
     client = distributed_state.client
     if distributed_state.process_id == 0:

@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 import jax
 from jax.sharding import AxisType, Mesh
 
-from ..show import message, short
+from ..show import short, type_error, value_error
 
 _WHERE = "make_mesh(...)"
 
@@ -53,13 +53,11 @@ def make_mesh(
         automatic = list(sizes) if automatic else []
     unknown = [name for name in automatic if name not in sizes]
     if unknown or isinstance(automatic, str):
-        raise ValueError(
-            message(
-                "`automatic` names an axis that the mesh does not have",
-                where=_WHERE,
-                expected=f"True, False, or a list with some of {', '.join(map(repr, sizes))}",
-                got=short(automatic),
-            )
+        raise value_error(
+            "`automatic` names an axis that the mesh does not have",
+            where=_WHERE,
+            expected=f"True, False, or a list with some of {', '.join(map(repr, sizes))}",
+            got=short(automatic),
         )
     types = [AxisType.Auto if name in automatic else AxisType.Explicit for name in sizes]
     return jax.make_mesh(shape, tuple(sizes), axis_types=tuple(types), devices=found)
@@ -69,13 +67,11 @@ def _integer(name: str, size: Any) -> int:
     try:
         return operator.index(size)
     except TypeError:
-        raise TypeError(
-            message(
-                "the size of an axis is not an integer",
-                where=f"make_mesh({name}=...)",
-                expected="how many devices there are along the axis, or -1",
-                got=short(size),
-            )
+        raise type_error(
+            "the size of an axis is not an integer",
+            where=f"make_mesh({name}=...)",
+            expected="how many devices there are along the axis, or -1",
+            got=short(size),
         ) from None
 
 
@@ -86,15 +82,13 @@ def _shape(sizes: dict[str, int], count: int) -> tuple[int, ...]:
     fits = given > 0 and (count % given == 0 if open_axes else count == given)
     if not sizes or open_axes > 1 or min(sizes.values()) < -1 or not fits:
         asked = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        raise ValueError(
-            message(
-                f"these axes cannot be made of {count} devices",
-                where=_WHERE,
-                expected=f"at least one axis, positive sizes whose product is {count}, and at most one -1, "
-                "for as many as are left",
-                got=asked or "no axis",
-                instead="give `devices=jax.devices()[:n]` to use only some of them; for development, "
-                'jax.config.update("jax_num_cpu_devices", n) makes n of one CPU',
-            )
+        raise value_error(
+            f"these axes cannot be made of {count} devices",
+            where=_WHERE,
+            expected=f"at least one axis, positive sizes whose product is {count}, and at most one -1, "
+            "for as many as are left",
+            got=asked or "no axis",
+            instead="give `devices=jax.devices()[:n]` to use only some of them; for development, "
+            'jax.config.update("jax_num_cpu_devices", n) makes n of one CPU',
         )
     return tuple(count // given if size == -1 else size for size in sizes.values())

@@ -1,20 +1,20 @@
 """Whole trees onto a mesh, from it, and from one to another."""
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax import P
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from ..show import is_traced, message, path_text, short
+from .._ground import by_data
+from ..primitives import axis_names
+from ..show import is_traced, listed, path_text, short, shown_name, value_error
 from ..transforms import filter_shard
 from ..trees import is_array
-from ._rules import Rules, axes_of, axis_size, placed_leaves, shardings, shown_name, some
+from ._rules import Rules, axis_size, placed_leaves, shardings
 
 T = TypeVar("T")
 
@@ -53,20 +53,19 @@ def place(tree: T, mesh: Mesh, rules: Rules, *, like: Any = None, default: P | N
     leaves = placed_leaves(tree)
     empty = [shown_name(n) for n, x in leaves.items() if isinstance(x, jax.ShapeDtypeStruct)]
     if empty:
-        raise ValueError(
-            message(
-                "an array that is only a shape and dtype cannot be placed",
-                where="place(tree, mesh, rules)",
-                expected="arrays",
-                got=some(empty),
-                instead="init_sharded(make_model, key, mesh, rules) makes a model in its place",
-            )
+        raise value_error(
+            "an array that is only a shape and dtype cannot be placed",
+            where="place(tree, mesh, rules)",
+            expected="arrays",
+            got=listed(empty, "\n"),
+            instead="init_sharded(make_model, key, mesh, rules) makes a model in its place",
         )
     leaves, treedef = jtu.tree_flatten(tree)
     places = treedef.flatten_up_to(shardings(tree, mesh, rules, like=like, default=default))
+    # JAX does not move random keys between processes.
     return treedef.unflatten(
         [
-            x if to is None else _by_data(x, filter_shard, to)
+            x if to is None else by_data(filter_shard, x, to)
             for x, to in zip(leaves, places, strict=True)
         ]
     )
@@ -92,15 +91,7 @@ def gather(tree: T) -> T:
         >>> type(gather(x)).__name__, gather(x)[:3]
         ('ndarray', array([0, 1, 2], dtype=int32))
     """
-    return jtu.tree_map(lambda x: _by_data(x, _whole) if isinstance(x, jax.Array) else x, tree)
-
-
-def _by_data(x: Any, move: Callable[..., Any], *where: Any) -> Any:
-    """Moves an array: of typed random keys, which JAX does not move between processes, the data."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = move(jax.random.key_data(x), *where)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    return move(x, *where)
+    return jtu.tree_map(lambda x: by_data(_whole, x) if isinstance(x, jax.Array) else x, tree)
 
 
 def _whole(x: jax.Array) -> np.ndarray:
@@ -151,25 +142,23 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
             return x
         if problems:
             return x
-        return _by_data(x, _from_local if local else filter_shard, sharding)
+        return by_data(_from_local if local else filter_shard, x, sharding)
 
     placed = jtu.tree_map_with_path(one, batch)
     if problems:
-        raise ValueError(
-            message(
-                "a batch does not divide into equal parts",
-                where=where,
-                expected="arrays whose leading axis is a multiple of the number of parts",
-                got=some(problems),
-                instead="drop or pad the last examples; `place` for what is not a batch",
-            )
+        raise value_error(
+            "a batch does not divide into equal parts",
+            where=where,
+            expected="arrays whose leading axis is a multiple of the number of parts",
+            got=listed(problems, "\n"),
+            instead="drop or pad the last examples; `place` for what is not a batch",
         )
     return placed
 
 
 def _own_parts(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
     """How many of the parts of a batch the devices of this process hold."""
-    columns = [mesh.axis_names.index(name) for name in axes_of(axis)]
+    columns = [mesh.axis_names.index(name) for name in axis_names(axis)]
     process = jax.process_index()
     own = [at for at, device in np.ndenumerate(mesh.devices) if device.process_index == process]
     return len({tuple(at[column] for column in columns) for at in own})

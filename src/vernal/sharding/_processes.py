@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from .._ground import distributed_state
-from ..show import message
+from ..show import message, value_error
 from ._lifeline import hold_lifeline
 
 # What `python -m vernal launch` sets.
@@ -154,25 +154,21 @@ def _from_launcher(given: tuple[Any, Any, Any]) -> tuple[str, int, int] | None:
         return None
     coordinator, processes, rank = texts
     if not (coordinator and (processes or "").isdecimal() and (rank or "").isdecimal()):
-        raise ValueError(
-            message(
-                "the settings of the launcher are incomplete",
-                where="the environment of this process",
-                expected=f"{_COORDINATOR}=host:port, {_PROCESSES} and {_RANK} (numbers)",
-                got=", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True)),
-                instead="all three, or none of them",
-            )
+        raise value_error(
+            "the settings of the launcher are incomplete",
+            where="the environment of this process",
+            expected=f"{_COORDINATOR}=host:port, {_PROCESSES} and {_RANK} (numbers)",
+            got=", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True)),
+            instead="all three, or none of them",
         )
     found = (str(coordinator), int(str(processes)), int(str(rank)))
     if any(here not in (None, there) for here, there in zip(given, found, strict=True)):
-        raise ValueError(
-            message(
-                "the launcher has other settings than these",
-                where=_HERE,
-                expected=f"{found}, as in {', '.join(names)}",
-                got=str(given),
-                instead="vernal.sharding.initialise() without arguments, under the launcher",
-            )
+        raise value_error(
+            "the launcher has other settings than these",
+            where=_HERE,
+            expected=f"{found}, as in {', '.join(names)}",
+            got=str(given),
+            instead="vernal.sharding.initialise() without arguments, under the launcher",
         )
     return found
 
@@ -185,14 +181,12 @@ def _join(coordinator: str | None, processes: int | None, rank: int | None, **op
         alone = (coordinator, processes, rank) == (None, None, None)
         if alone and "coordinator_address should be defined" in str(error):
             return False
-        raise ValueError(
-            message(
-                "the processes cannot find each other",
-                where=_HERE,
-                expected="a cluster that JAX detects, or all of `coordinator`, `processes`, `rank`",
-                got=f"coordinator={coordinator!r}, processes={processes}, rank={rank}: {error}",
-                instead='initialise("host:1234", processes=2, rank=0)',
-            )
+        raise value_error(
+            "the processes cannot find each other",
+            where=_HERE,
+            expected="a cluster that JAX detects, or all of `coordinator`, `processes`, `rank`",
+            got=f"coordinator={coordinator!r}, processes={processes}, rank={rank}: {error}",
+            instead='initialise("host:1234", processes=2, rank=0)',
         ) from error
     except RuntimeError as error:
         if "must be called before" not in str(error):

@@ -10,8 +10,8 @@ from typing import Any
 from jax import P
 from jax.sharding import Mesh
 
-from ..trees import node_parts, path_name
-from ._rules import Rules, axis_size, is_placed, placed_leaves, specs_by_name
+from ..trees import has_shape, node_parts, path_name
+from ._rules import Rules, axis_size, placed_leaves, specs_by_name
 
 
 def data_parallel() -> dict[str, P]:
@@ -112,7 +112,7 @@ def fsdp(
 def nodes(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """All nodes and leaves of a tree, from above."""
     yield path, node
-    if not is_placed(node):
+    if not has_shape(node):
         for key, part in node_parts(node) or []:
             yield from nodes(part, (*path, key))
 

@@ -10,91 +10,53 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 from jax import P
 from jax.sharding import Mesh, NamedSharding
 
-from ..show import message, short, spec_text
-from ..trees import Pattern, is_array, named_leaves
+from ..primitives import axis_names
+from ..show import listed, message, short, shown_name, spec_text, type_error, value_error
+from ..trees import Pattern, has_shape, named_leaves
 
 Rules = Mapping[str, P] | Callable[[Any], Mapping[str, P]]
 
-_SHOWN = 10
 # A rule that is a name with none of these in it can match no other name.
 _SPECIAL = frozenset('*?[]{},"`\\')
 
 
-def is_placed(x: Any) -> bool:
-    """Whether a leaf has a place on the mesh: an array, or the shape of one."""
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
-
-
 def placed_leaves(tree: Any) -> dict[str, Any]:
     """The arrays of a tree, or the shapes of arrays, by name."""
-    return {name: leaf for name, leaf in named_leaves(tree).items() if is_placed(leaf)}
-
-
-def shown_name(name: str) -> str:
-    """A name in a message."""
-    return name or "(the tree itself)"
-
-
-def some(lines: list[str]) -> str:
-    """The first of many lines."""
-    more = len(lines) - _SHOWN
-    return "\n".join([*lines[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
-
-
-def axes_of(entry: Any) -> tuple[Any, ...]:
-    """The mesh axes that one entry of a spec names."""
-    if entry is None:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
+    return {name: leaf for name, leaf in named_leaves(tree).items() if has_shape(leaf)}
 
 
 def axis_size(mesh: Mesh, axis: str | tuple[str, ...], where: str) -> int:
     """How many parts an axis of the mesh, or several together, cut an array into."""
-    unknown = [name for name in axes_of(axis) if name not in mesh.shape]
+    unknown = [name for name in axis_names(axis) if name not in mesh.shape]
     if unknown or not axis:
-        raise ValueError(
-            message(
-                "the mesh does not have this axis",
-                where=where,
-                expected=f"one of {', '.join(map(repr, mesh.axis_names))}, or a tuple of some",
-                got=short(axis),
-            )
+        raise value_error(
+            "the mesh does not have this axis",
+            where=where,
+            expected=f"one of {', '.join(map(repr, mesh.axis_names))}, or a tuple of some",
+            got=short(axis),
         )
-    return math.prod(mesh.shape[name] for name in axes_of(axis))
+    return math.prod(mesh.shape[name] for name in axis_names(axis))
 
 
 def specs_by_name(
     tree: Any, mesh: Mesh, rules: Any, default: Any = None, where: str = "shardings"
 ) -> dict[str, P]:
-    """The spec of every array of a tree, by its name; raises what `shardings` raises.
-
-    Args:
-        tree: a tree of arrays or shapes.
-        mesh: the mesh that the specs are for.
-        rules: as for `shardings`.
-        default: as for `shardings`.
-        where: the name of the function, for the message.
-
-    Returns:
-        A dictionary in the order of the leaves.
-    """
+    """The spec of every array of a tree, by its name, in the order of the leaves. `rules` and `default` are as for
+    `shardings`, and so are the errors, in which `where` is the name of the function."""
     rules = rules(tree) if callable(rules) else rules
     for text, spec in [*rules.items(), *([] if default is None else [("default", default)])]:
         if not isinstance(spec, P):
-            raise TypeError(
-                message(
-                    "a rule does not give a jax.P",
-                    where=f"{where}, the rule {text!r}",
-                    expected="a jax.P with one entry for each axis of the array: the name of a mesh axis, a tuple of "
-                    "names, or None",
-                    got=short(spec),
-                    instead="jax.P() for an array that every device has whole",
-                )
+            raise type_error(
+                "a rule does not give a jax.P",
+                where=f"{where}, the rule {text!r}",
+                expected="a jax.P with one entry for each axis of the array: the name of a mesh axis, a tuple of "
+                "names, or None",
+                got=short(spec),
+                instead="jax.P() for an array that every device has whole",
             )
     leaves = placed_leaves(tree)
     found = _matches(list(leaves), rules)
@@ -136,14 +98,14 @@ def _misfit(leaf: Any, spec: P, mesh: Mesh) -> list[str]:
     if len(spec) > leaf.ndim:
         return [f"{len(spec)} entries for {leaf.ndim} axes"]
     problems: list[str] = []
-    names = [name for entry in spec for name in axes_of(entry)]
+    names = [name for entry in spec for name in axis_names(entry)]
     problems += [
         f"the mesh has no axis {short(n)}" for n in dict.fromkeys(names) if n not in mesh.shape
     ]
     problems += [f"{short(n)} twice" for n in dict.fromkeys(names) if names.count(n) > 1]
     if not problems:
         for length, entry in zip(leaf.shape, spec, strict=False):
-            parts = math.prod(mesh.shape[name] for name in axes_of(entry))
+            parts = math.prod(mesh.shape[name] for name in axis_names(entry))
             if length % parts:
                 problems.append(f"an axis of {length} does not divide into {parts} parts")
     return problems
@@ -160,13 +122,13 @@ def _idle_text(text: str, names: list[str]) -> str:
 def _refusal(problems: list[str], idle: list[str], names: list[str], mesh: Mesh, where: str) -> str:
     got = [*problems, *(_idle_text(text, names) for text in idle)]
     axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    listed = "" if problems else f"\nthe arrays are:\n{some(list(map(shown_name, names)))}"
+    arrays = "" if problems else "\nthe arrays are:\n" + listed(map(shown_name, names), "\n")
     return message(
         "the rules do not fit the arrays of the tree",
         where=f"{where}(tree, mesh, rules)",
         expected="for every array one rule, and for every rule an array; in each rule mesh axes "
         f"({axes}), each at most once, that divide the axes of the array",
-        got=some(got) + listed,
+        got=listed(got, "\n") + arrays,
         instead="narrower patterns where two match; None in a jax.P for an axis that is not cut, jax.P() for an array "
         "that every device has whole, `default=jax.P()` for all arrays without a rule",
     )
@@ -233,7 +195,7 @@ def _keys(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
     return [
         (tuple(str(jtu.keystr((key,), simple=True)) for key in path), leaf)
         for path, leaf in jtu.tree_leaves_with_path(tree)
-        if is_placed(leaf)
+        if has_shape(leaf)
     ]
 
 
@@ -256,14 +218,12 @@ def _followers(tree: Any, like: Any, specs: dict[str, P]) -> dict[str, P]:
             if before >= 0 and leaf.shape[before:] == shape:
                 found[name] = P(*[None] * before, *spec) if spec else P()
     if not following and any(leaf.ndim for _, leaf in _keys(tree)):
-        raise ValueError(
-            message(
-                "no array of the tree follows one of `like`",
-                where="shardings(tree, mesh, rules, like=...)",
-                expected="arrays whose names end with the name of an array of `like`, such as "
-                + some([f"....{name}" for name in list(specs)[:3]]),
-                got=some(list(map(shown_name, placed_leaves(tree)))),
-                instead="give the model whose optimiser state this is; or no `like`, and rules for the tree itself",
-            )
+        raise value_error(
+            "no array of the tree follows one of `like`",
+            where="shardings(tree, mesh, rules, like=...)",
+            expected="arrays whose names end with the name of an array of `like`, such as "
+            + "\n".join(f"....{name}" for name in list(specs)[:3]),
+            got=listed(map(shown_name, placed_leaves(tree)), "\n"),
+            instead="give the model whose optimiser state this is; or no `like`, and rules for the tree itself",
         )
     return found

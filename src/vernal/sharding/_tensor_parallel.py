@@ -13,10 +13,10 @@ from typing import Any
 from jax import P
 from jax.sharding import Mesh
 
-from ..show import message
+from ..show import listed, shown_name, value_error
 from ..trees import path_name
 from ._ready import nodes
-from ._rules import axis_size, placed_leaves, shown_name, some
+from ._rules import axis_size, placed_leaves
 
 _ATTENTION = ("query_proj", "key_proj", "value_proj", "output_proj", "num_heads")
 _MLP = ("layers", "width_size", "depth")
@@ -68,24 +68,20 @@ def tensor_parallel(model: Any, mesh: Mesh, axis: str) -> dict[str, P]:
         halves |= {f"{prefix}{name}": first for name, first in linears.items()}
         uneven += [f"{prefix}{name}={n}" for name, n in sizes.items() if n % parts]
     if uneven:
-        raise ValueError(
-            message(
-                "heads or features do not divide into equal parts",
-                where=where,
-                expected=f"multiples of the {parts} devices along {axis!r}",
-                got=some(uneven),
-                instead="a mesh with a smaller axis, or other sizes of the layers",
-            )
+        raise value_error(
+            "heads or features do not divide into equal parts",
+            where=where,
+            expected=f"multiples of the {parts} devices along {axis!r}",
+            got=listed(uneven, "\n"),
+            instead="a mesh with a smaller axis, or other sizes of the layers",
         )
     if not halves:
-        raise ValueError(
-            message(
-                "the model has nothing that tensor_parallel could cut",
-                where=where,
-                expected="attention, or perceptrons with at least one hidden layer",
-                got=some(list(map(shown_name, placed_leaves(model)))),
-                instead='rules by path: {"**.up.weight": jax.P("model", None), "**.down.weight": jax.P(None, "model")}',
-            )
+        raise value_error(
+            "the model has nothing that tensor_parallel could cut",
+            where=where,
+            expected="attention, or perceptrons with at least one hidden layer",
+            got=listed(map(shown_name, placed_leaves(model)), "\n"),
+            instead='rules by path: {"**.up.weight": jax.P("model", None), "**.down.weight": jax.P(None, "model")}',
         )
     return {name: _spec(name, leaf, halves, axis) for name, leaf in placed_leaves(model).items()}
 

@@ -6,8 +6,12 @@ from ._diff import FROZEN as FROZEN
 from ._diff import Difference as Difference
 from ._diff import diff as diff
 from ._diff import diff_text as diff_text
+from ._message import listed as listed
 from ._message import message as message
+from ._message import type_error as type_error
+from ._message import value_error as value_error
 from ._paths import path_text as path_text
+from ._paths import shown_name as shown_name
 from ._pformat import short as short
 from ._pformat import tree_pformat as tree_pformat
 from ._pformat import tree_pprint as tree_pprint

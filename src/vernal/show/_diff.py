@@ -20,7 +20,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._ground import one_level_with_keys, same
-from ._message import message
+from ._message import listed, value_error
 from ._paths import path_text
 from ._pformat import short
 from ._values import ARRAYS, array_text, differing_values, is_weak
@@ -297,14 +297,12 @@ def diff(
         params['w']: expected f32[2,3], got f32[3,2]
     """
     if leaves not in _MODES:
-        raise ValueError(
-            message(
-                "unknown way to compare leaves",
-                where="argument `leaves` of diff",
-                expected=" or ".join(map(repr, _MODES)),
-                got=repr(leaves),
-                instead="leaves='shape'",
-            )
+        raise value_error(
+            "unknown way to compare leaves",
+            where="argument `leaves` of diff",
+            expected=" or ".join(map(repr, _MODES)),
+            got=repr(leaves),
+            instead="leaves='shape'",
         )
     walk = _Walk(leaves, weak_type, root)
     try:
@@ -347,7 +345,4 @@ def diff_text(
         [2]: expected nothing, got 3
     """
     found = diff(expected, got, leaves=leaves, weak_type=weak_type, root=root)
-    lines = [str(difference) for difference in found[:limit]]
-    if len(found) > limit:
-        lines.append(f"... and {len(found) - limit} more")
-    return "\n".join(lines) or "no difference"
+    return listed(found, "\n", limit) or "no difference"

@@ -1,6 +1,9 @@
 """The one shape of our error messages: what happened, where, what was expected and got, what to
 write instead."""
 
+from collections.abc import Iterable
+from typing import Any
+
 
 def message(
     what: str,
@@ -37,3 +40,66 @@ def message(
         if text is not None:
             lines.append(f"  {label}: " + text.replace("\n", "\n    "))
     return "\n".join(lines)
+
+
+def value_error(what: str, **parts: str | None) -> ValueError:
+    """The `ValueError` of a message.
+
+    Args:
+        what: one sentence: what happened.
+        **parts: `where`, `expected`, `got`, `instead`, as for `message`.
+
+    Returns:
+        The error, to be raised.
+
+    Example:
+        >>> from vernal.show import value_error
+        >>> raise value_error("shapes differ", expected="f32[3]", got="f32[2]")
+        Traceback (most recent call last):
+        ValueError: shapes differ
+          expected: f32[3]
+          got: f32[2]
+    """
+    return ValueError(message(what, **parts))
+
+
+def type_error(what: str, **parts: str | None) -> TypeError:
+    """The `TypeError` of a message.
+
+    Args:
+        what: one sentence: what happened.
+        **parts: `where`, `expected`, `got`, `instead`, as for `message`.
+
+    Returns:
+        The error, to be raised.
+
+    Example:
+        >>> from vernal.show import type_error
+        >>> raise type_error("not an array", where="argument `x`", got="str")
+        Traceback (most recent call last):
+        TypeError: not an array
+          where: argument `x`
+          got: str
+    """
+    return TypeError(message(what, **parts))
+
+
+def listed(things: Iterable[Any], separator: str = ", ", most: int = 10) -> str:
+    r"""The first few of many things, and how many more there are.
+
+    Args:
+        things: the things; each is written as `str` does.
+        separator: what stands between them: `", "`, or `"\n"` for one on each line.
+        most: how many are told.
+
+    Example:
+        >>> from vernal.show import listed
+        >>> listed(["a", "b", "c", "d"], most=2)
+        'a, b and 2 more'
+    """
+    texts = list(map(str, things))
+    more = len(texts) - most
+    told = separator.join(texts[:most])
+    if more <= 0:
+        return told
+    return f"{told}{separator if separator.isspace() else ' '}and {more} more"

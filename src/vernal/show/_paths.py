@@ -21,6 +21,15 @@ def _key_text(key: Any) -> str:
         return f"[<{type(key).__name__}>]"
 
 
+def shown_name(name: str) -> str:
+    """The name of a leaf in a message.
+
+    Args:
+        name: as `vernal.trees.named_leaves` gives it; empty for a tree that is one leaf.
+    """
+    return name or "(the tree itself)"
+
+
 def path_text(path: Sequence[Any], root: str = "") -> str:
     """A key path of JAX as Python text.
 
@@ -40,4 +49,4 @@ def path_text(path: Sequence[Any], root: str = "") -> str:
         >>> path_text(path, root="params")
         "params['k'][0]"
     """
-    return root + "".join(map(_key_text, path)) or "(the tree itself)"
+    return shown_name(root + "".join(map(_key_text, path)))

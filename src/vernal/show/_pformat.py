@@ -139,13 +139,7 @@ def tree_pprint(
     """Prints `tree_pformat` of the same arguments.
 
     Args:
-        tree: any object.
-        width: the number of characters a line should not exceed.
-        indent: the number of spaces for each level.
-        short_arrays: show arrays as `f32[2,3]`.
-        struct_as_array: show `jax.ShapeDtypeStruct` the same way.
-        truncate_leaf: called with every object met; where it returns True, only `ClassName(...)`
-            is shown.
+        tree: and all others: as for `tree_pformat`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ._message import message
+from ._message import value_error
 
 # A number, perhaps with a unit or a percent sign: the columns of those are aligned at the right.
 _NUMERIC = re.compile(r"[-+]?\.?\d[\d.,]*(e[-+]?\d+)?\s?[A-Za-zµ%]{0,4}", re.IGNORECASE)
@@ -21,14 +21,12 @@ def _cell_text(value: Any) -> str:
 
 def _refuse_ragged(columns: Sequence[str], row: Sequence[Any], name: str) -> None:
     if len(row) != len(columns):
-        raise ValueError(
-            message(
-                "a row of the table has the wrong number of cells",
-                where=name,
-                expected=f"{len(columns)} cells: {', '.join(columns)}",
-                got=f"{len(row)} cells: {', '.join(map(_cell_text, row))}",
-                instead="give one cell for each column; None leaves a cell empty",
-            )
+        raise value_error(
+            "a row of the table has the wrong number of cells",
+            where=name,
+            expected=f"{len(columns)} cells: {', '.join(columns)}",
+            got=f"{len(row)} cells: {', '.join(map(_cell_text, row))}",
+            instead="give one cell for each column; None leaves a cell empty",
         )
 
 

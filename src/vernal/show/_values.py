@@ -129,13 +129,9 @@ def _why_unknown(value: Any) -> str | None:
 
 
 def differing_values(a: Any, b: Any) -> tuple[str, str] | None:
-    """Compares two arrays of one shape and dtype by value; NaN equals NaN.
-
-    Returns:
-        None if they agree, else a description of each that names the first place where they do
-        not. Values that cannot be read are never taken to agree, unless both are
-        `ShapeDtypeStruct`, which have none.
-    """
+    """Compares two arrays of one shape and dtype by value, where NaN equals NaN. Returns None if they agree, else a
+    description of each that names the first place where they do not. Values that cannot be read are never taken to
+    agree, unless both are `ShapeDtypeStruct`, which have none."""
     if a is b or (isinstance(a, jax.ShapeDtypeStruct) and isinstance(b, jax.ShapeDtypeStruct)):
         return None
     unknown = _why_unknown(a), _why_unknown(b)

@@ -3,8 +3,6 @@
 from .._ground import publish
 from ._axes import if_array as if_array
 from ._batch import filter_vmap as filter_vmap
-from ._boundary import Rest as Rest
-from ._boundary import split as split
 from ._branches import filter_cond as filter_cond
 from ._branches import filter_switch as filter_switch
 from ._callbacks import filter_debug_callback as filter_debug_callback
@@ -36,6 +34,13 @@ from ._lowered import Compiled as Compiled
 from ._lowered import Lowered as Lowered
 from ._pmap import filter_pmap as filter_pmap
 from ._remat import filter_checkpoint as filter_checkpoint
+from ._runtime_check import awaited as awaited
+from ._runtime_check import batch_text as batch_text
+from ._runtime_check import check as check
+from ._runtime_check import fail_if as fail_if
+from ._runtime_check import poison as poison
+from ._runtime_check import without_checks as without_checks
+from ._settled import settled as settled
 from ._shapes import filter_eval_shape as filter_eval_shape
 from ._shapes import filter_make_jaxpr as filter_make_jaxpr
 from ._signatures import Difference as Difference

@@ -12,61 +12,41 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._ground import callable_name, signature_of
-from ..show import message, short
-from ._boundary import Rest, parameter_name
+from ..show import message, short, type_error, value_error
+from ..trees import Rest
+from ._boundary import parameter_name
 from ._prefixes import broadcast_prefix
 
 
 def refuse_options(transform: str, refused: dict[str, Any], expected: str, instead: str) -> None:
-    """Refuses options that a transformation does not have.
-
-    Args:
-        transform: its name.
-        refused: the keyword arguments that were left over.
-        expected: the options it has, for the message.
-        instead: what to write instead.
-
-    Raises:
-        TypeError: if there are any.
-    """
+    """Refuses keyword arguments that were left over: options that a transformation does not have. `expected` are
+    those it has."""
     for name in refused:
-        raise TypeError(
-            message(
-                f"{transform} has no option `{name}`",
-                where=f"{transform}(fn, {name}=...)",
-                expected=expected,
-                got=name,
-                instead=instead,
-            )
+        raise type_error(
+            f"{transform} has no option `{name}`",
+            where=f"{transform}(fn, {name}=...)",
+            expected=expected,
+            got=name,
+            instead=instead,
         )
 
 
 def check_names(fn: Callable[..., Any], given: Any, what: str) -> None:
-    """Refuses names that are not those of parameters.
-
-    Args:
-        fn: the function.
-        given: what was given for the arguments; only dictionaries are checked.
-        what: the name of the option.
-
-    Raises:
-        ValueError: if `given` is a dictionary and a key is not a parameter of `fn`.
-    """
+    """Refuses a dictionary `given` for the arguments of `fn` with a key that is none of its parameters. `what` is
+    the option."""
     if not isinstance(given, dict):
         return
     signature = signature_of(fn)
     names = [] if signature is None else list(signature.parameters)
     for name in given:
         if name not in names:
-            raise ValueError(
-                message(
-                    f"`{what}` names an argument that `{callable_name(fn)}` does not have",
-                    where=f"{what}[{name!r}]",
-                    expected=", ".join(map(repr, names))
-                    or "a function whose parameters Python can tell",
-                    got=short(name),
-                    instead="use the names in the signature, or a tuple with one entry for each positional argument",
-                )
+            raise value_error(
+                f"`{what}` names an argument that `{callable_name(fn)}` does not have",
+                where=f"{what}[{name!r}]",
+                expected=", ".join(map(repr, names))
+                or "a function whose parameters Python can tell",
+                got=short(name),
+                instead="use the names in the signature, or a tuple with one entry for each positional argument",
             )
 
 
@@ -100,16 +80,9 @@ def for_arguments(
         arrays: the arrays that fill it.
         given: one value, a tuple of prefixes, or a dictionary of prefixes by argument name.
         what: the name of the option, for messages.
-        default: the value for arguments that are not in a dictionary, and for those that can only
-            be passed by keyword.
+        default: for arguments that are not in a dictionary, or can only be passed by keyword.
         of_function: the value for the arrays of the function itself.
         is_leaf: what is a value.
-
-    Returns:
-        As many values as there are arrays.
-
-    Raises:
-        ValueError: if a prefix does not fit the arguments.
     """
     in_function = rest.treedef.children()[0].num_leaves
     if not isinstance(given, (tuple, list, dict)):

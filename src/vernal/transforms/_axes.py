@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import callable_name
-from ..show import message, path_text, short
-from ..trees import is_array
+from ..show import listed, message, path_text, short, type_error, value_error
+from ..trees import Rest, is_array, split
 from ._arguments import check_names, for_arguments
-from ._boundary import Rest, argument_text, split
+from ._boundary import argument_text
 from ._prefixes import broadcast_prefix
 from ._transformed import call_inside
 
@@ -55,32 +55,20 @@ def is_axis(x: Any) -> bool:
 
 
 def check_axes(fn: Callable[..., Any], in_axes: Any, out_axes: Any) -> None:
-    """Refuses axes that cannot be right for any call.
-
-    Args:
-        fn: the function.
-        in_axes: the axes of its arguments.
-        out_axes: the axes of its result.
-
-    Raises:
-        TypeError: if a leaf is not an integer, None or a function, or `in_axes` is another tree
-            than a tuple or dictionary.
-        ValueError: if `in_axes` names an argument that `fn` does not have.
-    """
+    """Refuses axes that cannot be right for any call: leaves that are not an integer, None or a function, and names
+    that are no arguments of `fn`."""
     for what, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
         for path, leaf in jtu.tree_leaves_with_path(axes, is_leaf=is_axis):
             if not is_axis(leaf):
                 raise TypeError(_no_axis(what + path_text(path) if path else what, leaf))
     if not (is_axis(in_axes) or isinstance(in_axes, (tuple, list, dict))):
-        raise TypeError(
-            message(
-                "`in_axes` is a tree, but not one over the arguments",
-                where=f"in_axes of `{callable_name(fn)}`",
-                expected="an integer, None, a function of a leaf, a tuple with one prefix tree for each positional "
-                "argument, or a dictionary by argument name",
-                got=short(in_axes),
-                instead="in_axes=(axes,) for a function of one argument",
-            )
+        raise type_error(
+            "`in_axes` is a tree, but not one over the arguments",
+            where=f"in_axes of `{callable_name(fn)}`",
+            expected="an integer, None, a function of a leaf, a tuple with one prefix tree for each positional "
+            "argument, or a dictionary by argument name",
+            got=short(in_axes),
+            instead="in_axes=(axes,) for a function of one argument",
         )
     check_names(fn, in_axes, "in_axes")
 
@@ -96,19 +84,8 @@ def _no_axis(where: str, got: Any) -> str:
 
 
 def axis_of(spec: Any, leaf: Any, where: Callable[[], str]) -> int | None:
-    """The axis of one array.
-
-    Args:
-        spec: an integer, None, or a function of the leaf.
-        leaf: the array.
-        where: makes the place, for the message.
-
-    Returns:
-        The axis, or None if the array is not mapped.
-
-    Raises:
-        TypeError: if a function returns something else.
-    """
+    """The axis of one array, or None if it is not mapped, from an integer, None, or a function of the leaf. `where`
+    makes the place, for the message."""
     axis: Any = spec(leaf) if callable(spec) else spec
     if axis is None:
         return None
@@ -120,21 +97,8 @@ def axis_of(spec: Any, leaf: Any, where: Callable[[], str]) -> int | None:
 def argument_axes(
     fn: Callable[..., Any], rest: Rest, arrays: list[Any], in_axes: Any
 ) -> list[int | None]:
-    """The axis of every array of a call. The arrays of the function itself are not mapped.
-
-    Args:
-        fn: the function.
-        rest: the structure of `(fn, args, kwargs)`.
-        arrays: the arrays that fill it.
-        in_axes: what the user wrote.
-
-    Returns:
-        An axis or None for each array.
-
-    Raises:
-        TypeError: if a function in `in_axes` returns something else.
-        ValueError: if an axis is out of range, or a prefix does not fit.
-    """
+    """The axis, or None, of every array of a call: of the `arrays` that fill `rest`, the structure of `(fn, args,
+    kwargs)`. Those of the function itself are not mapped."""
     specs = for_arguments(
         fn,
         rest,
@@ -187,21 +151,8 @@ def mapped_size(
     axes: list[int | None],
     axis_size: int | None,
 ) -> int | None:
-    """The common size of all mapped axes.
-
-    Args:
-        fn: the function.
-        rest: the structure of `(fn, args, kwargs)`.
-        arrays: the arrays that fill it.
-        axes: their axes.
-        axis_size: the size that the user gave, if any.
-
-    Returns:
-        The size, or None if nothing is mapped.
-
-    Raises:
-        ValueError: if the sizes disagree.
-    """
+    """The size that all mapped axes have in common, and `axis_size` if the user gave one; None if nothing is
+    mapped. Raises `ValueError` if they disagree."""
     sizes = [None if axis is None else a.shape[axis] for a, axis in zip(arrays, axes, strict=True)]
     distinct = {s for s in (*sizes, axis_size) if s is not None}
     if len(distinct) > 1:
@@ -210,79 +161,49 @@ def mapped_size(
             for path, size, axis, a in zip(rest.paths(), sizes, axes, arrays, strict=True)
             if size is not None
         ]
-        if len(lines) > 10:
-            lines[10:] = [f"... and {len(lines) - 10} more"]
         if axis_size is not None:
             lines.insert(0, f"axis_size: size {axis_size}")
-        raise ValueError(
-            message(
-                f"the mapped axes of `{callable_name(fn)}` have different sizes",
-                where="the arguments",
-                expected="one size for all mapped axes",
-                got="\n".join(lines),
-                instead="do not map what all calls share: in_axes=None for that argument",
-            )
+        raise value_error(
+            f"the mapped axes of `{callable_name(fn)}` have different sizes",
+            where="the arguments",
+            expected="one size for all mapped axes",
+            got=listed(lines, "\n"),
+            instead="do not map what all calls share: in_axes=None for that argument",
         )
     return distinct.pop() if distinct else None
 
 
-def result_axes(out: Any, out_axes: Any, what: str = "out_axes") -> list[int | None]:
-    """The axis of every array of a result.
-
-    Args:
-        out: the result.
-        out_axes: what the user wrote.
-        what: the name of the option, for messages.
-
-    Returns:
-        An axis or None for each array of `out`.
-
-    Raises:
-        TypeError: if a function in `out_axes` returns something else than an axis.
-        ValueError: if an axis is out of range, or a prefix does not fit.
-    """
+def result_axes(out: Any, out_axes: Any) -> list[int | None]:
+    """The axis, or None, of every array of a result."""
     leaves = jtu.tree_leaves_with_path(out)
     if is_axis(out_axes):
         specs = [out_axes] * len(leaves)
     else:
         specs = broadcast_prefix(
-            out_axes, out, what=f"`{what}`", root="the result", is_leaf=is_axis
+            out_axes, out, what="`out_axes`", root="the result", is_leaf=is_axis
         )
     axes: list[int | None] = []
     for spec, (path, leaf) in zip(specs, leaves, strict=True):
         if not is_array(leaf):
             continue
         name = path_text(path, root="result")
-        axis = axis_of(spec, leaf, lambda name=name: f"{what}, for {name}")
+        axis = axis_of(spec, leaf, lambda name=name: f"out_axes, for {name}")
         ndim = leaf.ndim + 1
         if axis is not None and not -ndim <= axis < ndim:
-            raise ValueError(
-                message(
-                    f"{name} has no place for the mapped axis {axis}",
-                    where=what,
-                    expected=f"an axis from {-ndim} to {ndim - 1}: each call's result has shape {tuple(leaf.shape)}",
-                    got=f"axis {axis}",
-                    instead=f"{what}=0, or a negative axis to count from the end",
-                )
+            raise value_error(
+                f"{name} has no place for the mapped axis {axis}",
+                where="out_axes",
+                expected=f"an axis from {-ndim} to {ndim - 1}: each call's result has shape {tuple(leaf.shape)}",
+                got=f"axis {axis}",
+                instead="out_axes=0, or a negative axis to count from the end",
             )
         axes.append(axis)
     return axes
 
 
 def sort_result(out: Any, out_axes: Any) -> tuple[list[Any], list[Any], Rest, Rest]:
-    """Sorts a result, inside a transformation, into what is mapped and what is not.
-
-    Args:
-        out: what the function returned.
-        out_axes: what the user wrote.
-
-    Returns:
-        `(mapped, unmapped, rest, axes)` for `join_result`; the last two hold no array.
-
-    Raises:
-        TypeError: as `result_axes`.
-        ValueError: as `result_axes`.
-    """
+    """Sorts a result, inside a transformation, into `(mapped, unmapped, rest, axes)` for `join_result`; the last
+    two hold no array."""
     axes = result_axes(out, out_axes)
     arrays, rest = split(out)
     mapped = [a for a, axis in zip(arrays, axes, strict=True) if axis is not None]
@@ -304,32 +225,18 @@ def join_result(mapped: list[Any], unmapped: list[Any], rest: Rest, axes: Rest) 
 
 
 def call_unmapped(fn: Callable[..., Any], rest: Rest, arrays: list[Any], out_axes: Any) -> Any:
-    """Calls a function of which no argument is mapped.
-
-    Args:
-        fn: the function.
-        rest: the structure of `(fn, args, kwargs)`.
-        arrays: the arrays that fill it.
-        out_axes: what the user wrote.
-
-    Returns:
-        What the function returns.
-
-    Raises:
-        ValueError: if an output shall be mapped all the same: nobody knows how often.
-    """
+    """Calls a function of which no argument is mapped. Raises `ValueError` if an output shall be mapped all the
+    same: nobody knows how often."""
     out = call_inside(fn, rest, arrays)
     axes = result_axes(out, out_axes)
     if all(axis is None for axis in axes):
         return out
     paths = split(out)[1].paths()
     name = next(path_text(p, "result") for p, a in zip(paths, axes, strict=True) if a is not None)
-    raise ValueError(
-        message(
-            f"nothing is mapped in this call of `{callable_name(fn)}`, so its result cannot be",
-            where=name,
-            expected="a mapped argument, or axis_size=..., or out_axes=None",
-            got=f"no argument with an array whose axis is mapped, and out_axes that map {name}",
-            instead="pass arrays rather than Python numbers, give axis_size=..., or say out_axes=None",
-        )
+    raise value_error(
+        f"nothing is mapped in this call of `{callable_name(fn)}`, so its result cannot be",
+        where=name,
+        expected="a mapped argument, or axis_size=..., or out_axes=None",
+        got=f"no argument with an array whose axis is mapped, and out_axes that map {name}",
+        instead="pass arrays rather than Python numbers, give axis_size=..., or say out_axes=None",
     )

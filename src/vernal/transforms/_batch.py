@@ -8,8 +8,9 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 
 from .._ground import callable_name
-from ..modules import field
+from ..modules import Static, field
 from ..show import message, path_text
+from ..trees import Rest, split
 from ._arguments import refuse_options
 from ._axes import (
     argument_axes,
@@ -20,7 +21,7 @@ from ._axes import (
     mapped_size,
     sort_result,
 )
-from ._boundary import Rest, split, to_positional
+from ._boundary import to_positional
 from ._transformed import Transformed, call_inside, check_callable, wrap
 
 P = ParamSpec("P")
@@ -35,8 +36,8 @@ _BATCHED = re.compile(r"at vmap out_axes\[1\]\[(\d+)\], got axis spec None")
 class _Vmap(Transformed[P, T]):
     """What `filter_vmap` returns."""
 
-    in_axes: Any = field(static=True)
-    out_axes: Any = field(static=True)
+    in_axes: Static
+    out_axes: Static
     axis_name: Any = field(static=True)
     axis_size: int | None = field(static=True)
     spmd_axis_name: Any = field(static=True)
@@ -47,13 +48,13 @@ class _Vmap(Transformed[P, T]):
         if kwargs:
             given = to_positional(fn, args, kwargs)
         arrays, rest = split((fn, *given))
-        axes = argument_axes(fn, rest, arrays, self.in_axes)
+        axes = argument_axes(fn, rest, arrays, self.in_axes.value)
         if mapped_size(fn, rest, arrays, axes, self.axis_size) is None:
-            return call_unmapped(fn, rest, arrays, self.out_axes)
+            return call_unmapped(fn, rest, arrays, self.out_axes.value)
         finished: list[tuple[Rest, Rest]] = []
 
         def run(arrays: list[Any]) -> Any:
-            out = sort_result(call_inside(fn, rest, arrays), self.out_axes)
+            out = sort_result(call_inside(fn, rest, arrays), self.out_axes.value)
             finished.append(out[2:])
             return out
 
@@ -167,6 +168,8 @@ def filter_vmap(
     def decorate(fn: Any) -> Any:
         check_callable(fn, "filter_vmap")
         check_axes(fn, in_axes, out_axes)
-        return wrap(_Vmap(fn, in_axes, out_axes, axis_name, axis_size, spmd_axis_name))
+        return wrap(
+            _Vmap(fn, Static(in_axes), Static(out_axes), axis_name, axis_size, spmd_axis_name)
+        )
 
     return decorate if fn is None else decorate(fn)

@@ -19,9 +19,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._ground import callable_name, register_cache, trace_state_clean
-from ..show import diff, diff_text, message, short
-from ..trees import is_array
-from ._boundary import Rest, split
+from ..show import diff, diff_text, message, short, type_error, value_error
+from ..trees import Rest, is_array, split
 from ._transformed import call_inside, check_callable
 
 T = TypeVar("T")
@@ -172,15 +171,13 @@ def filter_cond(
         (Array(36., dtype=float32, weak_type=True), 'done')
     """
     if not _is_scalar(pred, bool, np.bool_):
-        raise TypeError(
-            message(
-                "filter_cond needs a scalar bool to choose by",
-                where="argument `pred`",
-                expected="bool[], or a Python bool",
-                got=short(pred),
-                instead="`x > 0` for a number; `jnp.any(mask)` or `jnp.all(mask)` for an array; "
-                "`filter_vmap` to choose for every element",
-            )
+        raise type_error(
+            "filter_cond needs a scalar bool to choose by",
+            where="argument `pred`",
+            expected="bool[], or a Python bool",
+            got=short(pred),
+            instead="`x > 0` for a number; `jnp.any(mask)` or `jnp.all(mask)` for an array; "
+            "`filter_vmap` to choose for every element",
         )
     return _call(
         "filter_cond",
@@ -218,25 +215,21 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands
         Array(9., dtype=float32, weak_type=True)
     """
     if not _is_scalar(index, int, np.integer):
-        raise TypeError(
-            message(
-                "filter_switch needs a scalar integer to choose by",
-                where="argument `index`",
-                expected="i32[], or a Python int",
-                got=short(index),
-                instead="`index.astype(int)` for a number; `filter_cond` for a bool",
-            )
+        raise type_error(
+            "filter_switch needs a scalar integer to choose by",
+            where="argument `index`",
+            expected="i32[], or a Python int",
+            got=short(index),
+            instead="`index.astype(int)` for a number; `filter_cond` for a bool",
         )
     branches = list(branches)
     if not branches:
-        raise ValueError(
-            message(
-                "filter_switch needs at least one branch",
-                where="argument `branches`",
-                expected="a sequence of functions",
-                got="an empty sequence",
-                instead="filter_switch(index, [f, g], x)",
-            )
+        raise value_error(
+            "filter_switch needs at least one branch",
+            where="argument `branches`",
+            expected="a sequence of functions",
+            got="an empty sequence",
+            instead="filter_switch(index, [f, g], x)",
         )
     return _call(
         "filter_switch",

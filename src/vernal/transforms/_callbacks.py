@@ -16,18 +16,13 @@ import numpy as np
 from jax.experimental import io_callback
 
 from .._ground import callable_name
-from ..show import diff, diff_text, message
-from ..trees import is_array
-from ._boundary import Rest, split
+from ..show import diff, diff_text, value_error
+from ..trees import Rest, has_shape, is_array, split
 from ._transformed import check_callable
 
 # With these, JAX calls the callback once with batched arrays, and expects as many more leading
 # axes of the results.
 _BATCHED = ("expand_dims", "broadcast_all", "legacy_vectorized")
-
-
-def _is_wanted(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct) or is_array(x)
 
 
 def _canonical(x: Any) -> Any:
@@ -80,14 +75,12 @@ class _Host:
             seen = treedef.unflatten(leaves)
         expected = self.wanted_rest.fill(self.wanted)
         if diff(expected, seen, weak_type=False):
-            raise ValueError(
-                message(
-                    f"the callback `{self.name}` did not return what it was said to return",
-                    where=f"result of `{self.name}`",
-                    expected="the structure, shapes, dtypes and non-array values of result_shape_dtypes",
-                    got=diff_text(expected, seen, weak_type=False, root="result"),
-                    instead="correct result_shape_dtypes, or convert what the callback returns: np.asarray(x, dtype)",
-                )
+            raise value_error(
+                f"the callback `{self.name}` did not return what it was said to return",
+                where=f"result of `{self.name}`",
+                expected="the structure, shapes, dtypes and non-array values of result_shape_dtypes",
+                got=diff_text(expected, seen, weak_type=False, root="result"),
+                instead="correct result_shape_dtypes, or convert what the callback returns: np.asarray(x, dtype)",
             )
         return found
 
@@ -102,7 +95,7 @@ def _prepare(
 ) -> tuple[_Host, list[Any]]:
     check_callable(callback, transform)
     arrays, rest = split((callback, args, kwargs))
-    wanted, wanted_rest = split(result_shape_dtypes, _is_wanted)
+    wanted, wanted_rest = split(result_shape_dtypes, has_shape)
     structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in wanted)
     return _Host(rest, structs, wanted_rest, batched, callable_name(callback)), arrays
 

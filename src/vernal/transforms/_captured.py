@@ -13,28 +13,20 @@ plain objects are made empty first, and all filled at the end; everything else i
 
 Invariants: a recipe holds nothing that was wanted, so it may be part of a treedef or of a cache.
 Two recipes are equal only if the two callables do the same with equal values: the same code and
-globals, the same parts in the same places, everything not taken out interchangeable (`same`).
-They compare what was found during the walk: a cell that is assigned later does not change it.
+globals, the same parts in the same places, and wherever the object itself is kept, objects that may
+stand for each other (`static_key`), whatever is in them now.
 
 Glossary. A *node* is opened, and has parts; anything else is a leaf. A *reference* says where a
 part comes from: `("node", i)`, `("value", i)` for a leaf that was wanted, `("fixed", leaf)`.
 """
 
 import collections
-import copy
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from .._ground import same
-from ._openings import Function, Made, Node, open_up
+from .._ground import Function, Made, Node, open_up, static_key
 
 Reference = tuple[str, Any]
-
-# Leaves that compare by what is in them, and can be changed.
-_CHANGEABLE = (set, bytearray, np.ndarray)
 
 
 class Recipe:
@@ -51,7 +43,7 @@ class Recipe:
         root: the callable.
     """
 
-    __slots__ = ("__weakref__", "nodes", "originals", "references", "root")
+    __slots__ = ("_key", "nodes", "originals", "references", "root")
 
     def __init__(
         self,
@@ -64,15 +56,11 @@ class Recipe:
         self.references = references
         self.originals = originals
         self.root = root
+        self._key: Any = None
 
     def __call__(self, values: Sequence[Any]) -> Any:
         """The callable with these values in it; itself if nothing was taken out."""
         return self._builder(values)(self.root)
-
-    def every_node(self, values: Sequence[Any]) -> list[Any]:
-        """Everything that was opened on the way, with these values in it."""
-        build = self._builder(values)
-        return [build(("node", i)) for i in range(len(self.nodes))]
 
     def _builder(self, values: Sequence[Any]) -> Callable[[Reference], Any]:
         made: dict[int, Any] = {}
@@ -122,47 +110,47 @@ class Recipe:
                 todo.extend(reversed([*zip(parts, steps, strict=True)]))
         return found
 
-    def leaves(self) -> list[Any]:
-        """Everything that was found and neither opened nor taken out."""
-        return [leaf for parts in self.references for kind, leaf in parts if kind == "fixed"]
+    def key(self) -> Any:
+        """What equality compares, as a hashable value."""
+        if self._key is None:
+            self._key = self._key_of(self.root, {})
+        return self._key
+
+    def _key_of(self, reference: Reference, seen: dict[int, int], opened: bool = False) -> Any:
+        kind, which = reference
+        if kind != "node":
+            return (kind, which) if kind == "value" else _key_or_identity(which)
+        original = self.originals[which]
+        if original is not None and not opened:
+            return _key_or_identity(original[0])
+        if which in seen:
+            return "again", seen[which]
+        seen[which] = len(seen)
+        node = self.nodes[which]
+        # Variables of a library function are compared by what is in them.
+        steady = isinstance(node, Function) and node.is_settled
+        count = len(node.code.co_freevars) if steady else 0
+        parts = [self._key_of(x, seen, i < count) for i, x in enumerate(self.references[which])]
+        return type(node), _key_or_identity(node.key), *parts
 
     def __eq__(self, other: Any) -> bool:
-        if self is other:
-            return True
-        return (
-            type(other) is Recipe
-            and len(self.nodes) == len(other.nodes)
-            and all(
-                type(a) is type(b) and same(a.key, b.key)
-                for a, b in zip(self.nodes, other.nodes, strict=True)
-            )
-            and same((self.references, self.root), (other.references, other.root))
-        )
+        return self is other or (type(other) is Recipe and self.key() == other.key())
 
     def __hash__(self) -> int:
-        codes = tuple(node.code for node in self.nodes if isinstance(node, Function))
-        return hash((len(self.nodes), codes))
+        return hash(self.key())
 
 
-# So that the recipes of objects made in a loop are one, and are compared once. Weak both ways.
-_known: weakref.WeakKeyDictionary[Recipe, weakref.ref[Recipe]] = weakref.WeakKeyDictionary()
-
-
-def _interned(recipe: Recipe) -> Recipe:
-    known = _known.setdefault(recipe, weakref.ref(recipe))()
-    return recipe if known is None else known
-
-
-def _never(x: Any) -> bool:
-    return False
+def _key_or_identity(x: Any) -> Any:
+    try:
+        return static_key(x)
+    except TypeError:
+        # The recipe keeps it alive, and so its address.
+        return "is", id(x)
 
 
 def captured(
     fn: Any,
     wanted: Callable[[Any], bool],
-    *,
-    closed: Callable[[Any], bool] = _never,
-    as_value: bool = False,
 ) -> tuple[list[Any], Recipe]:
     """Takes values out of a callable, wherever it holds them.
 
@@ -175,15 +163,9 @@ def captured(
     Args:
         fn: a callable, or any tree of them.
         wanted: which leaves to take out.
-        closed: what is not looked into, besides.
-        as_value: whether the callable stands for its value at this moment. The recipe then makes
-            everything anew, also what holds nothing wanted, so that lists, sets and variables that
-            are changed later do not change what it makes; and there is one value for each place,
-            for it means nothing that two numbers are one object.
 
     Returns:
-        `(values, rebuild)`. A value that is held in several places is there once, unless
-        `as_value`.
+        `(values, rebuild)`. A value that is held in several places is there once.
         `rebuild(new_values)` is the callable with these in place of the old ones; whatever holds
         nothing wanted is the same object in it. If nothing is wanted it returns `fn`. `rebuild`
         itself holds none of the values, and compares by value: two of them are equal if the
@@ -206,7 +188,7 @@ def captured(
     def reference(x: Any, as_owner: bool = False) -> Reference:
         if id(x) in known:
             return known[id(x)]
-        opened = None if closed(x) else open_up(x, as_owner)
+        opened = open_up(x, as_owner)
         if opened is not None:
             known[id(x)] = ("node", len(nodes))
             todo.append((len(nodes), opened[1]))
@@ -216,20 +198,16 @@ def captured(
             return known[id(x)]
         if wanted(x):
             values.append(x)
-            place = ("value", len(values) - 1)
-            if not as_value:
-                known[id(x)] = place
-            return place
-        return ("fixed", copy.copy(x) if as_value and type(x) in _CHANGEABLE else x)
+            known[id(x)] = ("value", len(values) - 1)
+            return known[id(x)]
+        return ("fixed", x)
 
     root = reference(fn, as_owner=True)
     references: list[tuple[Reference, ...]] = []
     while todo:
         i, parts = todo.popleft()
-        owner = 1 if isinstance(nodes[i], Made) else None
+        owner = 1 if isinstance(nodes[i], Made) and len(parts) == 2 else None
         references.append(tuple(reference(x, k == owner) for k, x in enumerate(parts)))
-    if as_value:
-        return values, _interned(Recipe(nodes, references, [None] * len(nodes), root))
     marked = _holders(references)
     originals = [None if i in marked else (x,) for i, x in enumerate(objects)]
     return values, Recipe(nodes, references, originals, root)

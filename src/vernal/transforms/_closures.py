@@ -18,11 +18,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.core import eval_jaxpr
 
-from .._ground import callable_name
+from .._ground import callable_name, everything_in, open_up
 from ..modules import Module, field
-from ..show import diff_text, message
-from ..trees import is_array, node_parts, replace_parts
-from ._boundary import Rest, split
+from ..show import diff_text, value_error
+from ..trees import Rest, has_shape, is_array, node_parts, replace_parts, split
 from ._captured import Recipe, captured
 from ._shapes import filter_eval_shape
 from ._transformed import call_inside, check_callable
@@ -52,60 +51,37 @@ def _is(a: Any, b: Any) -> bool:
     return a is b
 
 
-class _Struct:
-    """A tree of arbitrary objects with shapes in place of its arrays, as one comparable value."""
-
-    __slots__ = ("rest", "shapes")
-
-    def __init__(self, rest: Rest, shapes: tuple[jax.ShapeDtypeStruct, ...]):
-        self.rest = rest
-        self.shapes = shapes
-
-    def tree(self) -> Any:
-        return self.rest.fill(self.shapes)
-
-    def __eq__(self, other: Any) -> bool:
-        return type(other) is _Struct and self.shapes == other.shapes and self.rest == other.rest
-
-    def __hash__(self) -> int:
-        return hash((self.rest, self.shapes))
-
-
-def _has_shape(x: Any) -> bool:
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
-
-
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
+def _shape(x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    aval: Any = jax.typeof(x)
+        return _struct(x)
+    return _struct(jax.typeof(x)) if is_array(x) else x
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _struct(tree: Any) -> tuple[list[Any], _Struct]:
-    """The arrays (or shapes) of a tree, and the tree without their values."""
-    arrays, rest = split(tree, _has_shape)
-    return arrays, _Struct(rest, tuple(map(_shape, arrays)))
+def _with_shapes(tree: Any) -> Rest:
+    """A tree with shapes in place of its arrays, as one comparable value."""
+    return split(jtu.tree_map(_shape, tree), is_dynamic=lambda _: False)[1]
 
 
-def _check(name: str, expected: _Struct, got: _Struct) -> None:
+def _check(name: str, expected: Rest, args: Any, kwargs: Any) -> None:
     """Refuses a call with other things than the function was converted for."""
+    got = _with_shapes((args, kwargs))
     if got == expected:
         return
     differences = [
         diff_text(a, b, weak_type=False, root=root)
-        for root, a, b in zip(("args", "kwargs"), expected.tree(), got.tree(), strict=True)
-        if _struct(a)[1] != _struct(b)[1]
+        for root, a, b in zip(("args", "kwargs"), expected.fill(()), got.fill(()), strict=True)
+        if _with_shapes(a) != _with_shapes(b)
     ]
-    raise ValueError(
-        message(
-            f"`{name}` was converted for other arguments",
-            where=f"the call of filter_closure_convert({name}, ...)",
-            expected="arguments of the same structure, with equal shapes, dtypes and non-array "
-            "parts",
-            got="\n".join(differences),
-            instead="convert the function again for these arguments",
-        )
+    raise value_error(
+        f"`{name}` was converted for other arguments",
+        where=f"the call of filter_closure_convert({name}, ...)",
+        expected="arguments of the same structure, with equal shapes, dtypes and non-array parts",
+        got="\n".join(differences),
+        instead="convert the function again for these arguments",
     )
 
 
@@ -115,8 +91,8 @@ class _Converted(_ByIdentity):
     consts: tuple[Any, ...]
     jaxpr: Any = field(static=True)
     name: str = field(static=True)
-    _in: _Struct = field(static=True)
-    _out: _Struct = field(static=True)
+    _in: Rest = field(static=True)
+    _out: Rest = field(static=True)
 
     @property
     def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (of an instance)
@@ -125,25 +101,25 @@ class _Converted(_ByIdentity):
     @property
     def in_struct(self) -> Any:
         """`(args, kwargs)` with a `jax.ShapeDtypeStruct` in place of every array."""
-        return self._in.tree()
+        return self._in.fill(())
 
     @property
     def out_struct(self) -> Any:
         """The result, likewise."""
-        return self._out.tree()
+        return self._out.fill([_struct(v.aval) for v in self.jaxpr.outvars])
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        arrays, struct = _struct((args, kwargs))
-        _check(self.name, self._in, struct)
+        _check(self.name, self._in, args, kwargs)
+        arrays = split((args, kwargs), has_shape)[0]
         out = eval_jaxpr(self.jaxpr, (), *self.consts, *map(jnp.asarray, arrays))
-        return self._out.rest.fill(out)
+        return self._out.fill(out)
 
 
 class _PassedThrough(_ByIdentity):
     """A function that hides no array: it is called as it is."""
 
     fn: Callable[..., Any]
-    _in: _Struct = field(static=True)
+    _in: Rest = field(static=True)
 
     @property
     def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (of an instance)
@@ -156,24 +132,24 @@ class _PassedThrough(_ByIdentity):
     @property
     def in_struct(self) -> Any:
         """`(args, kwargs)` with a `jax.ShapeDtypeStruct` in place of every array."""
-        return self._in.tree()
+        return self._in.fill(())
 
     @property
     def out_struct(self) -> Any:
         """The result, likewise; found by tracing the function."""
-        args, kwargs = self._in.tree()
+        args, kwargs = self._in.fill(())
         return filter_eval_shape(self.fn, *args, **kwargs)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        _check(self.__name__, self._in, _struct((args, kwargs))[1])
+        _check(self.__name__, self._in, args, kwargs)
         return self.fn(*args, **kwargs)
 
 
 def _hides_arrays(fn: Any) -> bool:
     """Whether a callable holds arrays where JAX does not see them."""
     arrays, rest = split(fn)
-    values, recipe = captured(rest.fill([None] * len(arrays)), is_array)
-    return bool(values) or any(map(_has_arrays_inside, recipe.leaves()))
+    inside = everything_in(rest.fill([None] * len(arrays)), closed=is_array)
+    return any(is_array(x) or _has_arrays_inside(x) for x in inside)
 
 
 def _without_jit(fn: Any) -> Any:
@@ -186,7 +162,9 @@ def _without_jit(fn: Any) -> Any:
 def _has_arrays_inside(x: Any) -> bool:
     """Whether an ordinary object, which can be neither called nor flattened, has arrays among its
     attributes."""
-    attributes = [] if isinstance(x, type) else getattr(x, "__dict__", {}).values()
+    if isinstance(x, type) or open_up(x) is not None:
+        return False
+    attributes = getattr(x, "__dict__", {}).values()
     return any(is_array(leaf) for leaf in jtu.tree_leaves(list(attributes)))
 
 
@@ -233,7 +211,7 @@ def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any)
         Array([1., 1.], dtype=float32)
     """
     check_callable(fn, "filter_closure_convert")
-    arrays, struct = _struct((args, kwargs))
+    struct = _with_shapes((args, kwargs))
     if isinstance(fn, (_Converted, _PassedThrough)) and fn._in == struct:
         return fn
     if not _hides_arrays(fn):
@@ -253,8 +231,7 @@ def trace_closure(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         A module as `filter_closure_convert` returns it, with the fields `consts` (what the function
         closed over) and `jaxpr` (its program).
     """
-    arrays, struct = _struct((args, kwargs))
-    rest = split((None, args, kwargs), _has_shape)[1]
+    arrays, rest = split((None, args, kwargs), has_shape)
     open_fn = _without_jit(fn)
 
     def run(arrays: list[Any]) -> Any:
@@ -263,7 +240,7 @@ def trace_closure(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return split(call_inside(open_fn, rest, strong))
 
     closed: Any
-    closed, (shapes, out_rest) = jax.make_jaxpr(run, return_shape=True)(arrays)
+    closed, (_, out_rest) = jax.make_jaxpr(run, return_shape=True)(arrays)
     consts = tuple(map(jnp.asarray, closed.consts))
     # Once more, with the constants as arguments: since JAX 0.12 a jaxpr keeps its own.
     program = jax.make_jaxpr(partial(eval_jaxpr, closed.jaxpr))(consts, *arrays)
@@ -271,8 +248,8 @@ def trace_closure(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         consts=consts,
         jaxpr=program.jaxpr,
         name=callable_name(fn),
-        _in=struct,
-        _out=_Struct(out_rest, tuple(map(_shape, shapes))),
+        _in=_with_shapes((args, kwargs)),
+        _out=out_rest,
     )
 
 
@@ -311,9 +288,12 @@ def closure_to_pytree(tree: Any) -> Any:
     function: one that is made afresh, with other values of its arrays, does not compile again.
     Nothing is traced here.
 
-    Two such functions have the same structure if they are made of the same code and differ in
-    nothing but the values of arrays. `hash` and `==` never look at these values: they compare the
-    structure and the identity of the arrays. An array that is held in several places is one child.
+    Two such functions have the same structure if they are made of the very same object, or of
+    library functions (such as those of Optax) of the same code that captured, besides arrays, equal
+    plain values. A new function of your own is another one, whatever arrays it captures: it may read
+    what has changed. `hash` and `==` never look at the value
+    of an array: they compare the structure and the identity of the arrays. An array that is held in
+    several places is one child.
     Functions inside that `jax.jit` wraps are called as plain functions, so that what holds them
     should be compiled as a whole.
 

@@ -24,7 +24,7 @@ import jax
 
 from .._ground import callable_name, trace_state_clean
 from ..show import is_traced
-from ._boundary import split
+from ..trees import split
 from ._captured import captured
 from ._hoisting import HoistedCall, hoist
 from ._rules import (

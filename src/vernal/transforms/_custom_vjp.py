@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from .._ground import callable_name, trace_state_clean
-from ..show import is_traced, message
-from ._boundary import Rest, split
+from ..show import is_traced, type_error
+from ..trees import Rest, split
 from ._captured import captured
 from ._hoisting import HoistedCall, hoist
 from ._residuals import Residuals
@@ -93,14 +93,12 @@ class _CustomVjp(Transformed[P, T]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         fwd, bwd = self.fwd.get(self.fn), self.bwd.get(self.fn)
         if not args:
-            raise TypeError(
-                message(
-                    f"`{callable_name(self.fn)}` is called without a positional argument",
-                    where=f"the call of `{callable_name(self.fn)}`",
-                    expected="the argument that is differentiated, by position",
-                    got="keyword arguments only" if kwargs else "no arguments",
-                    instead=f"{callable_name(self.fn)}(x, ...)",
-                )
+            raise type_error(
+                f"`{callable_name(self.fn)}` is called without a positional argument",
+                where=f"the call of `{callable_name(self.fn)}`",
+                expected="the argument that is differentiated, by position",
+                got="keyword arguments only" if kwargs else "no arguments",
+                instead=f"{callable_name(self.fn)}(x, ...)",
             )
         if trace_state_clean():
             return self.fn(*args, **kwargs)

@@ -1,7 +1,6 @@
-"""What all derivatives share: the option `wrt`, the option `has_aux`, and calls taken apart by
-them.
+"""What all derivatives share: the option `wrt`, the option `has_aux`, and calls flattened by them.
 
-A call is taken apart once, into the arrays that are differentiated, the other arrays, and the
+A call is flattened once, into the arrays that are differentiated, the other arrays, and the
 rest. A *target* is one argument that is differentiated, wholly or in part. It is a range of the
 leaves of `(fn, args, kwargs)`, found by counting rather than by path, because this runs at every
 call. Its result has its own structure, with None wherever nothing was differentiated.
@@ -14,10 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 import jax.tree_util as jtu
 
 from .._ground import callable_name, signature_of
-from ..modules import field, frozen_leaves
-from ..show import message, path_text, short
-from ..trees import is_array, is_inexact_array, picked_nodes, values_with_paths
-from ._boundary import Path, Rest, parameter_name, split, to_positional
+from ..modules import Static, field, frozen_leaves
+from ..show import listed, path_text, short, type_error, value_error
+from ..trees import Rest, is_array, is_inexact_array, picked_nodes, split, values_with_paths
+from ._boundary import parameter_name, to_positional
 from ._transformed import Transformed, call_inside, check_callable, wrap
 from ._wrt import check_wrt, is_mask, spread_mask
 
@@ -36,7 +35,7 @@ class Derivative(Transformed[P, T]):
     """A function under `filter_grad` or a sibling of it."""
 
     has_aux: bool = field(static=True)
-    wrt: Any = field(static=True)
+    wrt: Static
     transform: str = field(static=True)
 
 
@@ -48,66 +47,39 @@ def decorator(
     wrt: Any,
     refused: dict[str, Any],
 ) -> Any:
-    """Both forms of a derivative: `transform(fn)`, and `@transform(option=...)` where `fn` is None.
-
-    Args:
-        cls: the class of the transformed function.
-        transform: the public name of the transformation.
-        fn: the function or None.
-        has_aux: whether it returns a pair.
-        wrt: what is differentiated.
-        refused: options that do not exist.
-
-    Returns:
-        The transformed function, or a decorator.
-
-    Raises:
-        TypeError: if `fn` is not callable, an option does not exist, or `wrt` can never be right.
-    """
+    """Both forms of a derivative: `transform(fn)`, and `@transform(option=...)` where `fn` is None. `cls` is the
+    class of the transformed function, `refused` are options that do not exist."""
     if refused:
         name = next(iter(refused))
-        raise TypeError(
-            message(
-                f"{transform} has no option `{name}`",
-                where=f"{transform}(fn, {name}=...)",
-                expected="has_aux or wrt",
-                got=name,
-                instead=_INSTEAD_OF.get(name, f"leave `{name}` out"),
-            )
+        raise type_error(
+            f"{transform} has no option `{name}`",
+            where=f"{transform}(fn, {name}=...)",
+            expected="has_aux or wrt",
+            got=name,
+            instead=_INSTEAD_OF.get(name, f"leave `{name}` out"),
         )
     check_wrt(wrt, transform)
 
     def decorate(fn: Any) -> Any:
         check_callable(fn, transform)
-        return wrap(cls(fn, has_aux, wrt, transform))
+        return wrap(cls(fn, has_aux, Static(wrt), transform))
 
     return decorate if fn is None else decorate(fn)
 
 
 def value_and_aux(fn: Any, out: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
-    """What a function returned, as `(value, aux)`.
-
-    Args:
-        fn: the function.
-        out: what it returned.
-        has_aux: whether that is a pair; if not, `aux` is None.
-        transform: the name of the transformation, for the message.
-
-    Raises:
-        TypeError: if a pair was announced and something else came.
-    """
+    """What a function returned, as `(value, aux)`. Raises `TypeError` if a pair was announced and something else
+    came."""
     if not has_aux:
         return out, None
     if isinstance(out, (tuple, list)) and len(out) == 2:
         return out[0], out[1]
-    raise TypeError(
-        message(
-            f"`{callable_name(fn)}` must return a pair, because has_aux=True",
-            where=f"{transform}({callable_name(fn)}, has_aux=True)",
-            expected="(value, aux)",
-            got=short(out),
-            instead="return a pair whose second part may be any Python object, or leave has_aux out",
-        )
+    raise type_error(
+        f"`{callable_name(fn)}` must return a pair, because has_aux=True",
+        where=f"{transform}({callable_name(fn)}, has_aux=True)",
+        expected="(value, aux)",
+        got=short(out),
+        instead="return a pair whose second part may be any Python object, or leave has_aux out",
     )
 
 
@@ -123,7 +95,7 @@ class Target:
         # The number of its first leaf among those of `(fn, args, kwargs)`.
         self.start = start
         # What is asked for: nodes of the tree with their paths. First of all, the whole.
-        self.parts: list[tuple[Path, Any]] = [((), tree)]
+        self.parts: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
         # Or, for every leaf, whether it is asked for.
         self.mask: list[bool] | None = None
         # For every leaf the number of the array that is differentiated there, or None.
@@ -140,7 +112,7 @@ class Target:
 
 
 class Call:
-    """A call, taken apart into what is differentiated and what is not."""
+    """A flattened call: the arrays that are differentiated, and the rest."""
 
     __slots__ = ("arrays", "fn", "positions", "rest", "targets")
 
@@ -168,16 +140,8 @@ class Call:
 
 
 def assemble(outline: Any, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Puts results for the differentiated arrays into trees like the targets, with None everywhere
-    else.
-
-    Args:
-        outline: as `Call.outline` gives it.
-        values: one for each differentiated array.
-
-    Returns:
-        One tree for each target.
-    """
+    """Puts one result for each differentiated array into trees like the targets, with None everywhere else.
+    `outline` is what `Call.outline` gives."""
     left = iter(values)
     return tuple(
         treedef.unflatten([None if slot is None else next(left) for slot in slots])
@@ -185,27 +149,12 @@ def assemble(outline: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def take_apart(
+def flatten_call(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, transform: str
 ) -> Call:
-    """Takes a call apart by what is to be differentiated.
-
-    Args:
-        fn: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        wrt: what is to be differentiated, as far as it is not frozen; None is the first argument.
-        transform: the name of the transformation, for messages.
-
-    Returns:
-        The call.
-
-    Raises:
-        ValueError: if `wrt` names what is not there, or the same argument twice, or is a mask that
-            does not fit.
-        TypeError: if something that is to be differentiated has no floating-point array in it that
-            is not frozen.
-    """
+    """Flattens a call by what is to be differentiated: by `wrt` as far as it is not frozen; None is the first
+    argument. Raises `ValueError` if `wrt` names what is not there, or the same argument twice, or is a mask that
+    does not fit, and `TypeError` if there is no floating-point array in it that is not frozen."""
     if kwargs:
         args, kwargs = to_positional(fn, args, kwargs)
     arrays, rest = split((fn, args, kwargs))
@@ -271,28 +220,24 @@ def _place(
             return one
         what = f"there is no argument `{one}`"
     given = [*(parameter_name(fn, i) for i in range(len(args))), *kwargs]
-    raise ValueError(
-        message(
-            f"{what} to differentiate in this call of `{callable_name(fn)}`",
-            where=f"{transform}({callable_name(fn)}, wrt=...)",
-            expected="the number or the name of an argument that the call gives",
-            got="a call with " + (", ".join(f"`{name}`" for name in given) or "no arguments"),
-            instead="count from 0; give the argument explicitly if it has a default; use the name, wrt='x', for an "
-            "argument that is given by keyword only",
-        )
+    raise value_error(
+        f"{what} to differentiate in this call of `{callable_name(fn)}`",
+        where=f"{transform}({callable_name(fn)}, wrt=...)",
+        expected="the number or the name of an argument that the call gives",
+        got="a call with " + (", ".join(f"`{name}`" for name in given) or "no arguments"),
+        instead="count from 0; give the argument explicitly if it has a default; use the name, wrt='x', for an "
+        "argument that is given by keyword only",
     )
 
 
 def _refuse_twice(places: list[_Place], wrt: Any, fn: Any, transform: str) -> None:
     if len(set(places)) < len(places):
-        raise ValueError(
-            message(
-                "`wrt` names the same argument twice",
-                where=f"{transform}({callable_name(fn)}, wrt={wrt!r})",
-                expected="different arguments",
-                got=", ".join(f"`{_name(fn, place)}`" for place in places),
-                instead="name each argument once, by its number or by its name",
-            )
+        raise value_error(
+            "`wrt` names the same argument twice",
+            where=f"{transform}({callable_name(fn)}, wrt={wrt!r})",
+            expected="different arguments",
+            got=", ".join(f"`{_name(fn, place)}`" for place in places),
+            instead="name each argument once, by its number or by its name",
         )
 
 
@@ -332,31 +277,24 @@ def _refuse_nothing(target: Target, fn: Any, transform: str) -> None:
         frozen = frozen_leaves(target.tree)
         if any(f for f, wanted in zip(frozen, leaves, strict=True) if wanted):
             raise _all_frozen(root, fn, transform)
-        numbers = list(_numbers(node, root))
-        got = short(node) if not numbers else ", ".join(numbers[:10])
-        if len(numbers) > 10:
-            got += f" and {len(numbers) - 10} more"
-        raise TypeError(
-            message(
-                f"{transform} of `{callable_name(fn)}`: nothing to differentiate, there is no floating-point array",
-                where=f"argument `{root}`",
-                expected="at least one floating-point array",
-                got=got,
-                instead="make numbers arrays: annotate the field of the module as `jax.Array`, which converts the "
-                "number that is given for it, or write jnp.asarray(2.0); for integers, x.astype(float)",
-            )
+        numbers = listed(_numbers(node, root))
+        raise type_error(
+            f"{transform} of `{callable_name(fn)}`: nothing to differentiate, there is no floating-point array",
+            where=f"argument `{root}`",
+            expected="at least one floating-point array",
+            got=numbers or short(node),
+            instead="make numbers arrays: annotate the field of the module as `jax.Array`, which converts the "
+            "number that is given for it, or write jnp.asarray(2.0); for integers, x.astype(float)",
         )
 
 
 def _all_frozen(root: str, fn: Any, transform: str) -> TypeError:
-    return TypeError(
-        message(
-            f"{transform} of `{callable_name(fn)}`: nothing to differentiate, what there is is frozen",
-            where=f"argument `{root}`",
-            expected="at least one floating-point array that is not frozen",
-            got="frozen arrays only",
-            instead="vernal.unfreeze(model, where), or differentiate another part",
-        )
+    return type_error(
+        f"{transform} of `{callable_name(fn)}`: nothing to differentiate, what there is is frozen",
+        where=f"argument `{root}`",
+        expected="at least one floating-point array that is not frozen",
+        got="frozen arrays only",
+        instead="vernal.unfreeze(model, where), or differentiate another part",
     )
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._ground import callable_name, intern_key, one_level_with_keys
+from .._ground import callable_name, one_level_with_keys, static_key
 from ..modules import BoundMethod
 from ..show import FROZEN, is_traced, path_text, short, spec_text
 from ..trees import is_array
@@ -43,6 +43,8 @@ class _Code(NamedTuple):
         return f"<{'lambda' if name == '<lambda>' else name} at {place}>"
 
 
+# Where a traced array is.
+_TRACED = "inside a transformation"
 # The kind of what has no parts.
 STATIC = "static"
 
@@ -59,7 +61,7 @@ class Array:
 
     def __init__(self, x: Any):
         self.aval = jax.typeof(x)
-        self.where: Any = "inside a transformation"
+        self.where: Any = _TRACED
         if not is_traced(x):
             self.where = x.sharding if getattr(x, "committed", False) else "uncommitted"
         self.hashes = hash(self.aval), hash((self.aval, self.where))
@@ -74,7 +76,7 @@ class Array:
         if spec != other_spec:
             return spec, other_spec
         where = _where_text(self.where), _where_text(other.where)
-        if where[0] == where[1]:
+        if where[0] == where[1] or _TRACED in (self.where, other.where):
             where = _where_text(self.aval.sharding), _where_text(other.aval.sharding)
         return f"{spec} {where[0]}", f"{spec} {where[1]}"
 
@@ -149,7 +151,7 @@ def mesh_text(mesh: Any) -> str:
 def _mark(value: Any) -> int | None:
     """A number that equal static values have in common. It keeps nothing alive."""
     try:
-        return hash(intern_key(value))
+        return hash(static_key(value))
     except Exception:
         # Not hashable, or its own `__hash__` fails: the text has to do.
         return None

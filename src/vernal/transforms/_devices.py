@@ -24,11 +24,11 @@ from jax.sharding import (
 )
 
 from .._ground import callable_name
-from ..modules import field
-from ..show import is_traced, message, path_text, short
-from ..trees import is_array
+from ..modules import Static, field
+from ..show import is_traced, message, path_text, short, type_error, value_error
+from ..trees import is_array, split
 from ._arguments import check_names, for_arguments, refuse_options
-from ._boundary import hold, release, split, to_positional
+from ._boundary import hold, release, to_positional
 from ._prefixes import broadcast_prefix
 from ._transformed import Transformed, call_inside, check_callable, wrap
 
@@ -117,14 +117,12 @@ def filter_shard(x: T, device_or_shardings: Any, /) -> T:
     """
     for path, leaf in jtu.tree_leaves_with_path(device_or_shardings, is_leaf=_is_placement):
         if not _is_placement(leaf):
-            raise TypeError(
-                message(
-                    "this is not a place for an array",
-                    where=path_text(path, root="device_or_shardings"),
-                    expected="a jax.Device, a Sharding, a PartitionSpec, or None",
-                    got=short(leaf),
-                    instead="jax.NamedSharding(mesh, jax.P('axis'))",
-                )
+            raise type_error(
+                "this is not a place for an array",
+                where=path_text(path, root="device_or_shardings"),
+                expected="a jax.Device, a Sharding, a PartitionSpec, or None",
+                got=short(leaf),
+                instead="jax.NamedSharding(mesh, jax.P('axis'))",
             )
     placements = broadcast_prefix(
         device_or_shardings, x, what="`device_or_shardings`", root="x", is_leaf=_is_placement
@@ -171,8 +169,8 @@ class _ShardMap(Transformed[P, T]):
     """What `filter_shard_map` returns."""
 
     mesh: Any = field(static=True)
-    in_specs: Any = field(static=True)
-    out_specs: Any = field(static=True)
+    in_specs: Static
+    out_specs: Static
     axis_names: frozenset[Any] = field(static=True)
     check_vma: bool = field(static=True)
 
@@ -187,17 +185,19 @@ class _ShardMap(Transformed[P, T]):
             out = hold(call_inside(fn, rest, arrays))
             # JAX would say the same in words that the user's result does not have.
             what = f"`out_specs` of `{callable_name(fn)}`"
-            broadcast_prefix(self.out_specs, out, what=what, root="the result", is_leaf=_is_spec)
+            broadcast_prefix(
+                self.out_specs.value, out, what=what, root="the result", is_leaf=_is_spec
+            )
             return out
 
         run.__name__ = run.__qualname__ = callable_name(fn)
-        if self.in_specs is None:
+        if self.in_specs.value is None:
             self._check_explicit()
-        options = {} if self.in_specs is None else {"in_specs": (self._specs(rest, arrays),)}
+        options = {} if self.in_specs.value is None else {"in_specs": (self._specs(rest, arrays),)}
         mapped = jax.shard_map(
             run,
             mesh=self.mesh,
-            out_specs=_without_none(self.out_specs),
+            out_specs=_without_none(self.out_specs.value),
             axis_names=self.axis_names,
             check_vma=self.check_vma,
             **options,
@@ -208,14 +208,12 @@ class _ShardMap(Transformed[P, T]):
         mesh = get_abstract_mesh() if self.mesh is None else self.mesh
         others = set(self.axis_names or mesh.axis_names) - _explicit(mesh)
         if others or mesh.empty:
-            raise ValueError(
-                message(
-                    "in_specs can only be left out where types say how arrays are spread",
-                    where=f"filter_shard_map of `{callable_name(self.fn)}`",
-                    expected="a mesh with explicit axes only, as jax.make_mesh makes it",
-                    got=f"{mesh}",
-                    instead="in_specs=jax.P('axis') for all arguments, or a tuple with one entry for each",
-                )
+            raise value_error(
+                "in_specs can only be left out where types say how arrays are spread",
+                where=f"filter_shard_map of `{callable_name(self.fn)}`",
+                expected="a mesh with explicit axes only, as jax.make_mesh makes it",
+                got=f"{mesh}",
+                instead="in_specs=jax.P('axis') for all arguments, or a tuple with one entry for each",
             )
 
     def _specs(self, rest: Any, arrays: list[Any]) -> list[PartitionSpec]:
@@ -223,7 +221,7 @@ class _ShardMap(Transformed[P, T]):
             self.fn,
             rest,
             arrays,
-            _without_none(self.in_specs),
+            _without_none(self.in_specs.value),
             what="in_specs",
             default=_Own,
             of_function=_Own,
@@ -242,14 +240,12 @@ def _without_none(specs: Any) -> Any:
 def _check_specs(what: str, specs: Any) -> None:
     for path, leaf in jtu.tree_leaves_with_path(specs, is_leaf=_is_spec):
         if not _is_spec(leaf):
-            raise TypeError(
-                message(
-                    "this is not a PartitionSpec",
-                    where=path_text(path, root=what),
-                    expected="a PartitionSpec, or None for what every device has whole",
-                    got=short(leaf),
-                    instead="jax.P('axis')",
-                )
+            raise type_error(
+                "this is not a PartitionSpec",
+                where=path_text(path, root=what),
+                expected="a PartitionSpec, or None for what every device has whole",
+                got=short(leaf),
+                instead="jax.P('axis')",
             )
 
 
@@ -335,6 +331,6 @@ def filter_shard_map(
         check_callable(fn, "filter_shard_map")
         check_names(fn, in_specs, "in_specs")
         names = frozenset() if axis_names is None else frozenset(axis_names)
-        return wrap(_ShardMap(fn, mesh, in_specs, out_specs, names, check_vma))
+        return wrap(_ShardMap(fn, mesh, Static(in_specs), Static(out_specs), names, check_vma))
 
     return decorate if fn is None else decorate(fn)

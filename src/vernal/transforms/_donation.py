@@ -7,45 +7,26 @@ from typing import Any, Literal
 
 import jax.tree_util as jtu
 
-from ..show import message, short
+from ..show import short, value_error
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 _CHOICES = ("all", "all-except-first", "warn", "warn-except-first", "none")
 
 
 def check_donate(transform: str, donate: Any) -> None:
-    """Refuses an unknown choice.
-
-    Args:
-        transform: the name of the transformation, for the message.
-        donate: what the user wrote.
-
-    Raises:
-        ValueError: if it is not one of the choices.
-    """
+    """Refuses an unknown choice."""
     if donate not in _CHOICES:
-        raise ValueError(
-            message(
-                "unknown value of `donate`",
-                where=f"{transform}(fn, donate={donate!r})",
-                expected=", ".join(map(repr, _CHOICES)),
-                got=short(donate),
-                instead=f"{transform}(fn, donate='all')",
-            )
+        raise value_error(
+            "unknown value of `donate`",
+            where=f"{transform}(fn, donate={donate!r})",
+            expected=", ".join(map(repr, _CHOICES)),
+            got=short(donate),
+            instead=f"{transform}(fn, donate='all')",
         )
 
 
 def donated_leaves(treedef: Any, dynamic: list[int], donate: str) -> list[int]:
-    """Which leaves of a call are donated.
-
-    Args:
-        treedef: the structure of `(fn, args, kwargs)`.
-        dynamic: the positions of the arrays among its leaves.
-        donate: the choice.
-
-    Returns:
-        Positions, in order.
-    """
+    """Which leaves of `(fn, args, kwargs)` are donated, of those whose positions are in `dynamic`."""
     if donate == "none":
         return []
     if donate in ("all", "warn"):
@@ -56,16 +37,8 @@ def donated_leaves(treedef: Any, dynamic: list[int], donate: str) -> list[int]:
 
 
 def donated_arguments(donate: str, count: int, first: int) -> tuple[int, ...]:
-    """Which arguments of a call are donated.
-
-    Args:
-        donate: the choice.
-        count: how many arguments there are.
-        first: the position of the user's first one; before it is the function, if it is an argument.
-
-    Returns:
-        Positions, in order.
-    """
+    """Which of `count` arguments of a call are donated. `first` is the position of the user's first one; before it
+    is the function, if it is an argument."""
     if donate == "none":
         return ()
     spared = () if donate in ("all", "warn") else (first,)

@@ -1,32 +1,30 @@
 """Why did it compile? Every trace of a function under `filter_jit`, with what has changed since the
 earlier one that is most alike.
 
-The body of a compiled function runs only when it is traced: that is the signal, and there
-`Tracing()` is entered. The arguments are those of the call further up the stack. A program may also
-be compiled again without a trace, for other devices; JAX tells its listeners of that. So nothing
-in this file runs in a call that compiles nothing.
+The body of a compiled function runs only when it is traced: that is the signal, and there `Tracing`
+is entered, with the call as the body sees it. Where its arrays are on which devices is known when the
+call is over. A program may also be compiled again without a trace, for other devices; JAX tells its
+listeners of that, and they leave a note with the program. So nothing in this file runs in a call that
+compiles nothing.
 """
 
 import collections
 import contextlib
 import contextvars
-import functools
+import itertools
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any, NamedTuple
-
-import jax
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from .._ground import callable_name, here, trace_state_clean
-from ._frames import frame_of_call
+from ..show import listed
+from ._compilation_notes import Compilation, listen
 from ._signatures import Difference, Signature, has_identity, signature_of_call
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"
 # The traces of a function that are remembered, to be compared with and to be told of.
 _KEPT = 32
 # The differences that are told of one trace.
@@ -39,25 +37,20 @@ _FAILED = "nothing; the call that traced it before has failed"
 _NAN = Difference("jax_debug_nans", "no NaN", "a NaN, so it runs operation by operation")
 
 
-class _Call(NamedTuple):
-    """A call of a function under `filter_jit` that is going on."""
+class Call:
+    """A call of a function under `filter_jit`.
 
-    frame: FrameType
-    fn: Any
-    signature: Callable[[], Signature]
+    Args:
+        fn: the function.
+        options: those of `filter_jit`, by name.
+        arguments: `(args, kwargs)`.
+    """
 
+    __slots__ = ("fn", "signature")
 
-def _call_above(frame: FrameType | None) -> _Call | None:
-    """The call that traces or compiles now, if there is one."""
-    frame = frame_of_call(frame)
-    if frame is None:
-        return None
-    found = frame.f_locals
-    fn, settings = found["self"].fn, found["self"].settings
-    args = found["given"][0 if has_identity(fn) else 1 :]
-    options = {name: getattr(settings, name) for name in settings.__slots__}
-    signature = functools.partial(signature_of_call, fn, args, found["kwargs"], options)
-    return _Call(frame, fn, signature)
+    def __init__(self, fn: Any, options: dict[str, Any], arguments: tuple[Any, Any]):
+        self.fn = fn
+        self.signature = signature_of_call(fn, *arguments, options)
 
 
 class Trace:
@@ -91,27 +84,24 @@ class Trace:
         "source",
     )
 
-    def __init__(self, call: _Call, kind: str, traces: "Traces"):
+    def __init__(self, call: Call, kind: str, traces: "Traces"):
         self.name = callable_name(call.fn)
         self.kind = kind
         self.number = traces.count + (kind == "traced")
         self.again = traces.count > 0
         self.compiled = kind == "compiled"
         self.failed = False
-        self.signature = call.signature()
+        self.signature = call.signature
         self.differences: list[Difference] = []
         self.reason = ""
-        self.place = _place(call.frame)
+        self.place = _place()
         self.seconds: float | None = None
         self.source = traces.source
 
     def explain_with(self, differences: list[Difference], otherwise: str) -> None:
         """Takes the differences as the reason."""
         self.differences = differences
-        told = [str(d) for d in differences[:_TOLD]]
-        if len(differences) > _TOLD:
-            told.append(f"and {len(differences) - _TOLD} more")
-        self.reason = "; ".join(told) or otherwise
+        self.reason = listed(differences, "; ", _TOLD) or otherwise
 
     def event(self) -> str:
         """What has happened: `traced again (2nd, 0.8 s): x: f32[32,4] -> f32[31,4]`."""
@@ -125,9 +115,9 @@ class Trace:
         return f"{self.name} {self.event()}"
 
 
-def _place(frame: FrameType) -> str:
-    """Where the user's code has made this call."""
-    entries = here(innermost=frame).entries
+def _place() -> str:
+    """Where the user's code has made the call that is going on."""
+    entries = here().entries
     return f"{os.path.basename(entries[-1][0])}:{entries[-1][1]}" if entries else "unknown"
 
 
@@ -135,6 +125,14 @@ def ordinal(n: int) -> str:
     """`1st`, `2nd`, `3rd`, `4th`, ..., `11th`, ..."""
     ending = "th" if 10 < n % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{ending}"
+
+
+def _nearest(
+    earlier: Iterable[Trace], signature: Signature, placed: bool
+) -> tuple[list[Difference], Trace | None]:
+    """The trace with the fewest differences, the first of those."""
+    compared = [(trace.signature.differences(signature, placed), trace) for trace in earlier]
+    return min(compared, key=lambda found: len(found[0]), default=([], None))
 
 
 class Traces:
@@ -146,17 +144,12 @@ class Traces:
         self.recent: collections.deque[Trace] = collections.deque(maxlen=_KEPT)
         self.source = object()
 
-    def nearest(self, signature: Signature, placed: bool) -> tuple[list[Difference], Trace | None]:
-        """The earlier trace with the fewest differences, the latest of those."""
-        compared = [(t.signature.differences(signature, placed), t) for t in reversed(self.recent)]
-        return min(compared, key=lambda found: len(found[0]), default=([], None))
-
-    def traced(self, call: _Call) -> Trace:
+    def traced(self, call: Call) -> Trace:
         """Notes a new trace, unless a guard refuses it."""
         with self.lock:
             trace = Trace(call, "traced", self)
             if trace.again:
-                found, nearest = self.nearest(trace.signature, placed=False)
+                found, nearest = _nearest(reversed(self.recent), trace.signature, placed=False)
                 failed = nearest is not None and nearest.failed
                 trace.explain_with(found, _FAILED if failed else _NOT_SEEN)
             _ask_guards(trace)
@@ -164,7 +157,16 @@ class Traces:
             self.recent.append(trace)
             return trace
 
-    def ran(self, call: _Call) -> Trace:
+    def called(self, trace: Trace, signature: Signature) -> None:
+        """Notes where the arrays of a trace are, which is known when its call is over."""
+        with self.lock:
+            trace.signature = signature
+            if trace.differences and trace.kind == "traced":
+                earlier = itertools.takewhile(lambda t: t is not trace, self.recent)
+                found = _nearest(reversed([*earlier]), signature, placed=False)[0]
+                trace.explain_with(found, trace.reason)
+
+    def ran(self, call: Call) -> Trace:
         """Notes that JAX runs the body without tracing it, to find where a NaN comes from."""
         with self.lock:
             trace = Trace(call, "run", self)
@@ -172,7 +174,7 @@ class Traces:
             self.recent.append(trace)
             return trace
 
-    def compiled(self, call: _Call, seconds: float) -> None:
+    def compiled(self, call: Call, seconds: float) -> None:
         """Notes a compilation that no trace precedes."""
         with self.lock:
             trace = Trace(call, "compiled", self)
@@ -181,7 +183,7 @@ class Traces:
                     # It was only traced, by `lower` or inside another function: this is its first.
                     earlier.compiled, earlier.signature = True, trace.signature
                     return
-            found = self.nearest(trace.signature, placed=True)[0]
+            found = _nearest(reversed(self.recent), trace.signature, placed=True)[0]
             if not found:
                 # A transformation of it.
                 return
@@ -237,42 +239,30 @@ def traces_of(fn: Any) -> Traces:
     return _of_class.setdefault(type(fn), Traces())
 
 
-class _Open(threading.local):
-    """The traces of this thread whose calls are not over, by the frame of the call."""
-
-    def __init__(self) -> None:
-        self.by_frame: dict[int, Trace] = {}
-
-
-_open = _Open()
-
-
 class Tracing:
     """Entered in the body of a compiled function, left when the call that it belongs to is over.
+
+    Args:
+        call: the call, as it is traced.
 
     Raises:
         RetraceError: when entered, if `debug.no_retrace` refuses the trace.
     """
 
-    __slots__ = ("frame", "outer_error", "start", "trace")
+    __slots__ = ("call", "outer_error", "start", "trace")
 
-    def __enter__(self) -> None:
-        self.trace: Trace | None = None
-        disabled = getattr(jax.config, "jax_disable_jit", False)
-        call = None if disabled else _call_above(sys._getframe())
-        if call is None:
-            return
-        _listen()
+    def __init__(self, call: Call):
+        self.call = call
+
+    def __enter__(self) -> "Tracing":
+        listen()
         self.start, self.outer_error = time.perf_counter(), sys.exception()
-        traces = traces_of(call.fn)
-        self.trace = traces.ran(call) if trace_state_clean() else traces.traced(call)
-        self.frame = id(call.frame)
-        _open.by_frame[self.frame] = self.trace
+        traces = traces_of(self.call.fn)
+        run_only = trace_state_clean()
+        self.trace = traces.ran(self.call) if run_only else traces.traced(self.call)
+        return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.trace is None:
-            return
-        _open.by_frame.pop(self.frame, None)
         # It may be left in the handler of an error of the call.
         failed = sys.exception() is not self.outer_error
         self.trace.failed = failed and self.trace.kind == "traced"
@@ -280,22 +270,19 @@ class Tracing:
         _tell_watchers(self.trace)
 
 
-@functools.cache
-def _listen() -> None:
-    jax.monitoring.register_event_duration_secs_listener(_on_event)
+def log_call(call: Call, tracings: list[Tracing], compilations: list[Compilation]) -> None:
+    """Logs what happened in a call that is over.
 
-
-def _on_event(event: str, duration_secs: float, **details: Any) -> None:
-    if event != _COMPILED:
-        return
-    call = _call_above(sys._getframe(1))
-    if call is None or details.get("fun_name") != f"jit({callable_name(call.fn)})":
-        return
-    trace = _open.by_frame.get(id(call.frame))
-    if trace is None:
-        traces_of(call.fn).compiled(call, duration_secs)
-    else:
-        trace.compiled = True
+    Args:
+        call: the call, with its arrays where they are.
+        tracings: its traces.
+        compilations: what JAX has compiled in it.
+    """
+    for tracing in tracings:
+        traces_of(call.fn).called(tracing.trace, call.signature)
+        tracing.trace.compiled |= bool(compilations)
+    if not tracings:
+        traces_of(call.fn).compiled(call, sum(item.seconds for item in compilations))
 
 
 _watchers: list["Watch"] = []

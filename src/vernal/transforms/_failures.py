@@ -15,7 +15,10 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
-from .._ground import Report, awaited, concrete_value, failure_of, reports_in
+from .._ground import concrete_value, failure_of
+from ._compilation_notes import Compilation
+from ._explain import Call, Tracing, log_call
+from ._runtime_check import Report, awaited, reports_in
 
 
 class Opened:
@@ -23,18 +26,30 @@ class Opened:
     over: what costs nothing when nothing is traced."""
 
     def __init__(self) -> None:
-        self._of_thread: dict[int, contextlib.ExitStack] = {}
+        self._of_thread: dict[int, tuple[contextlib.ExitStack, list[Tracing]]] = {}
 
-    def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
-        """Enters a context until `close` is called by the same thread."""
-        stack = self._of_thread.setdefault(threading.get_ident(), contextlib.ExitStack())
-        stack.enter_context(context)
+    def enter(self, tracing: Tracing, *others: contextlib.AbstractContextManager[Any]) -> None:
+        """Enters contexts until `close` is called by the same thread.
+
+        Args:
+            tracing: the log of this trace.
+            *others: whatever else.
+        """
+        new = contextlib.ExitStack(), []
+        stack, tracings = self._of_thread.setdefault(threading.get_ident(), new)
+        for context in (tracing, *others):
+            stack.enter_context(context)
+        tracings.append(tracing)
+
+    def tracings(self) -> list[Tracing]:
+        """The traces of this thread."""
+        return self._of_thread.get(threading.get_ident(), (None, []))[1]
 
     def close(self) -> None:
         """Leaves what this thread has entered."""
-        stack = self._of_thread.pop(threading.get_ident(), None)
-        if stack is not None:
-            stack.close()
+        opened = self._of_thread.pop(threading.get_ident(), None)
+        if opened is not None:
+            opened[0].close()
 
 
 class _AtFirst:
@@ -46,13 +61,13 @@ class _AtFirst:
         self.jit = jit
         self.lock = threading.RLock()
 
-    def __call__(self, *groups: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         # Whoever is compiling something else does not wait: it could be waited for in turn.
         busy = getattr(self._here, "busy", False)
         locked = self.lock.acquire(blocking=not busy)
         self._here.busy = True
         try:
-            return self.jit(*groups)
+            return self.jit(*args)
         finally:
             self._here.busy = busy
             if locked:
@@ -65,94 +80,101 @@ class Program:
     that the function may close over.
 
     Args:
-        keeps: what lives as long as the program. (Functions are equal to others by what they
-            capture only as long as that is alive.)
+        described: describes a call, given its leaves.
 
     Attributes:
-        jit: the `jax.jit` of it, as `jit(*groups)`.
+        jit: the `jax.jit` of it, as `jit(*leaves)`.
         run: the same; until it has been compiled, one thread at a time.
         opened: what was opened while it was traced, for the rest of that call.
-        attention: empty if the program is known to hold no check. Otherwise its checks, and the
-            threads that have traced it and not looked yet.
+        attention: empty if the program is known to hold no check, and nothing has been traced or
+            compiled. Otherwise its checks, the threads that have traced it and not looked yet, and
+            compilations.
     """
 
-    __slots__ = ("attention", "jit", "keeps", "opened", "run")
+    __slots__ = ("__weakref__", "attention", "described", "jit", "opened", "run")
 
-    def __init__(self, keeps: Any) -> None:
-        self.keeps = keeps
+    def __init__(self, described: Callable[[Any], Call]) -> None:
+        self.described = described
         self.opened = Opened()
-        self.attention: set[int | Report] = set()
+        self.attention: set[int | Report | Compilation] = set()
 
     def use(self, jit: Any) -> None:
-        """Sets the function.
-
-        Args:
-            jit: the `jax.jit` of what calls `traced`.
-        """
+        """Sets the function: the `jax.jit` of what calls `traced`."""
         self.jit = jit
         self.run: Any = _AtFirst(jit)
 
-    def look(self, groups: Sequence[Any]) -> tuple[Report, ...]:
+    def look(self, leaves: Sequence[Any]) -> tuple[Report, ...]:
         """The checks of the program for these arguments (which JAX does not trace again)."""
-        found = reports_in(self.jit.trace(*groups).jaxpr)
+        found = reports_in(self.jit.trace(*leaves).jaxpr)
         # In this order: another thread must not find the set empty in between.
         self.attention.update(found)
         self.attention.discard(threading.get_ident())
         return found
 
-    def settle(self, groups: Sequence[Any], out: Any) -> None:
+    def finish(self, leaves: Sequence[Any]) -> None:
+        """Ends what was opened while this call traced, and logs what was traced and compiled.
+
+        Args:
+            leaves: the arguments of the call.
+        """
+        here = threading.get_ident()
+        # Copied, because other threads may add to it.
+        items = [
+            x for x in tuple(self.attention) if isinstance(x, Compilation) and x.thread == here
+        ]
+        self.attention.difference_update(items)
+        tracings = self.opened.tracings()
+        try:
+            if items or tracings:
+                log_call(self.described(leaves), tracings, items)
+        finally:
+            self.opened.close()
+
+    def settle(self, leaves: Sequence[Any], out: Any) -> None:
         """Raises the error of a check.
 
         Args:
-            groups: the arguments of the call.
+            leaves: the arguments of the call.
             out: what it returned.
 
         Raises:
             RuntimeCheckError: if a check has failed on a device that could not raise it.
         """
-        self.opened.close()
+        self.finish(leaves)
         self.run = self.jit
-        # Copied, because other threads may add to it.
         if any(isinstance(item, int) for item in tuple(self.attention)):
-            self.look(groups)
+            self.look(leaves)
         wait(out, [item for item in tuple(self.attention) if isinstance(item, Report)])
 
-    def failed(self, error: Exception, groups: Sequence[Any]) -> None:
+    def failed(self, error: Exception, leaves: Sequence[Any]) -> None:
         """Called when a call has raised an error, inside the handler.
 
         Args:
             error: what it raised.
-            groups: the arguments of the call.
+            leaves: the arguments of the call.
 
         Raises:
             RuntimeCheckError: in place of it, if a check was the reason.
         """
-        self.opened.close()
+        self.finish(leaves)
         failure = failure_of(error)
         if failure is None:
             self.attention.discard(threading.get_ident())
             return
         # It may have been the first call.
-        self.look(groups)
+        self.look(leaves)
         raise failure from None
 
 
-def traced(attention: set[int | Report], fn: Callable[..., Any], *args: Any) -> Any:
+def traced(attention: set[int | Report | Compilation], fn: Callable[..., Any], *args: Any) -> Any:
     """Calls the user's function while a program with this `attention` is traced."""
     attention.add(threading.get_ident())
     return awaited(fn, *args)
 
 
 def wait(out: Any, reports: Sequence[Report]) -> None:
-    """Waits for a program with checks; does nothing if there are none.
-
-    Args:
-        out: its results.
-        reports: its checks.
-
-    Raises:
-        RuntimeCheckError: if one of them has failed on a device that could not raise it.
-    """
+    """Waits for the results of a program with checks, and raises the error of one that has failed on a device that
+    could not raise it; does nothing if there are no checks."""
     if not reports:
         return
     jax.block_until_ready([concrete_value(x) for x in jtu.tree_leaves(out)])
@@ -163,14 +185,7 @@ def wait(out: Any, reports: Sequence[Report]) -> None:
 
 
 def reraise(error: Exception) -> None:
-    """Raises the error of a check in place of JAX's. Called inside the handler.
-
-    Args:
-        error: what JAX raised when a program was run or waited for.
-
-    Raises:
-        RuntimeCheckError: if a check was the reason.
-    """
+    """Raises the error of a check in place of JAX's, if one was the reason. Called inside the handler."""
     failure = failure_of(error)
     if failure is not None:
         raise failure from None

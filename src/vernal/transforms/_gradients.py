@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from .._ground import callable_name
-from ..show import message, short
-from ..trees import is_array_like
-from ._boundary import Rest, split
-from ._derivatives import Derivative, assemble, decorator, take_apart, value_and_aux
+from ..show import short, type_error
+from ..trees import Rest, is_array_like, split
+from ._derivatives import Derivative, assemble, decorator, flatten_call, value_and_aux
 from ._wrt import Wrt, is_several
 
 P = ParamSpec("P")
@@ -40,14 +39,12 @@ def _check_loss(fn: Any, value: Any, has_aux: bool, transform: str) -> Any:
     else:
         problem = f"has the dtype {array.dtype}"
         instead = "compute it with floating-point arrays; counts and comparisons have no gradient"
-    raise TypeError(
-        message(
-            f"the loss `{callable_name(fn)}` {problem}, so it has no gradient",
-            where=f"{transform}({callable_name(fn)})",
-            expected="a real floating-point scalar",
-            got=short(value),
-            instead=instead,
-        )
+    raise type_error(
+        f"the loss `{callable_name(fn)}` {problem}, so it has no gradient",
+        where=f"{transform}({callable_name(fn)})",
+        expected="a real floating-point scalar",
+        got=short(value),
+        instead=instead,
     )
 
 
@@ -61,7 +58,7 @@ class _ValueAndGrad(Derivative[P, T]):
     def _value_and_grad(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """`(value, gradient)`, or `((value, aux), gradient)`."""
         fn, has_aux, transform = self.fn, self.has_aux, self.transform
-        call = take_apart(fn, args, kwargs, self.wrt, transform)
+        call = flatten_call(fn, args, kwargs, self.wrt.value, transform)
 
         def loss(chosen: list[Any]) -> tuple[Any, tuple[list[Any], Rest]]:
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)
@@ -71,7 +68,7 @@ class _ValueAndGrad(Derivative[P, T]):
         differentiate = jax.value_and_grad(loss, has_aux=True)
         (value, (aux, aux_rest)), found = differentiate(call.chosen())
         trees = assemble(call.outline(), found)
-        gradient = trees if is_several(self.wrt) else trees[0]
+        gradient = trees if is_several(self.wrt.value) else trees[0]
         return ((value, aux_rest.fill(aux)) if has_aux else value), gradient
 
 
@@ -169,9 +166,7 @@ def filter_value_and_grad(
     """The value and the gradient of a scalar function, computed together.
 
     Args:
-        fn: as for `filter_grad`.
-        has_aux: as for `filter_grad`.
-        wrt: as for `filter_grad`.
+        fn: and all others: as for `filter_grad`.
 
     Returns:
         A function of the same arguments that returns `(value, gradient)`, or `((value, aux),

@@ -1,15 +1,15 @@
 """Calls and trees without the traced values that functions in them close over.
 
 A transformation of JAX may call a function later, or somewhere else, than where it was written: what
-it closes over must then be an argument. `Hollow` is a tree without its arrays and without the tracers
-hidden in its functions; `HoistedCall` is a whole call like that.
+it closes over must then be an argument. `HoistedCall` is a call without its arrays and without the
+tracers that are hidden in its functions.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..show import is_traced
-from ._boundary import Rest, split
+from ..trees import Rest, split
 from ._captured import captured
 from ._transformed import call_inside
 
@@ -28,36 +28,24 @@ def _is_slot(x: Any) -> bool:
     return x is _SLOT
 
 
-class Hollow:
-    """What is left of a tree without its arrays and without the tracers that its functions hide.
-
-    Holds neither, so that it may live as long as a traced program.
-
-    Args:
-        make: makes the tree, with slots in place of the arrays, from the hidden tracers.
-    """
-
-    def __init__(self, make: Callable[[Sequence[Any]], Any]):
-        self.make = make
-
-    def rest(self, hidden: Sequence[Any]) -> Rest:
-        """The structure of the tree around its arrays, from other hidden values."""
-        return split(self.make(hidden), _is_slot)[1]
+# The structure of a tree around its arrays, from the traced values that functions in it close over.
+# Holds none of both, so that it may live as long as a traced program.
+RestOf = Callable[[Sequence[Any]], Rest]
 
 
-def hollow(tree: Any) -> tuple[list[Any], list[Any], Hollow]:
-    """Takes a tree apart.
+def flatten_hoisted(tree: Any) -> tuple[list[Any], list[Any], RestOf]:
+    """Takes the arrays and the hidden tracers out of a tree.
 
     Args:
         tree: a tree of any Python objects.
 
     Returns:
-        `(arrays, hidden, left)`: its arrays, the tracers that functions in it close over, and what
-        is left. `left.rest(hidden).fill(arrays)` is the tree.
+        `(arrays, hidden, rest_of)`: its arrays, the tracers that functions in it close over, and what
+        is left. `rest_of(hidden).fill(arrays)` is the tree.
     """
     arrays, rest = split(tree)
     hidden, make = captured(rest.fill([_SLOT] * len(arrays)), is_traced)
-    return arrays, hidden, Hollow(make)
+    return arrays, hidden, lambda hidden: split(make(hidden), _is_slot)[1]
 
 
 class HoistedCall:
@@ -69,7 +57,7 @@ class HoistedCall:
         count: how many values the function closes over.
     """
 
-    def __init__(self, fn: Callable[[Sequence[Any]], Any], arguments: Hollow, count: int):
+    def __init__(self, fn: Callable[[Sequence[Any]], Any], arguments: RestOf, count: int):
         self.fn = fn
         self.arguments = arguments
         self.count = count
@@ -80,7 +68,7 @@ class HoistedCall:
 
     def rest(self, outside: Sequence[Any]) -> Rest:
         """The structure of `(None, args, kwargs)`."""
-        return self.arguments.rest(outside[self.count :])
+        return self.arguments(outside[self.count :])
 
     def __call__(self, outside: Sequence[Any], arrays: Sequence[Any]) -> Any:
         """Calls the function.
@@ -109,5 +97,5 @@ def hoist(
         `(call, outside, arrays)`: `call(outside, arrays)` is `fn(*args, **kwargs)`.
     """
     of_fn, make = captured(fn, is_traced)
-    arrays, hidden, arguments = hollow((None, args, kwargs))
+    arrays, hidden, arguments = flatten_hoisted((None, args, kwargs))
     return HoistedCall(make, arguments, len(of_fn)), [*of_fn, *hidden], arrays

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import callable_name
-from ..show import message, path_text, short
-from ..trees import is_inexact_array_like
-from ._boundary import Rest, split
-from ._derivatives import Call, Derivative, assemble, decorator, take_apart, value_and_aux
+from ..show import path_text, short, type_error
+from ..trees import Rest, is_inexact_array_like, split
+from ._derivatives import Call, Derivative, assemble, decorator, flatten_call, value_and_aux
 from ._wrt import Wrt, is_several
 
 P = ParamSpec("P")
@@ -33,15 +32,13 @@ def _check_inputs(call: Call, transform: str) -> None:
         paths = [path for path, _ in jtu.tree_flatten_with_path(target.tree)[0]]
         for path, slot in zip(paths, target.slots, strict=True):
             if slot is not None and _is_complex(call.arrays[slot]):
-                raise TypeError(
-                    message(
-                        f"{transform} of `{callable_name(call.fn)}`: what is to be differentiated is complex",
-                        where=f"argument `{path_text(path, target.name)}`",
-                        expected="real floating-point arrays",
-                        got=short(call.arrays[slot]),
-                        instead="pass real and imaginary parts as two arrays, or leave it out of wrt; filter_jacrev "
-                        "takes complex inputs where the outputs are real",
-                    )
+                raise type_error(
+                    f"{transform} of `{callable_name(call.fn)}`: what is to be differentiated is complex",
+                    where=f"argument `{path_text(path, target.name)}`",
+                    expected="real floating-point arrays",
+                    got=short(call.arrays[slot]),
+                    instead="pass real and imaginary parts as two arrays, or leave it out of wrt; filter_jacrev "
+                    "takes complex inputs where the outputs are real",
                 )
 
 
@@ -50,24 +47,20 @@ def _outputs(fn: Any, value: Any, transform: str) -> tuple[list[Any], Rest]:
     found, treedef = jtu.tree_flatten_with_path(value)
     for path, leaf in found or [((), value)]:
         if not is_inexact_array_like(leaf):
-            raise TypeError(
-                message(
-                    f"{transform}: an output of `{callable_name(fn)}` has no derivative",
-                    where=path_text(path, "output"),
-                    expected="floating-point arrays only",
-                    got=short(leaf),
-                    instead="return it as the second part of a pair, and use has_aux=True",
-                )
+            raise type_error(
+                f"{transform}: an output of `{callable_name(fn)}` has no derivative",
+                where=path_text(path, "output"),
+                expected="floating-point arrays only",
+                got=short(leaf),
+                instead="return it as the second part of a pair, and use has_aux=True",
             )
         if transform != "filter_jacfwd" and _is_complex(leaf):
-            raise TypeError(
-                message(
-                    f"{transform}: an output of `{callable_name(fn)}` is complex",
-                    where=path_text(path, "output"),
-                    expected="real floating-point arrays",
-                    got=short(leaf),
-                    instead="return jnp.real(y) and jnp.imag(y), or use filter_jacfwd",
-                )
+            raise type_error(
+                f"{transform}: an output of `{callable_name(fn)}` is complex",
+                where=path_text(path, "output"),
+                expected="real floating-point arrays",
+                got=short(leaf),
+                instead="return jnp.real(y) and jnp.imag(y), or use filter_jacfwd",
             )
     return split(treedef.unflatten([jnp.asarray(leaf) for _, leaf in found]))
 
@@ -77,7 +70,7 @@ class _Jacobian(Derivative[P, T]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         fn, has_aux, transform = self.fn, self.has_aux, self.transform
-        call = take_apart(fn, args, kwargs, self.wrt, transform)
+        call = flatten_call(fn, args, kwargs, self.wrt.value, transform)
         if transform != "filter_jacrev":
             _check_inputs(call, transform)
 
@@ -92,7 +85,7 @@ class _Jacobian(Derivative[P, T]):
 
         def gather(values: list[Any]) -> Any:
             trees = assemble(outline, values)
-            return trees if is_several(self.wrt) else trees[0]
+            return trees if is_several(self.wrt.value) else trees[0]
 
         if transform == "filter_hessian":
             rows = [[gather(second) for second in first] for first in rows]
@@ -157,8 +150,7 @@ def filter_jacrev(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **r
 
     Args:
         fn: as for `filter_jacfwd`. Its outputs are real; inputs may be complex.
-        has_aux: as for `filter_jacfwd`.
-        wrt: as for `filter_jacfwd`.
+        has_aux: and `wrt`: as for `filter_jacfwd`.
 
     Returns:
         As for `filter_jacfwd`.
@@ -194,8 +186,7 @@ def filter_hessian(
 
     Args:
         fn: as for `filter_jacfwd`, with real inputs and outputs.
-        has_aux: as for `filter_jacfwd`.
-        wrt: as for `filter_jacfwd`.
+        has_aux: and `wrt`: as for `filter_jacfwd`.
 
     Returns:
         As for `filter_jacfwd`, with a second tree of the same kind in place of every array: for

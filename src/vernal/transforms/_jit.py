@@ -1,28 +1,27 @@
 """`filter_jit`: `jax.jit` for functions of arbitrary Python objects.
 
 Arrays are traced, everything else is static. What a call costs beyond `jax.jit` on a flat list of
-the same arrays is kept small: each argument is taken apart into arrays and a key, which modules
-remember (`_forms.py`); the keys choose a *program*, one `jax.jit` of a function of the arrays
-(`_programs.py`); modules in the result wait until they are looked at (`_results.py`). Nothing waits
-for the device, unless the program holds a run-time check: see `_failures.py`.
+the same arrays is kept small: each argument is flattened into arrays and a key, which modules
+remember (`_flatten.py`); the keys choose a *program*, one `jax.jit` of a function of the arrays
+(`_programs.py`); modules in the result are lazy (`_results.py`). Nothing waits for the device, unless
+the program holds a run-time check: see `_failures.py`.
 """
 
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, overload
 
-import jax
 import jax.tree_util as jtu
 from typing_extensions import ParamSpec
 
-from .._ground import ArrayImpl, callable_name, intern_key
-from ..modules import Form, field, module_classes
-from ..show import message, short
-from ..trees import is_array
+from .._ground import ArrayImpl, callable_name, remembers_function, static_key
+from ..modules import Flat, field, module_classes
+from ..show import short, type_error, value_error
+from ..trees import has_shape, is_array
 from ._boundary import argument_text, to_positional
 from ._donation import Donate, check_donate
 from ._explain import traces_of
 from ._failures import Program, reraise, wait
-from ._forms import ARRAY, Taker
+from ._flatten import ARRAY, Flattener
 from ._lowered import Lowered
 from ._programs import Programs, Settings, as_call, make_program, programs_of
 from ._transformed import Transformed, check_callable, wrap
@@ -37,23 +36,17 @@ def _unhashable(fn: Any, args: Any, kwargs: Any) -> ValueError | None:
         if is_array(leaf):
             continue
         try:
-            intern_key(leaf)
+            static_key(leaf)
         except TypeError:
-            return ValueError(
-                message(
-                    "Non-hashable static arguments: a compiled function is chosen by the values of "
-                    "what is not an array",
-                    where=f"`{callable_name(fn)}`, argument {argument_text(fn, path)}",
-                    expected="arrays, or hashable Python values",
-                    got=short(leaf),
-                    instead="pass an array, a tuple or a frozenset; give your own class `__hash__` and `__eq__`",
-                )
+            return value_error(
+                "Non-hashable static arguments: a compiled function is chosen by the values of "
+                "what is not an array",
+                where=f"`{callable_name(fn)}`, argument {argument_text(fn, path)}",
+                expected="arrays, or hashable Python values",
+                got=short(leaf),
+                instead="pass an array, a tuple or a frozenset; give your own class `__hash__` and `__eq__`",
             )
     return None
-
-
-def _traceable(x: Any) -> bool:
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
 
 class _Jit(Transformed[P, T]):
@@ -63,36 +56,34 @@ class _Jit(Transformed[P, T]):
     _found_programs: ClassVar[Programs | None] = None
 
     # Long: everything that happens at every call is in one frame, because a second one would be a
-    # tenth of the time of the smallest call. What `Taker.take` does is repeated for the two most
-    # frequent kinds of argument.
+    # tenth of the time of the smallest call. What `Flattener.flatten` does is repeated for the two
+    # most frequent kinds of argument.
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         programs = self._found_programs or self._programs()
         if kwargs:
             args, kwargs = to_positional(self.fn, args, kwargs)  # pyright: ignore[reportAssignmentType] (not P's)
         given: Any = args if programs.fn is not None else (self.fn, *args)
         keys: list[Any] = []
-        groups: list[Any] = []
+        leaves: list[Any] = []
         try:
             for x in given:
                 cls = type(x)
                 if cls is ArrayImpl:
                     keys.append(ARRAY)
-                    groups.append(x)
+                    leaves.append(x)
                 elif (
-                    cls in module_classes
-                    and type(form := x._vernal_form) is Form
-                    and ((watched := form.watched) is None or watched.unchanged())
+                    cls in module_classes and type(flat := x._vernal_flat) is Flat and flat.fits(x)
                 ):
-                    keys.append(form.key)
-                    groups.append(form.arrays)
+                    keys.append(flat.key)
+                    leaves.append(flat.arrays)
                 else:
-                    key, group = programs.taker.take(x)
+                    key, arrays = programs.flattener.flatten(x)
                     keys.append(key)
-                    groups.append(group)
+                    leaves.append(arrays)
             if kwargs:
-                key, group = programs.taker.take_keywords(kwargs)
+                key, arrays = programs.flattener.flatten_keywords(kwargs)
                 keys.append(key)
-                groups.append(group)
+                leaves.append(arrays)
             program = programs.by_key.get(tuple(keys))
         except TypeError:
             error = _unhashable(self.fn, args, kwargs)
@@ -100,38 +91,40 @@ class _Jit(Transformed[P, T]):
                 raise
             raise error from None
         if program is None:
-            program = self._add_program(programs, given, kwargs, keys, groups)
+            program = self._add_program(programs, given, kwargs, keys, leaves)
         try:
-            group, maker = program.run(*groups)
+            out, result = program.run(*leaves)
             if program.attention:
-                program.settle(groups, group)
+                program.settle(leaves, out)
         except Exception as error:
-            program.failed(error, groups)
+            program.failed(error, leaves)
             raise
-        make = maker.make
-        return group if make is None else make(group)
+        unflatten = result.unflatten
+        return out if unflatten is None else unflatten(out)
 
     def _add_program(
-        self, programs: Programs, given: Any, kwargs: Any, keys: list[Any], groups: list[Any]
+        self, programs: Programs, given: Any, kwargs: Any, keys: list[Any], leaves: list[Any]
     ) -> Program:
         call = as_call(programs.fn is None, given, kwargs)
-        program = make_program(programs, self.settings, call, groups)
+        program = make_program(programs, self.settings, call, leaves)
         return programs.add(tuple(keys), program)
 
-    def _take(self, args: Any, kwargs: Any, taker: Taker) -> tuple[Any, Any, list[Any], list[Any]]:
-        """`(given, kwargs, keys, groups)` of a call that need not be fast."""
+    def _flatten(
+        self, args: Any, kwargs: Any, flattener: Flattener
+    ) -> tuple[Any, Any, list[Any], list[Any]]:
+        """`(given, kwargs, keys, leaves)` of a call that need not be fast."""
         if kwargs:
             args, kwargs = to_positional(self.fn, args, kwargs)
         given = (self.fn, *args) if self._programs().fn is None else args
         try:
-            taken = [*map(taker.take, given)]
-            taken += [taker.take_keywords(kwargs)] if kwargs else []
+            flat = [*map(flattener.flatten, given)]
+            flat += [flattener.flatten_keywords(kwargs)] if kwargs else []
         except TypeError:
             error = _unhashable(self.fn, args, kwargs)
             if error is None:
                 raise
             raise error from None
-        return given, kwargs, [key for key, _ in taken], [group for _, group in taken]
+        return given, kwargs, [key for key, _ in flat], [leaves for _, leaves in flat]
 
     def _programs(self) -> Programs:
         # Remembered outside the fields: it is found again after every flatten and unflatten.
@@ -167,32 +160,35 @@ class _Jit(Transformed[P, T]):
             The lowered program: `.as_text()`, `.compile()`.
         """
         programs = self._programs()
-        is_dynamic = _traceable
-        taken = self._take(args, kwargs, Taker(is_dynamic))
-        given, kwargs, keys, groups = taken  # pyright: ignore[reportAssignmentType] (not P's)
+        is_dynamic = has_shape
+        flat = self._flatten(args, kwargs, Flattener(is_dynamic))
+        given, kwargs, keys, leaves = flat  # pyright: ignore[reportAssignmentType] (not P's)
         call = as_call(programs.fn is None, given, kwargs)
         program = programs.by_key.get(tuple(keys))
         if program is None:
-            made = make_program(programs, self.settings, call, groups, is_dynamic)
+            made = make_program(programs, self.settings, call, leaves, is_dynamic)
             program = programs.add(tuple(keys), made)
         try:
-            lowered = program.jit.lower(*groups)
+            lowered = program.jit.lower(*leaves)
         finally:
-            program.opened.close()
-        checks = program.look(groups)
+            program.finish(leaves)
+        checks = program.look(leaves)
 
         def run(compiled: Any, args: Any, kwargs: Any) -> Any:
             # The arguments are known to have the structure that it was lowered for.
-            groups = self._take(args, kwargs, programs.taker)[3]
+            leaves = self._flatten(args, kwargs, programs.flattener)[3]
             try:
-                group, maker = compiled(*groups)
-                wait(group, checks)
+                out, result = compiled(*leaves)
+                wait(out, checks)
             except Exception as error:
                 reraise(error)
                 raise
-            return group if maker.make is None else maker.make(group)
+            return out if result.unflatten is None else result.unflatten(out)
 
         return Lowered(lowered, self.fn, (self.fn, *call[1:]), run)
+
+
+remembers_function(_Jit)
 
 
 @overload
@@ -268,15 +264,13 @@ def filter_jit(
     """
     if refused:
         name = next(iter(refused))
-        raise TypeError(
-            message(
-                f"filter_jit has no option `{name}`",
-                where=f"filter_jit(fn, {name}=...)",
-                expected="donate, in_shardings, out_shardings, inline, keep_unused or compiler_options",
-                got=name,
-                instead="leave static_argnums and static_argnames out: whatever is not an array is static already; "
-                "in place of donate_argnums use donate='all' or 'all-except-first'",
-            )
+        raise type_error(
+            f"filter_jit has no option `{name}`",
+            where=f"filter_jit(fn, {name}=...)",
+            expected="donate, in_shardings, out_shardings, inline, keep_unused or compiler_options",
+            got=name,
+            instead="leave static_argnums and static_argnames out: whatever is not an array is static already; "
+            "in place of donate_argnums use donate='all' or 'all-except-first'",
         )
     check_donate("filter_jit", donate)
     options: dict[str, Any] = {}

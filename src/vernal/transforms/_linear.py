@@ -15,9 +15,8 @@ import jax.tree_util as jtu
 
 from .._ground import callable_name, flatten_none_is_leaf
 from ..modules import Module, field
-from ..show import diff_text, message, path_text, short
-from ..trees import is_array, is_array_like, is_inexact_array, is_inexact_array_like
-from ._boundary import Rest, split
+from ..show import diff_text, message, path_text, short, type_error, value_error
+from ..trees import Rest, is_array, is_array_like, is_inexact_array, is_inexact_array_like, split
 from ._derivatives import Call, assemble, fill_slots, targets_of, value_and_aux
 from ._transformed import call_inside, check_callable
 
@@ -34,7 +33,7 @@ def _spec(leaf: Any) -> _Spec:
 def _match(
     treedef: Any, specs: Sequence[_Spec], given: Any, kind: str, names: Sequence[str]
 ) -> list[Any]:
-    """The leaves of a tree of tangents, checked against what they belong to.
+    """An array or None for every leaf of a tree of tangents, checked against what they belong to.
 
     Args:
         treedef: the structure they must have, with None as a leaf.
@@ -42,21 +41,16 @@ def _match(
         given: the tangents.
         kind: `"tangent"` or `"cotangent"`.
         names: what the user calls the tree that is given and the one that it must be like.
-
-    Returns:
-        An array or None for every leaf.
     """
     leaves, given_def = flatten_none_is_leaf(given)
     if given_def != treedef:
         skeletons = (d.unflatten([0] * d.num_leaves) for d in (treedef, given_def))
-        raise ValueError(
-            message(
-                f"the {kind}s do not have the structure of what they belong to",
-                where=f"`{names[0]}`",
-                expected=f"the structure of `{names[1]}`, with an array or None at every leaf",
-                got=diff_text(*skeletons, leaves="ignore", root=names[0]),
-                instead="make them with jax.tree.map, or give None for a leaf that does not change",
-            )
+        raise value_error(
+            f"the {kind}s do not have the structure of what they belong to",
+            where=f"`{names[0]}`",
+            expected=f"the structure of `{names[1]}`, with an array or None at every leaf",
+            got=diff_text(*skeletons, leaves="ignore", root=names[0]),
+            instead="make them with jax.tree.map, or give None for a leaf that does not change",
         )
     return [
         None if leaf is None else _check(leaf, spec, kind, names[0], treedef, i)
@@ -71,14 +65,12 @@ def _check(leaf: Any, spec: _Spec, kind: str, root: str, treedef: Any, index: in
     numbered = treedef.unflatten(range(treedef.num_leaves))
     where = path_text(jtu.tree_flatten_with_path(numbered)[0][index][0], root)
     if spec is None:
-        raise TypeError(
-            message(
-                f"there is a {kind} for something that is not a floating-point array",
-                where=where,
-                expected="None",
-                got=short(leaf),
-                instead="give None there; only floating-point and complex arrays are differentiated",
-            )
+        raise type_error(
+            f"there is a {kind} for something that is not a floating-point array",
+            where=where,
+            expected="None",
+            got=short(leaf),
+            instead="give None there; only floating-point and complex arrays are differentiated",
         )
     shape, dtype = spec
     error = TypeError if array is None or array.dtype != dtype else ValueError
@@ -124,14 +116,12 @@ def _probe(is_alive: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
 def _as_tuple(values: Any, name: str) -> tuple[Any, ...]:
     if isinstance(values, (tuple, list)):
         return tuple(values)
-    raise TypeError(
-        message(
-            f"filter_jvp takes its {name} as a tuple, one for each positional argument",
-            where=f"argument `{name}` of filter_jvp",
-            expected="a tuple or list",
-            got=short(values),
-            instead="filter_jvp(f, (x,), (t,))",
-        )
+    raise type_error(
+        f"filter_jvp takes its {name} as a tuple, one for each positional argument",
+        where=f"argument `{name}` of filter_jvp",
+        expected="a tuple or list",
+        got=short(values),
+        instead="filter_jvp(f, (x,), (t,))",
     )
 
 

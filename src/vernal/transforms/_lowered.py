@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._ground import callable_name
-from ..show import diff, diff_text, message
+from ..show import diff, diff_text, type_error
 from ._boundary import to_positional
 
 
@@ -103,14 +103,12 @@ class Compiled:
         args, kwargs = to_positional(self._fn, args, kwargs)
         differences = diff(self._call[1:], (args, kwargs))
         if differences:
-            raise TypeError(
-                message(
-                    f"`{callable_name(self._fn)}` was compiled for other arguments",
-                    where="a call of lower(...).compile()",
-                    expected="arguments like those given to lower",
-                    got=diff_text(self._call[1:], (args, kwargs)),
-                    instead="lower and compile again for these arguments, or call the filter_jit function",
-                )
+            raise type_error(
+                f"`{callable_name(self._fn)}` was compiled for other arguments",
+                where="a call of lower(...).compile()",
+                expected="arguments like those given to lower",
+                got=diff_text(self._call[1:], (args, kwargs)),
+                instead="lower and compile again for these arguments, or call the filter_jit function",
             )
         return self._run(self.compiled, args, kwargs)
 

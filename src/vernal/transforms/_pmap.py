@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from .._ground import callable_name, register_cache, trace_state_clean
-from ..modules import field
+from ..modules import Static, field
+from ..trees import Rest, split
 from ._arguments import refuse_options
 from ._axes import (
     argument_axes,
@@ -20,7 +21,7 @@ from ._axes import (
     mapped_size,
     sort_result,
 )
-from ._boundary import Rest, split, to_positional
+from ._boundary import to_positional
 from ._donation import Donate, check_donate, donated_leaves, quietly
 from ._lowered import Lowered
 from ._transformed import Transformed, call_inside, check_callable, wrap
@@ -33,15 +34,13 @@ _FIRST = if_array(0)
 
 @functools.lru_cache(maxsize=256)
 def _program(settings: Rest, rest: Rest, axes: tuple[int | None, ...]) -> Any:
-    """The pmapped function of two lists of arrays, those donated and the others, and a counter.
+    """The pmapped function of two lists of arrays, those donated and the others, and a counter. JAX compiles again
+    for another function, hence the cache.
 
     Args:
         settings: the rest of `(out_axes, donated, options)`, as `_Pmap._prepare` makes it.
         rest: the structure of `(fn, args, kwargs)`.
         axes: the axis of every array.
-
-    Returns:
-        What `jax.pmap` returns. JAX compiles again for another function, hence the cache.
     """
     out_axes, donated, options = settings.fill([])
     kept = [i for i in range(len(axes)) if i not in donated]
@@ -68,16 +67,16 @@ register_cache(_program.cache_clear)
 class _Pmap(Transformed[P, T]):
     """What `filter_pmap` returns."""
 
-    in_axes: Any = field(static=True)
-    out_axes: Any = field(static=True)
+    in_axes: Static
+    out_axes: Static
     donate: str = field(static=True)
-    options: dict[str, Any] = field(static=True)
+    options: Static
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         rest, arrays, axes = self._split(args, kwargs)
-        size = mapped_size(self.fn, rest, arrays, axes, self.options["axis_size"])
+        size = mapped_size(self.fn, rest, arrays, axes, self.options.value["axis_size"])
         if size is None:
-            return call_unmapped(self.fn, rest, arrays, self.out_axes)
+            return call_unmapped(self.fn, rest, arrays, self.out_axes.value)
         program, given = self._prepare(rest, arrays, axes)
         with quietly(self.donate):
             return join_result(*program(*given))
@@ -86,7 +85,7 @@ class _Pmap(Transformed[P, T]):
         if kwargs:
             args, kwargs = to_positional(self.fn, args, kwargs)
         arrays, rest = split((self.fn, args, kwargs))
-        return rest, arrays, argument_axes(self.fn, rest, arrays, self.in_axes)
+        return rest, arrays, argument_axes(self.fn, rest, arrays, self.in_axes.value)
 
     def _prepare(
         self, rest: Rest, arrays: list[Any], axes: list[int | None]
@@ -94,13 +93,13 @@ class _Pmap(Transformed[P, T]):
         dynamic = [i for i, m in enumerate(rest.mask) if m]
         chosen = set(donated_leaves(rest.treedef, dynamic, self.donate))
         donated = tuple(n for n, i in enumerate(dynamic) if i in chosen)
-        settings = split((self.out_axes, donated, self.options))[1]
+        settings = split((self.out_axes.value, donated, self.options.value))[1]
         # While something is being traced, the function may hold tracers, which no cache must keep.
         make = _program if trace_state_clean() else _program.__wrapped__
         kept = [a for n, a in enumerate(arrays) if n not in donated]
         given = [arrays[n] for n in donated], kept
         # JAX insists on a mapped array, even where `axis_size` says how many devices there are.
-        size = None if any(axis is not None for axis in axes) else self.options["axis_size"]
+        size = None if any(axis is not None for axis in axes) else self.options.value["axis_size"]
         counter = None if size is None else np.zeros(size, np.int8)
         return make(settings, rest, tuple(axes)), (*given, counter)
 
@@ -115,7 +114,7 @@ class _Pmap(Transformed[P, T]):
             The lowered program: `.as_text()`, `.compile()`.
         """
         rest, arrays, axes = self._split(args, kwargs)
-        mapped_size(self.fn, rest, arrays, axes, self.options["axis_size"])
+        mapped_size(self.fn, rest, arrays, axes, self.options.value["axis_size"])
         program, given = self._prepare(rest, arrays, axes)
         return Lowered(program.lower(*given), self.fn, rest.fill(arrays), self._run_compiled)
 
@@ -217,6 +216,6 @@ def filter_pmap(
     def decorate(fn: Any) -> Any:
         check_callable(fn, "filter_pmap")
         check_axes(fn, in_axes, out_axes)
-        return wrap(_Pmap(fn, in_axes, out_axes, donate, options))
+        return wrap(_Pmap(fn, Static(in_axes), Static(out_axes), donate, Static(options)))
 
     return decorate if fn is None else decorate(fn)

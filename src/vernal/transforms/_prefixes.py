@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..show import message, short
+from ..show import short, value_error
 
 
 def broadcast_prefix(
@@ -19,17 +19,11 @@ def broadcast_prefix(
     """The prefix's value for every leaf of a tree, in order. None in a prefix is a value.
 
     Args:
-        prefix: a tree whose structure is a prefix of `tree`'s.
+        prefix: a tree whose structure is a prefix of `tree`'s, else `ValueError`.
         tree: the tree.
         what: the name of the prefix, for the message.
         root: the name of the argument, for the message.
         is_leaf: what else, besides None, is a leaf of the prefix.
-
-    Returns:
-        A list as long as `jax.tree.leaves(tree)`.
-
-    Raises:
-        ValueError: if `prefix` is not a prefix of `tree`.
     """
 
     def stop(x: Any) -> bool:
@@ -39,14 +33,12 @@ def broadcast_prefix(
     try:
         subtrees = treedef.flatten_up_to(tree)
     except (ValueError, TypeError, KeyError):
-        raise ValueError(
-            message(
-                f"{what} does not fit: it is not a prefix of the tree it is for",
-                where=root,
-                expected="the same structure, with one value in place of any subtree",
-                got=_reason(treedef, tree),
-                instead="give one value for everything, or a tuple with one entry for each positional argument",
-            )
+        raise value_error(
+            f"{what} does not fit: it is not a prefix of the tree it is for",
+            where=root,
+            expected="the same structure, with one value in place of any subtree",
+            got=_reason(treedef, tree),
+            instead="give one value for everything, or a tuple with one entry for each positional argument",
         ) from None
     return [v for v, sub in zip(values, subtrees, strict=True) for _ in jtu.tree_leaves(sub)]
 

@@ -1,6 +1,5 @@
 """The programs compiled for one function: where they are kept, and how one is made."""
 
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +8,15 @@ import jax
 import jax.tree_util as jtu
 
 from .._ground import callable_name, register_cache
-from ..trees import is_array
-from ._boundary import Rest, hold, release, split
+from ..trees import Rest, is_array, split
+from ._boundary import hold, release
+from ._compilation_notes import expect_compilations
 from ._donation import donated_arguments, without_donation_warnings
-from ._explain import Tracing
+from ._explain import Call, Tracing
 from ._failures import Program, traced
-from ._forms import Taker
-from ._frames import frame_of_call
+from ._flatten import Flattener
 from ._prefixes import broadcast_prefix
-from ._results import Maker, pack
+from ._results import Unflatten, flatten_result
 from ._signatures import has_identity
 from ._transformed import call_inside
 
@@ -40,6 +39,10 @@ class Settings:
         self.in_shardings = in_shardings
         self.out_shardings = out_shardings
         self.options = options
+
+    def by_name(self) -> dict[str, Any]:
+        """The options by name, to be described."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
     def key(self) -> Any:
         """What is compared."""
@@ -70,16 +73,16 @@ class Programs:
 
     Attributes:
         by_key: the programs, by the keys of the arguments.
-        taker: takes the arguments apart.
+        flattener: flattens the arguments.
         traces: one item for each time that the function was traced.
     """
 
-    __slots__ = ("by_key", "fn", "taker", "traces")
+    __slots__ = ("by_key", "fn", "flattener", "traces")
 
     def __init__(self, fn: Any):
         self.fn = fn
         self.by_key: dict[Any, Program] = {}
-        self.taker = Taker()
+        self.flattener = Flattener()
         self.traces: list[None] = []
 
     def add(self, key: Any, program: Program) -> Program:
@@ -93,7 +96,7 @@ class Programs:
             The one that is kept.
         """
         most = _MOST if self.fn is not None else _MOST_SHARED
-        for known in (self.by_key, self.taker.layouts):
+        for known in (self.by_key, self.flattener.known):
             while len(known) >= most:
                 known.pop(next(iter(known)), None)
         return self.by_key.setdefault(key, program)
@@ -109,7 +112,7 @@ def _clear() -> None:
     everything = [p for by_settings in list(_by_function.values()) for p in by_settings.values()]
     for programs in [*everything, *_by_structure.values()]:
         programs.by_key.clear()
-        programs.taker.layouts.clear()
+        programs.flattener.known.clear()
 
 
 register_cache(_clear)
@@ -145,69 +148,63 @@ def make_program(
     programs: Programs,
     settings: Settings,
     call: tuple[Any, Any, Any],
-    groups: list[Any],
+    leaves: list[Any],
     is_dynamic: Callable[[Any], bool] = is_array,
 ) -> Program:
-    """The function of groups of arrays that stands for all calls like this one, handed to `jax.jit`.
+    """The function of leaves that stands for all calls like this one, handed to `jax.jit`.
 
     Args:
         programs: where it will be kept.
         settings: the options to compile it with.
         call: `(fn, args, kwargs)`, where `fn` is None if it does not travel with its arguments.
-        groups: the arrays of the call.
+        leaves: the arrays of the call.
         is_dynamic: which leaves are arrays.
 
     Returns:
         The program.
     """
-    reference, travels = programs.fn, programs.fn is None
+    reference = programs.fn
     fn = call[0] if reference is None else reference()
     rest = split(call, is_dynamic)[1]
     options = dict(settings.options)
-    donated = donated_arguments(settings.donate, len(groups), int(reference is None))
+    donated = donated_arguments(settings.donate, len(leaves), int(reference is None))
     if donated:
         options["donate_argnums"] = donated
     if settings.in_shardings is not None:
         chosen = _in_shardings(fn, rest, settings.in_shardings)
-        options["in_shardings"] = tuple(jtu.tree_structure(groups).unflatten(chosen))
+        options["in_shardings"] = tuple(jtu.tree_structure(leaves).unflatten(chosen))
     keep_shape = settings.out_shardings is not None
     if keep_shape:
         options["out_shardings"] = (settings.out_shardings, None)
-    take_out = _hold if keep_shape else pack
+    flatten_out = _hold if keep_shape else flatten_result
 
-    compiled = Program(rest)
+    def described(leaves: Any) -> Call:
+        called, args, kwargs = rest.fill(jtu.tree_leaves(leaves))
+        target = called if reference is None else reference()
+        return Call(target, settings.by_name(), (args, kwargs))
+
+    compiled = Program(described)
     # Not the objects that hold the program: such a cycle would outlive the function, and with it
     # the tracers that it closes over, until Python looks for cycles.
     traces, attention, opened = programs.traces, compiled.attention, compiled.opened
-    quiet = bool(donated) and settings.donate.startswith("all")
+    quiet = [without_donation_warnings] if donated and settings.donate.startswith("all") else []
 
-    def program(*groups: Any) -> Any:
-        opened.enter(Tracing())
+    def program(*leaves: Any) -> Any:
+        if not getattr(jax.config, "jax_disable_jit", False):
+            opened.enter(Tracing(described(leaves)), *(context() for context in quiet))
         traces.append(None)
-        if quiet:
-            opened.enter(without_donation_warnings())
         target = None if reference is None else reference()
-        return take_out(
-            traced(attention, call_inside, target, _rest_now(travels), jtu.tree_leaves(groups))
-        )
+        return flatten_out(traced(attention, call_inside, target, rest, jtu.tree_leaves(leaves)))
 
     program.__name__ = program.__qualname__ = callable_name(fn)
     compiled.use(jax.jit(program, **options))
+    expect_compilations(program.__name__, compiled)
     return compiled
 
 
-def _rest_now(travels: bool) -> Rest:
-    """Everything but the arrays of the call that traces. Not of the call that the program was made
-    for: what the functions of that one captured may have changed in place since."""
-    frame: Any = frame_of_call(sys._getframe(1))
-    found = frame.f_locals
-    call = as_call(travels, found["given"], found["kwargs"])
-    return split(call, found.get("is_dynamic", is_array))[1]
-
-
-def _hold(out: Any) -> tuple[Any, Maker]:
+def _hold(out: Any) -> tuple[Any, Unflatten]:
     """A result in its own shape, of which `out_shardings` is a prefix."""
-    return hold(out), Maker(release)
+    return hold(out), Unflatten(release)
 
 
 def _in_shardings(fn: Any, rest: Rest, prefix: Any) -> list[Any]:

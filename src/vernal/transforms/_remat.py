@@ -6,8 +6,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 
 from ..modules import field
-from ..show import message, short
-from ._boundary import split
+from ..show import short, type_error
+from ..trees import split
 from ._transformed import Transformed, check_callable, inside, wrap
 
 P = ParamSpec("P")
@@ -76,24 +76,20 @@ def filter_checkpoint(
     """
     if refused:
         name = next(iter(refused))
-        raise TypeError(
-            message(
-                f"filter_checkpoint has no option `{name}`",
-                where=f"filter_checkpoint(fn, {name}=...)",
-                expected="prevent_cse or policy",
-                got=name,
-                instead=f"leave `{name}` out: whatever is not an array is static already",
-            )
+        raise type_error(
+            f"filter_checkpoint has no option `{name}`",
+            where=f"filter_checkpoint(fn, {name}=...)",
+            expected="prevent_cse or policy",
+            got=name,
+            instead=f"leave `{name}` out: whatever is not an array is static already",
         )
     if policy is not None and not callable(policy):
-        raise TypeError(
-            message(
-                "the policy of filter_checkpoint must be a function",
-                where="filter_checkpoint(fn, policy=...)",
-                expected="one of jax.checkpoint_policies, or None",
-                got=short(policy),
-                instead="policy=jax.checkpoint_policies.dots_saveable",
-            )
+        raise type_error(
+            "the policy of filter_checkpoint must be a function",
+            where="filter_checkpoint(fn, policy=...)",
+            expected="one of jax.checkpoint_policies, or None",
+            got=short(policy),
+            instead="policy=jax.checkpoint_policies.dots_saveable",
         )
 
     def decorate(fn: Any) -> Any:

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._hoisting import Hollow, hollow
+from ._hoisting import RestOf, flatten_hoisted
 
 # JAX sees this many residuals, or twice or four times as many and so on where they are not enough.
 _LEAST = 16
@@ -34,7 +34,7 @@ _LEAST = 16
 
 class _Run(NamedTuple):
     static: Any
-    left: Hollow
+    rest_of: RestOf
     # How many of the values are arrays of the tree; the others are hidden in its functions.
     visible: int
     # For every value the number of the input that it is, or None.
@@ -59,18 +59,15 @@ class Residuals:
         self.runs: list[_Run] = []
 
     def pack(self, tree: Any, static: Any, inputs: Sequence[Any], again: bool) -> list[Any]:
-        """Makes leaves for JAX of the residuals of one run.
+        """Makes leaves for JAX, always as many, of the residuals of one run.
 
         Args:
             tree: what the rule wants to keep.
             static: what else is needed on the way back. It must hold no array.
             inputs: arrays that are kept anyway.
             again: whether the call is part of a program, so that there may be more runs.
-
-        Returns:
-            Arrays, always as many.
         """
-        arrays, hidden, left = hollow(tree)
+        arrays, hidden, rest_of = flatten_hoisted(tree)
         values = [*arrays, *hidden]
         numbers = {id(x): i for i, x in enumerate(inputs)}
         known = tuple(numbers.get(id(x)) for x in values)
@@ -79,21 +76,13 @@ class Residuals:
         while places < len(stored):
             places *= 2
         run = np.zeros((0, len(self.runs)), np.float32)
-        self.runs.append(_Run(static, left, len(arrays), known))
+        self.runs.append(_Run(static, rest_of, len(arrays), known))
         leaves = [*stored, *[np.zeros((), np.float32)] * (places - len(stored))]
         return [run, *(_mapped_alike(leaves, inputs) if again else leaves)]
 
     def unpack(self, leaves: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
-        """What `pack` was given.
-
-        Args:
-            leaves: what it returned, on the way back.
-            inputs: the same inputs.
-
-        Returns:
-            `(tree, static)`.
-        """
+        """The `(tree, static)` that `pack` was given, from what it returned and the same inputs."""
         run = self.runs[leaves[0].shape[1]]
         stored = iter(leaves[1:])
         values = [next(stored) if number is None else inputs[number] for number in run.inputs]
-        return run.left.rest(values[run.visible :]).fill(values[: run.visible]), run.static
+        return run.rest_of(values[run.visible :]).fill(values[: run.visible]), run.static

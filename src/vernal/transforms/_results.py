@@ -1,11 +1,9 @@
-"""Putting together what a compiled call returns.
+"""The results of a compiled call: flat while they leave the program, unflattened behind it.
 
-A compiled program returns its arrays in groups (see `_forms.py`) and a `Maker`, which knows
-everything else and puts the result together. It is a pytree without leaves, so it passes through
+A compiled program returns the leaves of its result (see `_flatten.py`) and an `Unflatten`, which knows
+everything else and puts the result together. That is a pytree without leaves, so it passes through
 `jax.jit` as structure, and a program that is traced again for other shapes may return another one.
-
-A module is not put together: it waits (see `modules/_waiting.py`), with its list of arrays and its
-key as its form.
+A module is not unflattened: it comes out lazy (see `modules/_lazy.py`).
 """
 
 import functools
@@ -14,69 +12,68 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..modules import Module, waiting_maker
-from ..trees import is_array
-from ._boundary import Rest, split
-from ._forms import is_plain_tuple, take_apart
+from ..modules import Module, lazily
+from ..trees import Rest, is_array, split
+from ._flatten import flatten, is_plain_tuple
 
-# From the group of a result to the result; None where the group is the result.
-Make = Callable[[Any], Any] | None
+# From the leaves of a result to the result; None where the leaves are the result.
+Function = Callable[[Any], Any] | None
 
 
-class Maker:
+class Unflatten:
     """Puts a result together.
 
     Args:
-        make: the function that does, or None.
+        unflatten: the function that does, or None.
     """
 
-    __slots__ = ("make",)
+    __slots__ = ("unflatten",)
 
-    def __init__(self, make: Make):
-        self.make = make
-
-
-# A one-element tuple as aux data: JAX then compares identical makers by identity, in C.
-jtu.register_pytree_node(Maker, lambda maker: ((), (maker,)), lambda aux, _: aux[0])
+    def __init__(self, unflatten: Function):
+        self.unflatten = unflatten
 
 
-def pack(out: Any) -> tuple[Any, Maker]:
-    """Takes a result apart, while it is traced.
+# A one-element tuple as aux data: JAX then compares identical ones by identity, in C.
+jtu.register_pytree_node(Unflatten, lambda x: ((), (x,)), lambda aux, _: aux[0])
+
+
+def flatten_result(out: Any) -> tuple[Any, Unflatten]:
+    """Flattens a result, while it is traced.
 
     Args:
         out: any tree.
 
     Returns:
-        `(group, maker)`; `maker.make(group)`, if there is one, is the tree again.
+        `(leaves, unflatten)`; `unflatten.unflatten(leaves)`, if there is one, is the tree again.
     """
-    group, make = _pack(out)
-    return group, Maker(make)
+    leaves, unflatten = _flatten(out)
+    return leaves, Unflatten(unflatten)
 
 
-def _pack(out: Any) -> tuple[Any, Make]:
+def _flatten(out: Any) -> tuple[Any, Function]:
     if is_array(out):
         return out, None
     if isinstance(out, tuple) and is_plain_tuple(out):
-        packed = [_pack(item) for item in out]
-        groups, makes = [group for group, _ in packed], [make for _, make in packed]
-        return groups, _tuple_maker(type(out), makes) if makes else lambda group: out
+        items = [_flatten(item) for item in out]
+        leaves, functions = [x for x, _ in items], [fn for _, fn in items]
+        return leaves, _tuple_of(type(out), functions) if items else lambda leaves: out
     arrays, rest = split(out)
-    return arrays, (isinstance(out, Module) and _waiting_maker(out, rest)) or rest.fill
+    return arrays, (isinstance(out, Module) and _lazily(out, rest)) or rest.fill
 
 
-def _tuple_maker(cls: type, makes: list[Make]) -> Make:
+def _tuple_of(cls: type, functions: list[Function]) -> Function:
     whole = tuple if cls is tuple else functools.partial(tuple.__new__, cls)
 
-    def make(groups: list[Any]) -> Any:
-        return whole([g if m is None else m(g) for m, g in zip(makes, groups)])  # noqa: B905 (as many)
+    def unflatten(leaves: list[Any]) -> Any:
+        return whole([x if f is None else f(x) for x, f in zip(leaves, functions)])  # noqa: B905 (as many)
 
-    return make
+    return unflatten
 
 
-def _waiting_maker(out: Any, rest: Rest) -> Make:
+def _lazily(out: Any, rest: Rest) -> Function:
     try:
-        key = take_apart(out).key
+        key = flatten(out).key
     except TypeError:
         # A static value that cannot be hashed: an error where the module is an argument, not here.
         return None
-    return waiting_maker(out, key, rest.fill)
+    return lazily(out, key, rest.fill)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import callable_name, flatten_none_is_leaf
-from ..show import diff, diff_text, message, path_text, short
-from ..trees import is_array, is_array_like
-from ._boundary import Rest, argument_text, split
+from .._ground import callable_name, flatten_none_is_leaf, is_none
+from ..show import diff, diff_text, message, path_text, short, type_error, value_error
+from ..trees import Rest, is_array, is_array_like, split
+from ._boundary import argument_text
 from ._transformed import check_callable
 from ._zeros import ZeroTangent, is_zero
 
@@ -28,44 +28,26 @@ class Rule:
         option: the name of the method that gives it, for messages.
     """
 
-    # A module whose structure can be hashed is interned, and the key would keep alive the rule, which
-    # usually calls the function that it belongs to: neither would ever be freed.
-    __hash__ = None  # pyright: ignore[reportAssignmentType] (how Python spells "unhashable")
-
     def __init__(self, option: str):
         self.option = option
         self.given: Callable[..., Any] | None = None
         self.symbolic_zeros = False
 
     def give(self, fn: Any, rule: Any, symbolic_zeros: bool) -> Any:
-        """Gives the rule.
-
-        Args:
-            fn: the function it belongs to.
-            rule: the rule, or None to get a decorator.
-            symbolic_zeros: whether it is called with `ZeroTangent`.
-
-        Returns:
-            The rule itself.
-
-        Raises:
-            TypeError: if the rule cannot be called.
-            ValueError: if there is one already.
-        """
+        """Gives the rule to `fn`; None makes a decorator. `symbolic_zeros` says whether it is called with
+        `ZeroTangent`. Raises `TypeError` if the rule cannot be called, and `ValueError` if there is one already."""
 
         def decorate(rule: Any) -> Any:
             check_callable(rule, self.option)
             if self.given is not None:
                 name = callable_name(fn)
-                raise ValueError(
-                    message(
-                        f"`{name}` has its rule already",
-                        where=f"{name}.{self.option}(...)",
-                        expected="one rule for each function: what was compiled with the first one "
-                        "would keep it",
-                        got=f"{short(rule)} after {short(self.given)}",
-                        instead=f"define `{name}` again, then give it the new rule",
-                    )
+                raise value_error(
+                    f"`{name}` has its rule already",
+                    where=f"{name}.{self.option}(...)",
+                    expected="one rule for each function: what was compiled with the first one "
+                    "would keep it",
+                    got=f"{short(rule)} after {short(self.given)}",
+                    instead=f"define `{name}` again, then give it the new rule",
                 )
             self.given = rule
             self.symbolic_zeros = symbolic_zeros
@@ -74,24 +56,15 @@ class Rule:
         return decorate if rule is None else decorate(rule)
 
     def get(self, fn: Any) -> Callable[..., Any]:
-        """The rule.
-
-        Args:
-            fn: the function it belongs to.
-
-        Raises:
-            TypeError: if there is none yet.
-        """
+        """The rule of `fn`; `TypeError` if there is none yet."""
         if self.given is None:
             name = callable_name(fn)
-            raise TypeError(
-                message(
-                    f"`{name}` has no rule yet",
-                    where=f"the call of `{name}`",
-                    expected=f"a rule, given by `{name}.{self.option}`",
-                    got="none",
-                    instead=f"write `@{name}.{self.option}` above the function that is the rule",
-                )
+            raise type_error(
+                f"`{name}` has no rule yet",
+                where=f"the call of `{name}`",
+                expected=f"a rule, given by `{name}.{self.option}`",
+                got="none",
+                instead=f"write `@{name}.{self.option}` above the function that is the rule",
             )
         return self.given
 
@@ -126,16 +99,9 @@ def alive(tangents: Sequence[Any]) -> list[bool]:
 
 
 def zero_for(x: Any, symbolic: bool) -> Any:
-    """The tangent of an array that is not differentiated.
-
-    Args:
-        x: the array.
-        symbolic: whether it shall be a `ZeroTangent`.
-
-    Returns:
-        Zeros of its shape and dtype; weakly typed ones of its shape if it is of integers or bools,
-        so that they can be multiplied with anything; None for a PRNG key.
-    """
+    """The tangent of an array that is not differentiated: a `ZeroTangent` if `symbolic`, else zeros of its shape
+    and dtype; weakly typed ones of its shape if it is of integers or bools, so that they can be multiplied with
+    anything; None for a PRNG key."""
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return None
     if is_inexact(x):
@@ -156,52 +122,29 @@ def put_arrays(rest: Rest, values: Sequence[Any]) -> Any:
 
 
 def pair(returned: Any, rule: Any, expected: str) -> tuple[Any, Any]:
-    """What a rule returned, as a pair.
-
-    Args:
-        returned: what it returned.
-        rule: the rule.
-        expected: the two things, for the message.
-
-    Raises:
-        TypeError: if it is no pair.
-    """
+    """What a rule returned, as a pair; `expected` says of what."""
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
-    raise TypeError(
-        message(
-            f"the rule `{callable_name(rule)}` must return a pair",
-            where=f"what `{callable_name(rule)}` returns",
-            expected=expected,
-            got=short(returned),
-            instead=f"return {expected}",
-        )
+    raise type_error(
+        f"the rule `{callable_name(rule)}` must return a pair",
+        where=f"what `{callable_name(rule)}` returns",
+        expected=expected,
+        got=short(returned),
+        instead=f"return {expected}",
     )
 
 
 def check_same_out(fn: Any, rule: Any, expected: Any, got: Any) -> None:
-    """Refuses a rule that returns something else than the function.
-
-    Args:
-        fn: the function.
-        rule: the rule.
-        expected: what the function returned, with shapes in place of arrays.
-        got: what the rule says that it returns.
-
-    Raises:
-        TypeError: if they differ in structure, shape, dtype or in what is not an array.
-    """
+    """Refuses a rule that returns something else than the function, in structure, shape, dtype or in what is not an
+    array. `expected` is what the function returned, with shapes in place of arrays."""
     if diff(expected, got, weak_type=False):
         text = diff_text(expected, got, weak_type=False, root="out")
-        raise TypeError(
-            message(
-                f"the rule `{callable_name(rule)}` returns something else than "
-                f"`{callable_name(fn)}`",
-                where=f"the first of the two results of `{callable_name(rule)}`",
-                expected=f"what `{callable_name(fn)}` returns",
-                got=f"(expected: the function, got: the rule)\n{text}",
-                instead=f"compute it by calling `{callable_name(fn)}`, or cast with `.astype`",
-            )
+        raise type_error(
+            f"the rule `{callable_name(rule)}` returns something else than `{callable_name(fn)}`",
+            where=f"the first of the two results of `{callable_name(rule)}`",
+            expected=f"what `{callable_name(fn)}` returns",
+            got=f"(expected: the function, got: the rule)\n{text}",
+            instead=f"compute it by calling `{callable_name(fn)}`, or cast with `.astype`",
         )
 
 
@@ -213,49 +156,27 @@ def spec_of(tree: Any) -> Any:
 
 
 def refuse_differentiated(fn: Any, rest: Rest, is_alive: Sequence[bool], instead: str) -> None:
-    """Refuses arguments that have a tangent but no place in the rule.
-
-    Args:
-        fn: the function.
-        rest: the structure of `(None, args, kwargs)`.
-        is_alive: for every array in it, whether it has a tangent that it may not have.
-        instead: what to write instead.
-
-    Raises:
-        ValueError: if there are any.
-    """
+    """Refuses arguments that have a tangent but no place in the rule: `is_alive` says so for every array in `rest`,
+    the structure of `(None, args, kwargs)`."""
     if any(is_alive):
         paths = [path for path, bad in zip(rest.paths(), is_alive, strict=True) if bad]
         names = list(dict.fromkeys(argument_text(fn, path) for path in paths))
-        raise ValueError(
-            message(
-                f"`{callable_name(fn)}` is differentiated with respect to an argument that its "
-                "rule knows nothing about",
-                where=", ".join(f"argument `{name}`" for name in names),
-                expected="an argument that is not differentiated",
-                got="one that is",
-                instead=instead,
-            )
+        raise value_error(
+            f"`{callable_name(fn)}` is differentiated with respect to an argument that its "
+            "rule knows nothing about",
+            where=", ".join(f"argument `{name}`" for name in names),
+            expected="an argument that is not differentiated",
+            got="one that is",
+            instead=instead,
         )
 
 
 def matched(kind: str, rule: Any, of: Any, given: Any) -> list[Any]:
-    """Checks tangents (or a gradient) against the tree that they belong to.
+    """For every array of `of` its tangent (or gradient, says `kind`) of those that a rule returned, or None for
+    zero. Raises `TypeError` if they do not fit in structure, shape or dtype.
 
-    None stands for zero, at a leaf or for a whole subtree. An array of integers has no tangent;
-    zeros in its place, such as rules are given, are dropped.
-
-    Args:
-        kind: `"tangent_out"` or `"gradient"`.
-        rule: the rule that returned them.
-        of: the tree that they belong to.
-        given: the tangents.
-
-    Returns:
-        For every array of `of` its tangent, or None for zero.
-
-    Raises:
-        TypeError: if they do not fit in structure, shape or dtype.
+    None stands for zero, at a leaf or for a whole subtree. An array of integers has no tangent; zeros in its place,
+    such as rules are given, are dropped.
     """
     found: list[Any] = []
 
@@ -265,7 +186,7 @@ def matched(kind: str, rule: Any, of: Any, given: Any) -> list[Any]:
         return tangent is None or jtu.treedef_is_leaf(treedef)
 
     try:
-        fits = all(jtu.tree_leaves(jtu.tree_map(take, given, of, is_leaf=lambda t: t is None)))
+        fits = all(jtu.tree_leaves(jtu.tree_map(take, given, of, is_leaf=is_none)))
     except ValueError:
         fits = False
     if not fits:
@@ -307,14 +228,12 @@ def _fitting(kind: str, rule: Any, path: Any, leaf: Any, tangent: Any) -> Any:
                 return None if is_zero(tangent) else as_jax(tangent)
             elif have.weak_type and _gives_way(have, want):
                 return None if is_zero(tangent) else jnp.asarray(tangent, want.dtype)
-    raise TypeError(
-        message(
-            f"the `{kind}` of the rule `{callable_name(rule)}` does not fit what it belongs to",
-            where=path_text(path, kind),
-            expected=f"{short(leaf)}, or None for zero" if _can_have(leaf) else "None",
-            got=short(tangent),
-            instead="cast it with `.astype`, or sum over the axes that broadcasting has added",
-        )
+    raise type_error(
+        f"the `{kind}` of the rule `{callable_name(rule)}` does not fit what it belongs to",
+        where=path_text(path, kind),
+        expected=f"{short(leaf)}, or None for zero" if _can_have(leaf) else "None",
+        got=short(tangent),
+        instead="cast it with `.astype`, or sum over the axes that broadcasting has added",
     )
 
 

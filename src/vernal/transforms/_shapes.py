@@ -6,15 +6,10 @@ from typing import Any, ParamSpec
 
 import jax
 
-from ..trees import is_array
-from ._boundary import split
+from ..trees import has_shape, split
 from ._transformed import Transformed, check_callable, inside, wrap
 
 P = ParamSpec("P")
-
-
-def _has_shape(x: Any) -> bool:
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
 
 def filter_eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +38,7 @@ def filter_eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
         ((2, 2), 'gram')
     """
     check_callable(fn, "filter_eval_shape")
-    arrays, rest = split((fn, args, kwargs), _has_shape)
+    arrays, rest = split((fn, args, kwargs), has_shape)
     out, out_rest = jax.eval_shape(inside(fn, rest), arrays)
     return out_rest.fill(out)
 
@@ -52,7 +47,7 @@ class _MakeJaxpr(Transformed[P, tuple[Any, Any, Any]]):
     """What `filter_make_jaxpr` returns."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> tuple[Any, Any, Any]:
-        arrays, rest = split((self.fn, args, kwargs), _has_shape)
+        arrays, rest = split((self.fn, args, kwargs), has_shape)
         jaxpr, (out, out_rest) = jax.make_jaxpr(inside(self.fn, rest), return_shape=True)(arrays)
         structs, static = iter(out), iter(out_rest.fixed)
         mask = out_rest.mask

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jaxtyping
 
-from .._ground import callable_name
+from .._ground import callable_name, is_users_frame
 from ..show import message
-from ._boundary import Rest, argument_text
+from ..trees import Rest
+from ._boundary import argument_text
 
 # The name JAX will know the arrays by when it says which of them a value depends on.
 _PARAMETER = "vernal_array"
@@ -28,11 +28,6 @@ _SHAPE_TEXT = re.compile(
     r"|jnp\.\w+ argument|argument of jnp\.\w+"
 )
 _VALUE = re.compile(r"(?:Traced<|Tracer<|of type |got \(?)?((?:u?int|float|bool)\d*\[[^\]]*\])")
-# The files that are not the user's: those of JAX, of jaxtyping's checks, and our own.
-_INSIDE = tuple(
-    os.path.dirname(os.path.abspath(file)) + os.sep
-    for file in (jax.__file__, jaxtyping.__file__, os.path.dirname(__file__))
-)
 
 
 class TracedShapeError(TypeError):
@@ -77,11 +72,10 @@ def _first_cause(error: BaseException) -> BaseException:
 
 def _user_line(error: BaseException) -> str | None:
     """Where in the user's own code the error was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not os.path.abspath(f.filename).startswith(_INSIDE)]
+    own = [at for at in traceback.walk_tb(error.__traceback__) if is_users_frame(at[0])]
     if not own:
         return None
-    last = own[-1]
+    (last,) = traceback.StackSummary.extract([own[-1]])
     return f"{os.path.basename(last.filename)}:{last.lineno} in {last.name}: `{last.line}`"
 
 
@@ -104,17 +98,8 @@ def _origins(fn: Callable[..., Any], rest: Rest, arrays: list[Any]) -> list[str]
 def explain(
     error: Exception, fn: Callable[..., Any], rest: Rest, arrays: list[Any]
 ) -> TracedShapeError:
-    """The error to raise in place of JAX's.
-
-    Args:
-        error: what JAX raised.
-        fn: the user's function.
-        rest: the structure of `(fn, args, kwargs)`.
-        arrays: the traced arrays that fill it.
-
-    Returns:
-        An error that names the function, the line, the value and the arguments it depends on.
-    """
+    """The error to raise in place of JAX's. It names the function, the line, the value and the arguments it depends
+    on: `arrays` are the traced ones that fill `rest`, the structure of `(fn, args, kwargs)`."""
     origins = _origins(fn, rest, arrays)
     cause = _first_cause(error)
     value = _VALUE.search(str(cause))

@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from .._ground import by_name, callable_name
+from .._ground import callable_name
 from ..modules import BoundMethod, Module, module_update_wrapper
-from ..show import message, short
-from ._boundary import Rest, split
+from ..show import short, type_error
+from ..trees import Rest, by_name, split
 from ._traced_shapes import explain, is_shape_error
 
 P = ParamSpec("P")
@@ -87,14 +87,12 @@ def check_callable(fn: Any, transform: str) -> None:
         TypeError: if `fn` is not callable.
     """
     if not callable(fn):
-        raise TypeError(
-            message(
-                f"{transform} needs a function",
-                where=f"{transform}(fn)",
-                expected="a callable",
-                got=short(fn),
-                instead=f"{transform}(f)(x) rather than {transform}(f(x))",
-            )
+        raise type_error(
+            f"{transform} needs a function",
+            where=f"{transform}(fn)",
+            expected="a callable",
+            got=short(fn),
+            instead=f"{transform}(f)(x) rather than {transform}(f(x))",
         )
 
 

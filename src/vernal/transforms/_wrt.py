@@ -11,7 +11,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..modules import Module
-from ..show import message, short
+from ..show import short, type_error, value_error
 
 _Mask = Module | Mapping[str, Any] | list[Any] | tuple[Any, ...]
 Wrt = int | str | tuple[int | str, ...] | Callable[[Any], Any] | _Mask
@@ -29,54 +29,30 @@ def is_mask(wrt: Any) -> bool:
 
 
 def check_wrt(wrt: Any, transform: str) -> None:
-    """Refuses what can never be right.
-
-    Args:
-        wrt: what the user gave; None is the first argument.
-        transform: the public name of the transformation.
-
-    Raises:
-        TypeError: if `wrt` is nothing of what it may be.
-    """
+    """Refuses a `wrt` that can never be right."""
     if wrt is None or type(wrt) in (int, str) or callable(wrt) or is_several(wrt) or is_mask(wrt):
         return
-    raise TypeError(
-        message(
-            "`wrt` does not say what to differentiate",
-            where=f"{transform}(fn, wrt=...)",
-            expected="the number or the name of an argument, a tuple of those, or, for the first argument, a function "
-            "that picks nodes or a tree of bools",
-            got=short(wrt),
-            instead="wrt=0, wrt=(0, 'scale'), wrt=lambda model: (model.weight, model.bias), or "
-            "wrt=vernal.trainable(model, 'head')",
-        )
+    raise type_error(
+        "`wrt` does not say what to differentiate",
+        where=f"{transform}(fn, wrt=...)",
+        expected="the number or the name of an argument, a tuple of those, or, for the first argument, a function "
+        "that picks nodes or a tree of bools",
+        got=short(wrt),
+        instead="wrt=0, wrt=(0, 'scale'), wrt=lambda model: (model.weight, model.bias), or "
+        "wrt=vernal.trainable(model, 'head')",
     )
 
 
 def spread_mask(mask: Any, tree: Any, name: str, transform: str) -> list[bool]:
-    """The bool for every leaf of an argument.
-
-    Args:
-        mask: a tree of bools, which may stop above the leaves.
-        tree: the argument.
-        name: its name.
-        transform: the public name of the transformation.
-
-    Returns:
-        A bool for each leaf, in order.
-
-    Raises:
-        ValueError: if the mask has another structure than the argument.
-    """
+    """The bool for every leaf of an argument `tree`, in order, from a tree of bools that may stop above the leaves;
+    `ValueError` if its structure is another one. `name` is that of the argument."""
     try:
         return jtu.tree_leaves(jax.tree.broadcast(mask, tree))
     except ValueError as error:
-        raise ValueError(
-            message(
-                "`wrt` is a tree of bools that does not fit what it is for",
-                where=f"{transform}(fn, wrt=...), for argument `{name}`",
-                expected="the structure of that argument, or the upper part of it",
-                got=str(error),
-                instead="make it from the argument itself, for example by vernal.trainable(model)",
-            )
+        raise value_error(
+            "`wrt` is a tree of bools that does not fit what it is for",
+            where=f"{transform}(fn, wrt=...), for argument `{name}`",
+            expected="the structure of that argument, or the upper part of it",
+            got=str(error),
+            instead="make it from the argument itself, for example by vernal.trainable(model)",
         ) from None

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from ..show import message
+from ..show import type_error
 from ..trees import is_array_like
 
 _KNOWN = "`*`, `/`, `@`, `+`, `-`, indexing, reshape, ravel, astype, T, mT, sum and mean"
@@ -55,15 +55,13 @@ def _method(name: str) -> Callable[..., Any]:
 
 def _cannot(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     """Refuses what would need an array."""
-    raise TypeError(
-        message(
-            "a ZeroTangent is not an array, it stands for zeros that are never computed",
-            where=repr(self),
-            expected=_KNOWN,
-            got="another operation",
-            instead="`materialise(z)` for an array of zeros, or `if is_zero(z): ...` to leave the "
-            "work out",
-        )
+    raise type_error(
+        "a ZeroTangent is not an array, it stands for zeros that are never computed",
+        where=repr(self),
+        expected=_KNOWN,
+        got="another operation",
+        instead="`materialise(z)` for an array of zeros, or `if is_zero(z): ...` to leave the "
+        "work out",
     )
 
 

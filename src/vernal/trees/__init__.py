@@ -1,10 +1,12 @@
 """Any pytree: what its leaves are, cutting and joining, walking, surgery, comparison, arithmetic."""
 
 from .._ground import publish
+from ._by_name import by_name as by_name
 from ._check import tree_check as tree_check
 from ._check import tree_flatten_one_level as tree_flatten_one_level
 from ._compare import tree_allclose as tree_allclose
 from ._compare import tree_equal as tree_equal
+from ._kinds import has_shape as has_shape
 from ._kinds import is_array as is_array
 from ._kinds import is_array_like as is_array_like
 from ._kinds import is_inexact_array as is_inexact_array
@@ -17,6 +19,8 @@ from ._parts import node_parts as node_parts
 from ._parts import replace_parts as replace_parts
 from ._patterns import Pattern as Pattern
 from ._patterns import match_paths as match_paths
+from ._rest import Rest as Rest
+from ._rest import split as split
 from ._split import combine as combine
 from ._split import filter as filter
 from ._split import partition as partition

@@ -4,19 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._ground import one_level, one_level_with_keys
-from ..show import message, path_text
+from ..show import path_text, value_error
 
 _Path = tuple[Any, ...]
 
 
 def _cycle(outer: _Path, inner: _Path, node: Any) -> ValueError:
-    return ValueError(
-        message(
-            f"a node of type {type(node).__name__} contains itself",
-            where=f"{path_text(inner, 'tree')} is {path_text(outer, 'tree')} again",
-            expected="a tree, in which every node is inside other nodes only",
-            instead="take the node out of itself; JAX would flatten it for ever",
-        )
+    return value_error(
+        f"a node of type {type(node).__name__} contains itself",
+        where=f"{path_text(inner, 'tree')} is {path_text(outer, 'tree')} again",
+        expected="a tree, in which every node is inside other nodes only",
+        instead="take the node out of itself; JAX would flatten it for ever",
     )
 
 
@@ -83,13 +81,11 @@ def _check(
     if id(node) in above:
         raise _cycle(seen[id(node)][0], path, node)
     if id(node) in seen:
-        raise ValueError(
-            message(
-                f"one node of type {type(node).__name__} is in two places of the tree",
-                where=f"{path_text(seen[id(node)][0], 'tree')} and {path_text(path, 'tree')}",
-                expected="every node once; JAX would make two independent copies of it",
-                instead="build two nodes; or, to share weights, keep one and use it twice",
-            )
+        raise value_error(
+            f"one node of type {type(node).__name__} is in two places of the tree",
+            where=f"{path_text(seen[id(node)][0], 'tree')} and {path_text(path, 'tree')}",
+            expected="every node once; JAX would make two independent copies of it",
+            instead="build two nodes; or, to share weights, keep one and use it twice",
         )
     # The node is kept along with its path: a node class may make its children as it is flattened,
     # and the address of one that is gone would be given to the next.

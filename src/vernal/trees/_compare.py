@@ -15,7 +15,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Bool
 
-from ..show import message
+from ..show import type_error
 
 _Tolerance = tuple[float | int, float | int]
 
@@ -63,14 +63,12 @@ def _compare(
     name: str, pytrees: tuple[Any, ...], typematch: bool, tolerance: _Tolerance
 ) -> bool | Bool[Array, ""]:
     if not pytrees:
-        raise TypeError(
-            message(
-                "there is no pytree to compare",
-                where=f"{name}(*pytrees)",
-                expected="at least one pytree, usually two",
-                got="none",
-                instead=f"{name}(a, b), without a star before a list that may be empty",
-            )
+        raise type_error(
+            "there is no pytree to compare",
+            where=f"{name}(*pytrees)",
+            expected="at least one pytree, usually two",
+            got="none",
+            instead=f"{name}(a, b), without a star before a list that may be empty",
         )
     leaves, treedef = jtu.tree_flatten(pytrees[0])
     on_device: list[Bool[Array, ""]] = []

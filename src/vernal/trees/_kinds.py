@@ -43,6 +43,21 @@ def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
     return False
 
 
+def has_shape(x: Any) -> bool:
+    """Whether `x` is an array, or a `jax.ShapeDtypeStruct` in the place of one.
+
+    Args:
+        x: any Python object.
+
+    Example:
+        >>> import jax
+        >>> from vernal.trees import has_shape
+        >>> has_shape(jax.ShapeDtypeStruct((2,), "float32")), has_shape(1.0)
+        (True, False)
+    """
+    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+
+
 def is_array_like(x: Any) -> bool:
     """Whether `x` can be turned into a JAX array by `jnp.asarray`.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..show import message, path_text
+from ..show import path_text, value_error
 
 _Path = tuple[Any, ...]
 _IsLeaf = Callable[[Any], bool]
@@ -110,13 +110,11 @@ def named_leaves(pytree: Any, is_leaf: _IsLeaf | None = None) -> dict[str, Any]:
     for path, leaf in jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf)[0]:
         name = path_name(path)
         if name in found:
-            raise ValueError(
-                message(
-                    f"two leaves have the name {name!r}",
-                    where=f"{path_text(paths[name], 'tree')} and {path_text(path, 'tree')}",
-                    expected="a name of its own for every leaf",
-                    instead="rename one of the keys, so that they do not print alike",
-                )
+            raise value_error(
+                f"two leaves have the name {name!r}",
+                where=f"{path_text(paths[name], 'tree')} and {path_text(path, 'tree')}",
+                expected="a name of its own for every leaf",
+                instead="rename one of the keys, so that they do not print alike",
             )
         found[name] = leaf
         paths[name] = path
@@ -138,13 +136,11 @@ def tokens_of(text: str) -> list[str]:
 
 
 def _unreadable(text: str, problem: str) -> ValueError:
-    return ValueError(
-        message(
-            f"the name or pattern {text!r} cannot be read",
-            expected="parts joined by dots, and quotes and brackets that are closed",
-            got=problem,
-            instead="put keys with such characters in double quotes, as path_name does",
-        )
+    return value_error(
+        f"the name or pattern {text!r} cannot be read",
+        expected="parts joined by dots, and quotes and brackets that are closed",
+        got=problem,
+        instead="put keys with such characters in double quotes, as path_name does",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from ..show import diff_text, message, short
+from ..show import diff_text, short, type_error, value_error
 from ._kinds import is_array_like
 
 _Operation = Callable[[Any, Any], Any]
@@ -23,24 +23,20 @@ def _refuse_structure(mine: "ω", other: "ω") -> NoReturn:
         got = f"is_leaf={short(mine.is_leaf)} and is_leaf={short(other.is_leaf)}"
     else:
         got = diff_text(mine.ω, other.ω, leaves="ignore", root="tree")
-    raise ValueError(
-        message(
-            "the trees on both sides of an ω operation have different structures",
-            expected="the same nodes and leaves on both sides",
-            got=got,
-            instead="bring both trees into one structure first; give both the same is_leaf",
-        )
+    raise value_error(
+        "the trees on both sides of an ω operation have different structures",
+        expected="the same nodes and leaves on both sides",
+        got=got,
+        instead="bring both trees into one structure first; give both the same is_leaf",
     )
 
 
 def _refuse_operand(other: Any) -> NoReturn:
-    raise TypeError(
-        message(
-            "ω arithmetic cannot use this operand",
-            expected="another ω, an array or a number",
-            got=short(other),
-            instead="x**ω + y**ω if it is a pytree: each tree needs its own **ω",
-        )
+    raise type_error(
+        "ω arithmetic cannot use this operand",
+        expected="another ω, an array or a number",
+        got=short(other),
+        instead="x**ω + y**ω if it is a pytree: each tree needs its own **ω",
     )
 
 
@@ -142,14 +138,12 @@ class ω(metaclass=_Omega):
 
     def __init__(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None):
         if isinstance(tree, ω):
-            raise TypeError(
-                message(
-                    "this tree is wrapped in ω already",
-                    where="tree**ω",
-                    expected="a pytree",
-                    got=short(tree),
-                    instead="wrap each tree once, and take the result out with `.ω`",
-                )
+            raise type_error(
+                "this tree is wrapped in ω already",
+                where="tree**ω",
+                expected="a pytree",
+                got=short(tree),
+                instead="wrap each tree once, and take the result out with `.ω`",
             )
         self.ω = tree
         self.is_leaf = is_leaf
@@ -174,13 +168,11 @@ class ω(metaclass=_Omega):
         return self.call(lambda leaf: leaf[index])
 
     def __bool__(self) -> NoReturn:
-        raise TypeError(
-            message(
-                "an ω has no truth value",
-                expected="one bool",
-                got="an ω, which compares leaf by leaf",
-                instead="vernal.tree_equal(x, y), or jnp.all on the leaves of (x**ω == y**ω).ω",
-            )
+        raise type_error(
+            "an ω has no truth value",
+            expected="one bool",
+            got="an ω, which compares leaf by leaf",
+            instead="vernal.tree_equal(x, y), or jnp.all on the leaves of (x**ω == y**ω).ω",
         )
 
     def __repr__(self) -> str:

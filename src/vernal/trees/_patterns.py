@@ -22,24 +22,21 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 
 from .._ground import register_cache
-from ..show import message
+from ..show import listed, shown_name, value_error
 from ._names import is_quoted, name_keys, named_leaves, parts_of, path_name, tokens_of, unquote
 
 _T = TypeVar("_T")
 _REQUIRED: Any = object()
-_SHOWN = 10
 # A pattern without braces: one regular expression for each part, and None for `**`.
 _Parts = tuple[re.Pattern[str] | None, ...]
 
 
 def _bad_pattern(text: str, problem: str, instead: str) -> ValueError:
-    return ValueError(
-        message(
-            f"the pattern {text!r} cannot be read",
-            expected="a dotted name with *, **, ?, [abc] or {a,b} in it",
-            got=problem,
-            instead=instead,
-        )
+    return value_error(
+        f"the pattern {text!r} cannot be read",
+        expected="a dotted name with *, **, ?, [abc] or {a,b} in it",
+        got=problem,
+        instead=instead,
     )
 
 
@@ -181,15 +178,6 @@ class Pattern:
         return any(_fits(self.text, keys[:i]) for i in range(len(keys) + 1))
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return "\n".join([*names[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
-
-
-def _show_name(name: str) -> str:
-    return name or "(the tree itself)"
-
-
 def _idle_hint(pattern: str, names: Sequence[str]) -> str:
     """Why a pattern may have matched nothing: most often it names a node, not the leaves below."""
     below = Pattern(f"{pattern}.**") if pattern else None
@@ -201,9 +189,9 @@ def _idle_hint(pattern: str, names: Sequence[str]) -> str:
 def _refuse_rules(found: Mapping[str, list[str]], idle: Sequence[str], gaps: bool) -> None:
     """Raises unless each leaf in `found` has one rule (or none, without `gaps`) and none is idle."""
     names = list(found)
-    unmatched = [_show_name(name) for name, texts in found.items() if gaps and not texts]
+    unmatched = [shown_name(name) for name, texts in found.items() if gaps and not texts]
     ambiguous = [
-        f"{_show_name(name)}: {' and '.join(map(repr, texts))}"
+        f"{shown_name(name)}: {' and '.join(map(repr, texts))}"
         for name, texts in found.items()
         if len(texts) > 1
     ]
@@ -212,19 +200,17 @@ def _refuse_rules(found: Mapping[str, list[str]], idle: Sequence[str], gaps: boo
         (ambiguous, "more than one rule for {} of the leaves"),
         ([_idle_hint(pattern, names) for pattern in idle], "no leaf for {} of the rules"),
     ]
-    got = [f"{title.format(len(some))}:\n{_some(some)}" for some, title in problems if some]
+    got = [f"{title.format(len(some))}:\n" + listed(some, "\n") for some, title in problems if some]
     if not got:
         return
     if not unmatched and not ambiguous:
-        got.append(f"the leaves are:\n{_some(list(map(_show_name, names)))}")
-    raise ValueError(
-        message(
-            "the rules do not fit the leaves of the tree",
-            where="match_paths(tree, rules)",
-            expected="exactly one rule for every leaf, and a leaf for every rule",
-            got="\n".join(got),
-            instead="a `default=` for leaves without a rule; narrower patterns where two match",
-        )
+        got.append("the leaves are:\n" + listed(map(shown_name, names), "\n"))
+    raise value_error(
+        "the rules do not fit the leaves of the tree",
+        where="match_paths(tree, rules)",
+        expected="exactly one rule for every leaf, and a leaf for every rule",
+        got="\n".join(got),
+        instead="a `default=` for leaves without a rule; narrower patterns where two match",
     )
 
 

@@ -5,26 +5,20 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import callable_name, flatten_none_is_leaf
-from ..show import diff_text, message, path_text, short
+from .._ground import callable_name, flatten_none_is_leaf, is_none
+from ..show import diff_text, path_text, short, type_error, value_error
 
 FilterSpec = Any  # a prefix tree of bools and predicates
 IsLeaf = Callable[[Any], bool]
 
 
-def _is_none(x: Any) -> bool:
-    return x is None
-
-
 def _spec_error(spec: Any, path: Any) -> ValueError:
-    return ValueError(
-        message(
-            "a filter specification must be made of bools and of functions of a leaf",
-            where=path_text(path, root="filter_spec"),
-            expected="True, False, or a function such as `vernal.is_array`",
-            got=short(spec),
-            instead="convert NumPy and JAX booleans with `bool(...)`",
-        )
+    return value_error(
+        "a filter specification must be made of bools and of functions of a leaf",
+        where=path_text(path, root="filter_spec"),
+        expected="True, False, or a function such as `vernal.is_array`",
+        got=short(spec),
+        instead="convert NumPy and JAX booleans with `bool(...)`",
     )
 
 
@@ -36,14 +30,12 @@ def _decide(spec: Any, leaves: list[Any], path: Any = ()) -> list[bool]:
     chosen: list[Any] = [spec(leaf) for leaf in leaves]
     if any(type(c) is not bool for c in chosen):
         bad = next(c for c in chosen if type(c) is not bool)
-        raise ValueError(
-            message(
-                "a filter predicate must return a Python bool",
-                where=f"`{callable_name(spec)}` at {path_text(path, root='filter_spec')}",
-                expected="True or False",
-                got=short(bad),
-                instead="wrap the result in `bool(...)`, and decide by type, shape or dtype rather than by value",
-            )
+        raise value_error(
+            "a filter predicate must return a Python bool",
+            where=f"`{callable_name(spec)}` at {path_text(path, root='filter_spec')}",
+            expected="True or False",
+            got=short(bad),
+            instead="wrap the result in `bool(...)`, and decide by type, shape or dtype rather than by value",
         )
     return chosen
 
@@ -57,18 +49,16 @@ def _choices(tree: Any, spec: Any, is_leaf: IsLeaf | None) -> tuple[list[Any], A
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=is_leaf)
     if _is_spec(spec):
         return leaves, treedef, _decide(spec, leaves)
-    paths_and_specs, spec_def = jtu.tree_flatten_with_path(spec, is_leaf=_is_none)
+    paths_and_specs, spec_def = jtu.tree_flatten_with_path(spec, is_leaf=is_none)
     try:
         subtrees = spec_def.flatten_up_to(tree)
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            message(
-                "the filter specification is not a prefix of the tree",
-                where="filter_spec",
-                expected="the tree's own structure, with a bool or a predicate in place of a subtree",
-                got=str(error),
-                instead="make it with `jax.tree.map(lambda leaf: ..., tree)`, or pass one predicate for all leaves",
-            )
+        raise value_error(
+            "the filter specification is not a prefix of the tree",
+            where="filter_spec",
+            expected="the tree's own structure, with a bool or a predicate in place of a subtree",
+            got=str(error),
+            instead="make it with `jax.tree.map(lambda leaf: ..., tree)`, or pass one predicate for all leaves",
         ) from None
     keep: list[bool] = []
     for (path, one), subtree in zip(paths_and_specs, subtrees, strict=True):
@@ -172,14 +162,12 @@ def combine(*pytrees: Any, is_leaf: IsLeaf | None = None) -> Any:
         [1, 'text']
     """
     if not pytrees:
-        raise TypeError(
-            message(
-                "combine needs at least one tree",
-                where="combine()",
-                expected="one or more trees",
-                got="none",
-                instead="combine(chosen, rest)",
-            )
+        raise type_error(
+            "combine needs at least one tree",
+            where="combine()",
+            expected="one or more trees",
+            got="none",
+            instead="combine(chosen, rest)",
         )
 
     if is_leaf is not None:
@@ -206,12 +194,10 @@ def _combine_prefixes(pytrees: tuple[Any, ...], is_leaf: IsLeaf | None) -> Any:
         )
     except (ValueError, TypeError, KeyError):
         other = next(t for t in pytrees if jtu.tree_structure(t) != jtu.tree_structure(pytrees[0]))
-        raise ValueError(
-            message(
-                "combine needs trees of one structure",
-                where="combine(...)",
-                expected="trees that differ only in where they hold None",
-                got=diff_text(pytrees[0], other, leaves="ignore"),
-                instead="make them with `vernal.partition`, or from one tree with `jax.tree.map`",
-            )
+        raise value_error(
+            "combine needs trees of one structure",
+            where="combine(...)",
+            expected="trees that differ only in where they hold None",
+            got=diff_text(pytrees[0], other, leaves="ignore"),
+            instead="make them with `vernal.partition`, or from one tree with `jax.tree.map`",
         ) from None

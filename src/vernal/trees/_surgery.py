@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..show import message, path_text, short
+from ..show import path_text, short, type_error, value_error
 from ._kinds import is_array
 from ._parts import node_parts, replace_parts
 
@@ -58,14 +58,12 @@ def _by_id(ghost: Any) -> dict[int, Any]:
 
 
 def _bad_where(name: str, got: str, error: Exception | None = None) -> ValueError:
-    return ValueError(
-        message(
-            f"`{name}` must use just the structure of the tree, not the values in it",
-            where=f"the function `{name}`",
-            expected="a function that returns nodes of the tree it is given, e.g. `lambda m: m.layers[0].weight`",
-            got=got if error is None else f"{type(error).__name__}: {error}",
-            instead="choose by name, index or type; to decide by value, decide beforehand",
-        )
+    return value_error(
+        f"`{name}` must use just the structure of the tree, not the values in it",
+        where=f"the function `{name}`",
+        expected="a function that returns nodes of the tree it is given, e.g. `lambda m: m.layers[0].weight`",
+        got=got if error is None else f"{type(error).__name__}: {error}",
+        instead="choose by name, index or type; to decide by value, decide beforehand",
     )
 
 
@@ -152,13 +150,11 @@ def _refuse_overlap(paths: list[Path]) -> None:
                 if first == second
                 else "one picked node is inside another"
             )
-            raise ValueError(
-                message(
-                    f"`where` is ambiguous: {what}",
-                    where=f"{path_text(first, 'tree')} and {path_text(second, 'tree')}",
-                    expected="different nodes, none inside another",
-                    instead="return each node once, or call tree_at twice",
-                )
+            raise value_error(
+                f"`where` is ambiguous: {what}",
+                where=f"{path_text(first, 'tree')} and {path_text(second, 'tree')}",
+                expected="different nodes, none inside another",
+                instead="return each node once, or call tree_at twice",
             )
 
 
@@ -186,14 +182,12 @@ def _replacements(replace: Any, count: int, arrangement: Any) -> list[Any]:
     try:
         found = arrangement.flatten_up_to(replace)
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            message(
-                "the replacements do not match the nodes that `where` picks",
-                where="tree_at(where, tree, replace)",
-                expected=f"{count} replacements, arranged as `where` returns the nodes",
-                got=f"{short(replace)} ({error})",
-                instead="return a tuple from `where` and give a tuple of the same length",
-            )
+        raise value_error(
+            "the replacements do not match the nodes that `where` picks",
+            where="tree_at(where, tree, replace)",
+            expected=f"{count} replacements, arranged as `where` returns the nodes",
+            got=f"{short(replace)} ({error})",
+            instead="return a tuple from `where` and give a tuple of the same length",
         ) from None
     return found
 
@@ -239,13 +233,11 @@ def tree_at(
         0.1
     """
     if (replace is _MISSING) == (replace_fn is None):
-        raise TypeError(
-            message(
-                "tree_at needs exactly one of `replace` and `replace_fn`",
-                where="tree_at(where, tree, ...)",
-                got="neither" if replace_fn is None else "both",
-                instead="tree_at(where, tree, new_value) or tree_at(where, tree, replace_fn=lambda old: ...)",
-            )
+        raise type_error(
+            "tree_at needs exactly one of `replace` and `replace_fn`",
+            where="tree_at(where, tree, ...)",
+            got="neither" if replace_fn is None else "both",
+            instead="tree_at(where, tree, new_value) or tree_at(where, tree, replace_fn=lambda old: ...)",
         )
     places, arrangement = _locate(where, pytree, is_leaf)
     new = None if replace_fn is not None else _replacements(replace, len(places), arrangement)
@@ -352,12 +344,10 @@ def _refuse_static(node: Any, name: str) -> None:
     fields = getattr(type(node), "__tree_fields__", None)
     if fields is None or name in fields(node) or name not in vars(node):
         return
-    raise TypeError(
-        message(
-            "a static field can only be set when its module is made",
-            where=f"{type(node).__name__}.{name}",
-            expected="a field that is not declared static=True",
-            got=f"{name}: ... = field(static=True)",
-            instead=f"declare `{name}` without static=True: a value that is not an array is structure all the same",
-        )
+    raise type_error(
+        "a static field can only be set when its module is made",
+        where=f"{type(node).__name__}.{name}",
+        expected="a field that is not declared static=True",
+        got=f"{name}: ... = field(static=True)",
+        instead=f"declare `{name}` without static=True: a value that is not an array is structure all the same",
     )

@@ -32,7 +32,7 @@ class _ClosureConvert(Module):
     @property
     def out_struct(self) -> Any:
         """The result, likewise."""
-        return self.shell.out_struct
+        return self._whole().out_struct
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._whole()(*args, **kwargs)

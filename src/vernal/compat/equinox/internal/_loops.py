@@ -20,14 +20,9 @@ def while_loop(
     """`vernal.loops.while_loop`.
 
     Args:
-        cond_fun: as there.
-        body_fun: as there.
-        init_val: as there.
-        max_steps: as there.
-        buffers: as there.
-        kind: as there.
-        checkpoints: as there; ignored unless `kind` is `"checkpointed"`.
-        base: as there; ignored unless `kind` is `"bounded"`.
+        cond_fun: as there, and so are all others.
+        checkpoints: ignored unless `kind` is `"checkpointed"`.
+        base: ignored unless `kind` is `"bounded"`.
 
     Returns:
         The last carry.
@@ -57,13 +52,8 @@ def scan(
     """`vernal.loops.scan`.
 
     Args:
-        f: as there.
-        init: as there.
-        xs: as there.
-        length: as there.
-        buffers: as there.
-        kind: as there.
-        checkpoints: as there; ignored unless `kind` is `"checkpointed"`.
+        f: as there, and so are all others.
+        checkpoints: ignored unless `kind` is `"checkpointed"`.
 
     Returns:
         The last carry, and the stacked results.

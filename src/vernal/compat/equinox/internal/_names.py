@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 import wadler_lindig as wl
 
-from ...._ground import instantiate_zeros
+from ...._ground import instantiate_zeros, is_none
 from ....primitives import create_vprim, nonbatchable
 from ....show import message, tree_pformat
 from ....testing import GetKey as OurGetKey
@@ -152,8 +152,8 @@ def hashable_partition(pytree: Any, filter_fn: Callable[[Any], bool]) -> tuple[A
         The leaves for which it is true, in a tuple with None for the others; and the rest.
     """
     kept, rest = partition(pytree, filter_fn)
-    leaves = jtu.tree_leaves(kept, is_leaf=lambda x: x is None)
-    others, treedef = jtu.tree_flatten(rest, is_leaf=lambda x: x is None)
+    leaves = jtu.tree_leaves(kept, is_leaf=is_none)
+    others, treedef = jtu.tree_flatten(rest, is_leaf=is_none)
     return tuple(leaves), (tuple(others), treedef)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal._ground import by_name
+from vernal.trees import by_name
 
 
 class Pair(NamedTuple):

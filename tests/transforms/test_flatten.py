@@ -18,7 +18,7 @@ import pytest
 
 import vernal
 from vernal import Module, filter_jit
-from vernal.modules import Form
+from vernal.modules import Flat
 
 
 class Layer(Module):
@@ -60,14 +60,14 @@ def same(model):
     return model
 
 
-def form_of(module):
+def flat_of(module):
     """What a module remembers, without looking at it as its users do."""
-    return module._vernal_form
+    return module._vernal_flat
 
 
-def is_waiting(module):
-    form = form_of(module)
-    return type(form) is Form and form.fill is not None
+def is_lazy(module):
+    flat = flat_of(module)
+    return type(flat) is Flat and flat.unflatten is not None
 
 
 X = np.float32(1.5)
@@ -126,7 +126,7 @@ def _refused(m):
 @pytest.mark.parametrize("look", WAYS.values(), ids=WAYS)
 def test_a_result_is_whole_for_whoever_looks_at_it(look):
     out = same(net())
-    assert is_waiting(out)
+    assert is_lazy(out)
     assert look(out)
     assert look(out), "at the second look as well"
 
@@ -134,9 +134,9 @@ def test_a_result_is_whole_for_whoever_looks_at_it(look):
 def test_a_result_that_nobody_looks_at_goes_on_as_it_is():
     out = same(net())
     for _ in range(3):
-        arrays = form_of(out).arrays
+        arrays = flat_of(out).arrays
         out = same(out)
-        assert is_waiting(out) and form_of(out).arrays is not arrays
+        assert is_lazy(out) and flat_of(out).arrays is not arrays
     assert out == net()
     assert same.trace_count == 1
 
@@ -144,7 +144,7 @@ def test_a_result_that_nobody_looks_at_goes_on_as_it_is():
 def test_what_is_not_an_array_is_there_without_a_look():
     out = same(net())
     assert out.name == "net" and type(out) is Net and isinstance(out, Module)
-    assert is_waiting(out)
+    assert is_lazy(out)
 
 
 def test_results_in_tuples_and_named_tuples_wait_too_and_other_trees_are_made_at_once():
@@ -162,9 +162,9 @@ def test_results_in_tuples_and_named_tuples_wait_too_and_other_trees_are_made_at
         )
 
     pair, triple, table, extra = step(Pair(net(), jnp.float32(0.0)), None)
-    assert type(pair) is Pair and is_waiting(pair.model) and float(pair.loss) == 1.0
-    assert type(triple) is tuple and is_waiting(triple[0]) and triple[1:] == ("text", 3)
-    assert not is_waiting(table["model"]) and table["model"] == net()
+    assert type(pair) is Pair and is_lazy(pair.model) and float(pair.loss) == 1.0
+    assert type(triple) is tuple and is_lazy(triple[0]) and triple[1:] == ("text", 3)
+    assert not is_lazy(table["model"]) and table["model"] == net()
     assert extra is None
     again = step(pair, None)[0]
     assert step.trace_count == 1 and again.model == net()
@@ -186,35 +186,52 @@ def test_a_class_whose_looks_cannot_be_seen_is_made_at_once():
         def __getattribute__(self, name):
             return object.__getattribute__(self, name)
 
-    for cls in (Default, Own, Strange):
+    for cls in (Default, Strange):
         out = same(cls(jnp.asarray(1.0)))
-        assert not is_waiting(out) and float(out.x) == 1.0
-    assert same(Own(jnp.asarray(1.0))).y == "no y"
+        assert not is_lazy(out) and float(out.x) == 1.0
+    out = same(Own(jnp.asarray(1.0)))
+    assert is_lazy(out) and out.y == "no y" and float(out.x) == 1.0 and not is_lazy(out)
 
 
 def test_a_subclass_may_still_define_getattr():
     class Base(Module):
         x: jax.Array
 
-    assert is_waiting(same(Base(jnp.asarray(1.0))))
+    assert is_lazy(same(Base(jnp.asarray(1.0))))
 
     class Child(Base):
         def __getattr__(self, name):
             return f"no {name}"
 
     out = same(Child(jnp.asarray(1.0)))
-    assert not is_waiting(out) and float(out.x) == 1.0 and out.y == "no y"
+    assert is_lazy(out) and float(out.x) == 1.0 and out.y == "no y"
 
 
 def test_a_missing_attribute_is_missed_in_the_words_of_python():
     out = same(net())
     with pytest.raises(AttributeError, match="'Net' object has no attribute 'missing'"):
         out.missing  # noqa: B018 (the access is the test)
-    assert not is_waiting(out)
+    assert is_lazy(out)
+
+
+def test_a_property_that_raises_is_evaluated_once():
+    class Raises(Module):
+        x: jax.Array
+        seen = []
+
+        @property
+        def broken(self):
+            self.seen.append(1)
+            raise AttributeError("something inside is missing")
+
+    same(Raises(jnp.asarray(1.0))).x  # noqa: B018 (the class has lazy instances from now on)
+    with pytest.raises(AttributeError, match="something inside is missing"):
+        same(Raises(jnp.asarray(1.0))).broken  # noqa: B018
+    assert Raises.seen == [1]
 
 
 def test_static_values_that_cannot_be_hashed_are_returned():
-    class Odd(Module):
+    class Odd(Module, layout="fields"):
         x: jax.Array
         thing: object = vernal.field(static=True)
 
@@ -236,7 +253,7 @@ def test_arrays_in_a_list_may_be_exchanged_between_two_calls():
 
     for _ in range(3):
         assert float(total(model)) == 111.0
-    assert type(form_of(model)) is Form
+    assert type(flat_of(model)) is Flat
     model.arrays[0] = jnp.asarray(2.0)
     assert float(total(model)) == 112.0
     model.table["a"] = jnp.asarray(20.0)
@@ -274,16 +291,16 @@ def test_trees_whose_nodes_nobody_knows_are_flattened_at_every_call():
         assert float(total(model)) == 1.0
     model.queue["a"] = jnp.asarray(2.0)
     assert float(total(model)) == 2.0
-    assert type(form_of(model)) is not Form
+    assert type(flat_of(model)) is not Flat
 
 
 def test_a_module_is_remembered_at_its_second_call():
     model = net()
-    assert form_of(model) is None
+    assert flat_of(model) is None
     same(model)
-    assert type(form_of(model)) is not Form
+    assert type(flat_of(model)) is not Flat
     same(model)
-    assert type(form_of(model)) is Form
+    assert type(flat_of(model)) is Flat
     assert same(model) == net()
 
 
@@ -292,11 +309,11 @@ def test_what_is_remembered_is_not_copied_nor_seen():
     for _ in range(3):
         same(model)
     other = jax.tree.map(lambda x: x + 1, model)
-    assert form_of(other) is None
-    assert form_of(vernal.tree_at(lambda m: m.scale, model, jnp.float32(9.0))) is None
+    assert flat_of(other) is None
+    assert flat_of(vernal.tree_at(lambda m: m.scale, model, jnp.float32(9.0))) is None
     assert float(same(vernal.tree_at(lambda m: m.scale, model, jnp.float32(9.0))).scale) == 9.0
     assert "form" not in repr(model)
-    assert form_of(pickle.loads(pickle.dumps(model))) is None
+    assert flat_of(pickle.loads(pickle.dumps(model))) is None
 
 
 def test_tuples_are_taken_apart_item_by_item():
@@ -392,7 +409,7 @@ def test_no_form_outlives_its_module():
     model = net()
     for _ in range(3):
         out = same(model)
-    watch = [weakref.ref(form_of(module).arrays[0]) for module in (model, out)]
+    watch = [weakref.ref(flat_of(module).arrays[0]) for module in (model, out)]
     del model, out
     gc.collect()
     assert [ref() for ref in watch] == [None, None]
@@ -418,5 +435,5 @@ def test_donated_results_are_used_once():
 
     first = step(net())
     second = step(first)
-    assert is_waiting(second) and float(second.scale) == 4.0
+    assert is_lazy(second) and float(second.scale) == 4.0
     assert first.scale.is_deleted()

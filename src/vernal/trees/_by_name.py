@@ -6,11 +6,14 @@ second one, which is another function to every cache. Both go away when such an 
 as what it is: a name in a module.
 """
 
-import collections
 import functools
 import sys
 import types
 from typing import Any
+
+import jax.tree_util as jtu
+
+from .._ground import open_up
 
 
 def _find(module: str, name: str) -> Any:
@@ -60,11 +63,12 @@ class _PartialOf:
 
     def __reduce__(self) -> Any:
         partial = self.value
-        return _partial, (by_name(partial.func), by_name(partial.args), by_name(partial.keywords))
+        parts = partial.func, partial.args, dict(partial.keywords)
+        return _partial, (type(partial), *map(by_name, parts))
 
 
-def _partial(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    return functools.partial(func, *args, **keywords)
+def _partial(cls: Any, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return cls(func, *args, **keywords)
 
 
 def _given(value: Any) -> Any:
@@ -82,16 +86,15 @@ def by_name(value: Any) -> Any:
         imported by its name, but is neither a plain function nor a class, replaced by an object
         that unpickles (and copies) to that very callable.
     """
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset):
-        return kind(map(by_name, value))
-    if hasattr(kind, "_make"):
-        return value._make(map(by_name, value))
-    if kind in (dict, collections.OrderedDict):
-        return kind((key, by_name(item)) for key, item in value.items())
-    if kind is collections.defaultdict:
-        return kind(value.default_factory, {key: by_name(item) for key, item in value.items()})
-    if kind is functools.partial:
+    if isinstance(value, (list, tuple, dict, set, frozenset)) and (opened := open_up(value)):
+        node, parts = opened
+        named = list(map(by_name, parts))
+        if not node.has_shell:
+            return node.make(named)
+        container = node.shell([])
+        node.fill(container, named)
+        return container
+    if isinstance(value, functools.partial) and not jtu.is_tree_node(type(value)):
         return _PartialOf(value)
     if not callable(value) or isinstance(
         value, (type, types.FunctionType, types.BuiltinFunctionType)

@@ -1,4 +1,4 @@
-"""`same` and `intern_key`: when one compiled program may stand for two Python values."""
+"""`same` and `static_key`: when one compiled program may stand for two Python values."""
 
 import collections
 import copy
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from vernal._ground import intern_key, same
+from vernal._ground import same, static_key
 
 
 class Point(NamedTuple):
@@ -28,6 +28,27 @@ class MyTuple(tuple):
 
 class MyFloat(float):
     pass
+
+
+class SlotFloat(float):
+    __slots__ = ()
+
+
+class Subclass(NamedTuple("Subclass", [("x", int)])):
+    """Has a `__dict__`, which the `==` of tuples does not see."""
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Mutable:
+    x: Any
+
+
+class PlainMethod:
+    def method(self):
+        pass
+
+
+OBJECT = PlainMethod()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +141,20 @@ DIFFERENT = [
     (Frozen(1), HalfCompared(1)),
     (ByName("a"), ByName("b")),
     (object(), object()),
+    (MyFloat(1.0), MyFloat(1.0)),
+    (MyTuple((1,)), MyTuple((1,))),
+    (Subclass(1), Subclass(1)),
+    (SlotFloat(0.0), SlotFloat(-0.0)),
+    (OBJECT.method, OBJECT.method),
+    (functools.partial(OBJECT.method), functools.partial(OBJECT.method)),
+    ([].append, [].append),
+    (functools.partial(f, a=1), functools.partial(f, a=True)),
+    (functools.partial(f, [1]), functools.partial(f, [1])),
+    (functools.partial(f, OBJECT), functools.partial(f, OBJECT)),
+    (functools.partial(f, np.ones(2)), functools.partial(f, np.ones(2))),
+    (functools.partial(f, a=1), functools.partial(f, b=1)),
+    (functools.partial(f, 1, 2), functools.partial(f, 1, a=2)),
+    (jnp.float32, jnp.float16),
 ]
 EQUAL = [
     (1, 1),
@@ -148,6 +183,13 @@ EQUAL = [
     (HalfCompared(1, "x"), HalfCompared(1, "y")),
     (ByName("a", 1), ByName("a", 2)),
     (jnp.dtype("float32"), np.dtype("float32")),
+    (jnp.float32, np.dtype("float32")),
+    (functools.partial(f, 1, a=2), functools.partial(f, 1, a=2)),
+    (functools.partial(f, (1, "a")), functools.partial(f, (1, "a"))),
+    (functools.partial(f, None, k=...), functools.partial(f, None, k=...)),
+    (functools.partial(f, functools.partial(f, 1)), functools.partial(f, functools.partial(f, 1))),
+    (functools.partial(jax.nn.relu, jnp.tanh), functools.partial(jax.nn.relu, jnp.tanh)),
+    (SlotFloat(1.0), SlotFloat(1.0)),
 ]
 
 
@@ -157,7 +199,7 @@ def test_values_that_compile_to_different_programs_are_different(a, b):
     assert not same(b, a)
     assert not same((a,), (b,))
     try:
-        keys = intern_key(a), intern_key(b)
+        keys = static_key(a), static_key(b)
     except TypeError:
         return
     assert keys[0] != keys[1]
@@ -168,7 +210,7 @@ def test_values_that_are_interchangeable_are_the_same(a, b):
     assert same(a, b)
     assert same([a], [b])
     try:
-        keys = intern_key(a), intern_key(b)
+        keys = static_key(a), static_key(b)
     except TypeError:
         return
     assert keys[0] == keys[1]
@@ -193,10 +235,13 @@ def test_jax_arrays_compare_by_identity_and_are_never_read():
     assert jax.jit(lambda a, b: same(a, a) and not same(a, b))(x, x)
 
 
-@pytest.mark.parametrize("value", [[], {}, set(), ([],), np.ones(2), Incomparable()])
+@pytest.mark.parametrize(
+    "value",
+    [[], {}, set(), ([],), np.ones(2), Incomparable(), Mutable(1)],
+)
 def test_a_key_of_something_unhashable_is_refused(value):
     with pytest.raises(TypeError, match="unhashable type"):
-        intern_key(value)
+        static_key(value)
 
 
 NUMBERS = st.one_of(
@@ -213,7 +258,7 @@ HASHABLE = st.recursive(
         st.frozensets(inner, max_size=2),
         st.tuples(inner).map(lambda t: Point(*t)),
         inner.map(Frozen),
-        st.lists(inner, max_size=2).map(MyTuple),
+        inner.map(lambda x: functools.partial(f, x)),
     ),
     max_leaves=4,
 )
@@ -225,6 +270,8 @@ def exact(value: Any) -> Any:
         return (type(value).__name__, tuple(sorted(map(repr, map(exact, value)))))
     if isinstance(value, tuple):
         return (type(value).__name__, tuple(map(exact, value)))
+    if isinstance(value, functools.partial):
+        return ("partial", exact(value.args))
     if isinstance(value, Frozen):
         return ("Frozen", exact(value.x))
     if isinstance(value, complex):
@@ -243,10 +290,10 @@ def test_same_agrees_with_an_exact_account_of_the_values(a, b):
 
 @given(HASHABLE, HASHABLE)
 def test_equal_keys_mean_the_same_value(a, b):
-    if intern_key(a) == intern_key(b):
+    if static_key(a) == static_key(b):
         assert same(a, b)
     if same(a, b):
-        assert intern_key(a) == intern_key(b)
+        assert static_key(a) == static_key(b)
 
 
 @given(st.recursive(NUMBERS, lambda inner: st.lists(inner, max_size=3) | inner.map(lambda x: (x,))))

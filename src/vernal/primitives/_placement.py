@@ -13,7 +13,15 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 
 def placed_like(x: Any, aval: Any) -> Any:
-    """`x`, resharded and made to vary over axes as its type would be `aval`."""
+    """Brings an array to where a type says that it lies.
+
+    Args:
+        x: an array.
+        aval: the type.
+
+    Returns:
+        `x`, resharded and made to vary over `shard_map` axes like `aval`.
+    """
     target = aval.sharding
     if not target.mesh.empty:
         x = split_over(x, target.mesh, target.spec)
@@ -21,7 +29,13 @@ def placed_like(x: Any, aval: Any) -> Any:
 
 
 def split_over(x: Any, mesh: AbstractMesh, entries: PartitionSpec | Sequence[Any]) -> Any:
-    """`x`, resharded so that its axes are split over these axes of the mesh; itself, if they are."""
+    """Reshards an array; returns it as it is where it lies there already.
+
+    Args:
+        x: an array.
+        mesh: a mesh with explicit axes.
+        entries: for each axis of `x`, the axes of the mesh that it shall be split over.
+    """
     spec = PartitionSpec(*entries)
     if jax.typeof(x).sharding.spec == spec:
         return x
@@ -29,7 +43,11 @@ def split_over(x: Any, mesh: AbstractMesh, entries: PartitionSpec | Sequence[Any
 
 
 def gathered(x: Any) -> Any:
-    """`x`, split over nothing."""
+    """The whole array on every device of its mesh.
+
+    Args:
+        x: an array.
+    """
     mesh = explicit_mesh(x)
     return x if mesh is None else split_over(x, mesh, [None] * x.ndim)
 
@@ -49,17 +67,33 @@ def unmapped_gathered(axis: Any, args: Sequence[Any], dims: Sequence[Any]) -> li
 
 
 def axis_names(entry: Any) -> tuple[Any, ...]:
-    """The axes of the mesh in an entry of a `PartitionSpec`."""
+    """The axes of the mesh in an entry of a `PartitionSpec`.
+
+    Args:
+        entry: a name, a tuple of names, or None.
+    """
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
 def entries_without(entries: PartitionSpec | Sequence[Any], names: Collection[Any]) -> list[Any]:
-    """Entries of a `PartitionSpec`, without some axes of the mesh."""
+    """Entries of a `PartitionSpec`, without some axes of the mesh.
+
+    Args:
+        entries: the entries, or the whole `PartitionSpec`.
+        names: the axes to leave out.
+    """
     return [tuple(n for n in axis_names(entry) if n not in names) or None for entry in entries]
 
 
 def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
-    """The mesh that some arrays are on, if it has explicit axes."""
+    """The first mesh with explicit axes that any of the arrays is on.
+
+    Args:
+        *arrays: the arrays.
+
+    Returns:
+        The mesh; None if there is none.
+    """
     for x in arrays:
         mesh = jax.typeof(x).sharding.mesh
         if AxisType.Explicit in mesh.axis_types:

@@ -11,7 +11,7 @@ The plan.
     batching rule keeps the whole batch of conditions: `failed` is a scalar under any number of
     `vmap`s, so what depends on it is not batched by it, and the host knows the failing indices.
     It is lowered to `cond(any(condition), callback, no-op)`; the callback posts the error to the
-    mailbox (`_failure.py`) and raises.
+    mailbox (`_ground/_failure.py`) and raises.
     `poison` then replaces each array by NaN where `failed` holds: an elementwise selection by a
     scalar, which the compiler fuses into whatever makes the array, keeps sharded, and cannot drop,
     for it knows nothing of what a callback returns. (Nobody ever sees that NaN, but see below.)
@@ -54,23 +54,26 @@ import numpy as np
 from jax import lax
 from jax.core import ShapedArray
 
-from ._equations import equations_in
-from ._failure import RuntimeCheckError, post
-from ._jax_private import (
+from .._ground import (
+    Place,
     Primitive,
+    RuntimeCheckError,
     Zero,
     batch_axis_in_front,
+    by_data,
     concrete_value,
     emit_python_callback,
+    equations_in,
     fancy_primitive_batchers,
+    here,
     lower_fun,
     manual_devices,
+    post,
     primitive_jvps,
     register_lowering,
 )
-from ._place import Place, here
+from ..show import listed
 
-_MOST_INDICES = 10
 # The outermost frame of a program that is being traced and whose caller will look for errors left
 # with its checks.
 _awaiting: contextvars.ContextVar[Any] = contextvars.ContextVar("awaiting", default=None)
@@ -98,11 +101,8 @@ def batch_text(failing: Any) -> str:
     if failing.ndim == 0:
         return ""
     indices = [tuple(map(int, index)) for index in np.argwhere(failing)]
-    listed = ", ".join(map(str, indices[:_MOST_INDICES]))
-    more = len(indices) - _MOST_INDICES
-    rest = f" and {more} more" if more > 0 else ""
     which = "index" if len(indices) == 1 else "indices"
-    return f"\n  at batch {which} {listed}{rest} ({len(indices)} of {failing.size})"
+    return f"\n  at batch {which} {listed(indices)} ({len(indices)} of {failing.size})"
 
 
 class Report:
@@ -348,10 +348,10 @@ def poison(x: Any, failed: Any) -> Any:
         `x`; or NaN if `failed` holds, the largest integer, or True, according to the dtype. Its
         tangent is that of `x`.
     """
-    x = jnp.asarray(x)
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = poison(jax.random.key_data(x), failed)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return by_data(_poisoned, jnp.asarray(x), failed)
+
+
+def _poisoned(x: Any, failed: Any) -> Any:
     if x.dtype == bool:
         value: Any = True
     elif jnp.issubdtype(x.dtype, jnp.integer):
@@ -393,12 +393,5 @@ def fail_if(
 
 
 def reports_in(jaxpr: Any) -> tuple[Report, ...]:
-    """The checks of a program.
-
-    Args:
-        jaxpr: the program.
-
-    Returns:
-        What is known of each, wherever it stands.
-    """
+    """What is known of each check of a program, wherever it stands."""
     return tuple(e.params["report"] for e in equations_in(jaxpr) if e.primitive is _check_p)

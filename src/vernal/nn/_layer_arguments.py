@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..show import message, short
+from ..show import short, value_error
 
 Axis = int | str | tuple[str, Any] | EllipsisType
 """One axis of an expected shape: an exact size, the name of an axis of any size, or a name and its
@@ -52,23 +52,14 @@ def wrong_shape(
     argument: str = "x",
     instead: str | None = None,
 ) -> ValueError:
-    """The error of a layer that was given an array of the wrong shape.
-
-    Args:
-        layer: the name of the layer's class.
-        shape: the shape that was given.
-        expected: the shape of one example, after `...` if there may be batch axes.
-        argument: the name of the argument.
-        instead: what to write instead, if that can be known.
-    """
-    return ValueError(
-        message(
-            f"`{layer}` was given an input of the wrong shape",
-            where=f"argument `{argument}`",
-            expected=_tuple_text([_axis_text(axis) for axis in expected]) if expected else "()",
-            got=str(tuple(shape)),
-            instead=instead,
-        )
+    """The error of a layer that was given an array of the wrong shape. `expected` is the shape of one example,
+    after `...` if there may be batch axes."""
+    return value_error(
+        f"`{layer}` was given an input of the wrong shape",
+        where=f"argument `{argument}`",
+        expected=_tuple_text([_axis_text(axis) for axis in expected]) if expected else "()",
+        got=str(tuple(shape)),
+        instead=instead,
     )
 
 
@@ -86,13 +77,11 @@ def check_shape(
 def check_size(layer: str, argument: str, value: Any, minimum: int = 1) -> int:
     """A size given to a constructor, as a Python integer of at least `minimum`."""
     if not isinstance(value, int | np.integer) or value < minimum:
-        raise ValueError(
-            message(
-                f"`{layer}` was given a wrong size",
-                where=f"argument `{argument}`",
-                expected=f"an integer of at least {minimum}",
-                got=short(value),
-            )
+        raise value_error(
+            f"`{layer}` was given a wrong size",
+            where=f"argument `{argument}`",
+            expected=f"an integer of at least {minimum}",
+            got=short(value),
         )
     return int(value)
 
@@ -104,39 +93,28 @@ def per_dim(layer: str, argument: str, value: Any, n: int, minimum: int = 1) -> 
     if len(values) != n or not all(
         isinstance(v, int | np.integer) and v >= minimum for v in values
     ):
-        raise ValueError(
-            message(
-                f"`{layer}` was given wrong sizes for its {n} spatial dimensions",
-                where=f"argument `{argument}`",
-                expected=f"an integer of at least {minimum}, or a sequence of {n} of them",
-                got=short(value),
-            )
+        raise value_error(
+            f"`{layer}` was given wrong sizes for its {n} spatial dimensions",
+            where=f"argument `{argument}`",
+            expected=f"an integer of at least {minimum}, or a sequence of {n} of them",
+            got=short(value),
         )
     return tuple(int(v) for v in values)
 
 
 def padding_pairs(layer: str, value: Any, n: int, words: str = "") -> tuple[tuple[int, int], ...]:
-    """`(before, after)` for each of `n` spatial dimensions.
-
-    Args:
-        layer: the name of the layer's class.
-        value: one integer for all, a sequence of `n` integers, or a sequence of `n` pairs.
-            Negative numbers crop.
-        n: the number of spatial dimensions.
-        words: what else the layer would have taken, for the error.
-    """
+    """`(before, after)` for each of `n` spatial dimensions, from one integer for all, `n` integers, or `n` pairs.
+    Negative numbers crop. `words` say what else the layer would have taken."""
     values = tuple(value) if isinstance(value, Sequence) else (value,) * n
     pairs = [tuple(v) if isinstance(v, Sequence) else (v, v) for v in values]
     if len(pairs) != n or not all(
         len(pair) == 2 and all(isinstance(v, int | np.integer) for v in pair) for pair in pairs
     ):
-        raise ValueError(
-            message(
-                f"`{layer}` was given a padding that does not fit its {n} spatial dimensions",
-                where="argument `padding`",
-                expected=f"an integer, a sequence of {n} integers, or of {n} pairs (before, after){words}",
-                got=short(value),
-            )
+        raise value_error(
+            f"`{layer}` was given a padding that does not fit its {n} spatial dimensions",
+            where="argument `padding`",
+            expected=f"an integer, a sequence of {n} integers, or of {n} pairs (before, after){words}",
+            got=short(value),
         )
     return tuple((int(before), int(after)) for before, after in pairs)
 
@@ -158,12 +136,10 @@ def check_window_fits(
     empty."""
     padded = [n + before + after for n, (before, after) in zip(spatial, padding, strict=True)]
     if any(n < w for n, w in zip(padded, window, strict=True)):
-        raise ValueError(
-            message(
-                f"`{layer}` was given an input smaller than its kernel, so that nothing would come out",
-                where="argument `x`",
-                expected=f"spatial sizes of at least {tuple(window)}, padding and dilation included",
-                got=f"{tuple(padded)}",
-                instead="a larger input, a smaller kernel, or padding",
-            )
+        raise value_error(
+            f"`{layer}` was given an input smaller than its kernel, so that nothing would come out",
+            where="argument `x`",
+            expected=f"spatial sizes of at least {tuple(window)}, padding and dilation included",
+            got=f"{tuple(padded)}",
+            instead="a larger input, a smaller kernel, or padding",
         )

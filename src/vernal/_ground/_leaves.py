@@ -1,0 +1,27 @@
+"""What a single leaf may be: None, an array whose type is its own, random keys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def is_none(x: Any) -> bool:
+    """Whether a leaf is None: `is_leaf` of a walk that does not drop it."""
+    return x is None
+
+
+def strong(x: Any) -> jax.Array:
+    """The leaf as an array whose dtype does not give way to others: with a weak one, what is kept from call to call
+    would change its type at the first of them, and compile everything again."""
+    x = jnp.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
+
+
+def by_data(fn: Callable[..., Any], x: Any, *args: Any) -> Any:
+    """`fn(x, *args)`; for typed random keys, which most operations refuse, of the data that they are made of."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = fn(jax.random.key_data(x), *args)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return fn(x, *args)

@@ -1,0 +1,314 @@
+"""What callables and containers are made of: the one walker over them.
+
+For each kind of thing that Python hides values in, `open_up` gives its immediate parts and a *node*,
+which says what the thing is made of besides, how to make it again of other parts, and what each part
+is called inside. Refusing hidden arrays, hoisting captured values, describing a call and pickling by
+name all walk with it, so that they agree on what can be seen.
+
+Not opened: classes, modules of Python, what a settled library has under its name, and objects that
+are neither callables, containers nor dataclasses.
+"""
+
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from ._functions import Alive, is_library_name, never_changes
+from ._one_level import one_level, one_level_with_keys
+
+# What only remembers the results or the programs of the function inside.
+_remembering: set[type] = {type(wrapper(lambda: None)) for wrapper in (jax.jit, functools.cache)}
+remembers_function = _remembering.add
+
+_SEQUENCES = (collections.deque, set, frozenset)
+_MAPPINGS = (dict, types.MappingProxyType)
+# Types of which no value has parts.
+_LEAVES = frozenset({str, bytes, int, float, bool, complex, type(None), type, np.ndarray})
+
+
+class Node:
+    """What a thing is made of, besides its parts. `key` is what equality compares."""
+
+    # Whether it is made empty first, and filled afterwards.
+    has_shell = False
+
+    def __init__(self, key: tuple[Any, ...] = (), names: Sequence[Any] | None = None):
+        self.key = key
+        self.names = names
+
+    def shell(self, cells: list[Any]) -> Any:
+        """The thing before its parts are known."""
+
+    def fill(self, shell: Any, parts: list[Any]) -> None:
+        """Puts the parts into a shell."""
+
+    def make(self, parts: list[Any]) -> Any:
+        """The thing, of those kinds that have no shell."""
+
+    def labels(self, count: int) -> Sequence[Any]:
+        """What its parts are called; None for a part that bears the name of the thing itself."""
+        return [None] * count if self.names is None else self.names
+
+
+class _Cell(Node):
+    has_shell = True
+
+    def shell(self, cells: list[Any]) -> Any:
+        return types.CellType()
+
+    def fill(self, shell: Any, parts: list[Any]) -> None:
+        for part in parts:
+            shell.cell_contents = part
+
+
+class Function(Node):
+    """A function of Python."""
+
+    has_shell = True
+
+    def __init__(self, fn: types.FunctionType):
+        self.code, self.globals = fn.__code__, fn.__globals__
+        # Whether nobody assigns the variables that it captures.
+        self.is_settled = never_changes(fn)
+        self.defaults = len(fn.__defaults__ or ())
+        self.keywords = tuple(fn.__kwdefaults__ or ())
+        self.attributes = tuple(fn.__dict__)
+        self.described = {
+            name: getattr(fn, name)
+            for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
+        }
+        positional = self.code.co_varnames[: self.code.co_argcount]
+        with_default = positional[len(positional) - self.defaults :]
+        names = [*self.code.co_freevars, *with_default, *self.keywords, *self.attributes]
+        # The node keeps the globals alive, so their id stays theirs.
+        key = self.code, id(self.globals), self.defaults, self.keywords, self.attributes
+        # A user's function may read what changes: with other arrays in it, it is still another one.
+        super().__init__(key if self.is_settled else (*key, Alive(fn)), names)
+
+    @staticmethod
+    def parts(fn: types.FunctionType) -> list[Any]:
+        """Cells, defaults and attributes, in the order of the names."""
+        return [
+            *(fn.__closure__ or ()),
+            *(fn.__defaults__ or ()),
+            *(fn.__kwdefaults__ or {}).values(),
+            *fn.__dict__.values(),
+        ]
+
+    def shell(self, cells: list[Any]) -> Any:
+        fn = types.FunctionType(self.code, self.globals, closure=tuple(cells) or None)
+        for name, value in self.described.items():
+            setattr(fn, name, value)
+        return fn
+
+    def fill(self, shell: Any, parts: list[Any]) -> None:
+        values = iter(parts[len(self.code.co_freevars) :])
+        if self.defaults:
+            shell.__defaults__ = tuple(next(values) for _ in range(self.defaults))
+        if self.keywords:
+            shell.__kwdefaults__ = {name: next(values) for name in self.keywords}
+        shell.__dict__.update(zip(self.attributes, values, strict=True))
+
+
+class _Wrapped(Node):
+    """A compiled (or cached) function becomes the plain function inside it. What it computes is the
+    same, and a plain function takes whatever was a static argument. While something is traced,
+    which is when tracers are captured, a `jit` inside is only a boundary in the program; and one
+    that JAX hides arrays behind: concrete arrays that it closes over stay constants inside."""
+
+    def make(self, parts: list[Any]) -> Any:
+        return parts[0]
+
+
+class Made(Node):
+    """Made by calling `key[0]` with the parts: methods, sets, read-only mappings."""
+
+    def make(self, parts: list[Any]) -> Any:
+        return self.key[0](*parts)
+
+
+class _Sequence(Node):
+    def make(self, parts: list[Any]) -> Any:
+        cls, *options = self.key
+        return cls(parts, *options)
+
+
+class _Partial(Node):
+    def make(self, parts: list[Any]) -> Any:
+        cls, count, names = self.key
+        return cls(*parts[:count], **dict(zip(names, parts[count:], strict=True)))
+
+
+class _List(Node):
+    has_shell = True
+
+    def shell(self, cells: list[Any]) -> Any:
+        return []
+
+    def fill(self, shell: Any, parts: list[Any]) -> None:
+        shell.extend(parts)
+
+
+class _Dict(Node):
+    has_shell = True
+
+    def shell(self, cells: list[Any]) -> Any:
+        return {}
+
+    def fill(self, shell: Any, parts: list[Any]) -> None:
+        shell.update(zip(self.key[0], parts, strict=True))
+
+
+class _Namespace(_Dict):
+    def shell(self, cells: list[Any]) -> Any:
+        return types.SimpleNamespace()
+
+    def fill(self, shell: Any, parts: list[Any]) -> None:
+        super().fill(vars(shell), parts)
+
+
+class _Module(Node):
+    """A module, with all fields that are not static: a function that is structure is walked too."""
+
+    def __init__(self, module: Any):
+        names = tuple(module.__tree_fields__())
+        self.blank = module.__tree_replace__(dict.fromkeys(names), False)
+        super().__init__((jtu.tree_structure(self.blank),), names)
+
+    def make(self, parts: list[Any]) -> Any:
+        return self.blank.__tree_replace__(dict(zip(self.names or (), parts, strict=True)), False)
+
+
+class _Tree(Node):
+    def make(self, parts: list[Any]) -> Any:
+        return self.key[0].unflatten(parts)
+
+    def labels(self, count: int) -> Sequence[Any]:
+        keyed, _ = one_level_with_keys(self.make([0] * count))
+        return [getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k, _ in keyed]
+
+
+class _Object(Node):
+    """An object with nothing but attributes: `jax.custom_jvp`, a dataclass, an object with
+    `__call__`, or one whose method is held. No `__init__` runs."""
+
+    has_shell = True
+
+    def shell(self, cells: list[Any]) -> Any:
+        return object.__new__(self.key[0])
+
+    def fill(self, shell: Any, parts: list[Any]) -> None:
+        for name, part in zip(self.key[1], parts, strict=True):
+            object.__setattr__(shell, name, part)
+
+
+def _itself(x: Any) -> Any:
+    """What only this very object has in its key, without keeping it alive."""
+    return Alive(x) if type(x).__weakrefoffset__ else object()
+
+
+def _attributes(x: Any) -> dict[str, Any] | None:
+    """The attributes of an object that is nothing else, or None."""
+    made_in_c = [
+        isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType)
+        for base in type(x).__mro__[:-1]
+    ]
+    if isinstance(x, (type, jax.Array)) or any(made_in_c):
+        return None
+    state = object.__getstate__(x)
+    if type(state) is tuple:  # of a class with slots
+        state = {**(state[0] or {}), **state[1]}
+    return state if type(state) is dict else None
+
+
+# Long: one case for each kind of thing that Python hides values in.
+def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
+    """What a thing is made of.
+
+    Args:
+        x: anything.
+        as_owner: whether a method is bound to it, so that it is opened whatever it is.
+
+    Returns:
+        A node and its parts; None for a leaf.
+    """
+    cls: Any = type(x)
+    if cls in _LEAVES:
+        return None
+    if cls is types.CellType:
+        try:
+            return _Cell(), [x.cell_contents]
+        except ValueError:
+            return _Cell(), []
+    if is_library_name(x):
+        return None
+    if cls is types.FunctionType:
+        return Function(x), Function.parts(x)
+    if cls in _remembering and hasattr(x, "__wrapped__"):
+        return _Wrapped((cls,)), [x.__wrapped__]
+    if cls is types.MethodType or (hasattr(cls, "__self__") and jtu.is_tree_node(cls)):
+        return Made((cls,)), [x.__func__, x.__self__]
+    if isinstance(x, functools.partial):
+        key = cls, 1 + len(x.args), tuple(x.keywords)
+        names = [None, *range(len(x.args)), *x.keywords]
+        return _Partial(key, names), [x.func, *x.args, *x.keywords.values()]
+    if cls is list:
+        return _List((len(x),), range(len(x))), list(x)
+    if cls is dict:
+        return _Dict((tuple(x),), tuple(x)), list(x.values())
+    if cls is types.MappingProxyType:
+        return Made((cls,)), [dict(x)]
+    if cls is types.SimpleNamespace:
+        return _Namespace((tuple(vars(x)),), tuple(vars(x))), list(vars(x).values())
+    if cls in _SEQUENCES:
+        options = (x.maxlen,) if cls is collections.deque else ()
+        return _Sequence((cls, *options), range(len(x))), list(x)
+    if hasattr(cls, "__tree_fields__"):
+        try:
+            return _Module(x), list(x.__tree_fields__().values())
+        except KeyError:
+            # Not sorted yet: it is inside its own `__init__`, and all that is set is a child.
+            pass
+    if jtu.is_tree_node(cls):
+        parts, treedef = one_level(x)
+        return _Tree((treedef,)), parts
+    if as_owner or callable(x) or dataclasses.is_dataclass(cls):
+        attributes = _attributes(x)
+        if attributes:
+            names = tuple(attributes)
+            itself = () if is_library_name(cls) else (_itself(x),)
+            return _Object((cls, names, *itself), names), list(attributes.values())
+    return None
+
+
+def everything_in(x: Any, closed: Callable[[Any], bool] = lambda _: False) -> Iterator[Any]:
+    """All that can be reached from a thing, itself included, each object once.
+
+    Args:
+        x: anything.
+        closed: what is not opened.
+
+    Yields:
+        The objects, breadth first.
+    """
+    seen: dict[int, Any] = {}
+    todo = collections.deque([(x, False)])
+    while todo:
+        item, as_owner = todo.popleft()
+        if id(item) in seen:
+            continue
+        # Kept while walking, so that no other object is given its id.
+        seen[id(item)] = item
+        yield item
+        opened = None if closed(item) else open_up(item, as_owner)
+        if opened is not None:
+            node, parts = opened
+            owner = 1 if isinstance(node, Made) and len(parts) == 2 else None
+            todo.extend((part, k == owner) for k, part in enumerate(parts))

@@ -1,0 +1,171 @@
+"""When may one static value stand for another in a compiled program?
+
+Python's `==` is too generous (`1 == 1.0 == True`, `0.0 == -0.0`) and sometimes too strange (arrays,
+NaN). `static_key` is the one rule that every structure in the library compares by, and `same` is the
+same rule as a question. A wrong "yes" gives wrong numbers, a wrong "no" only compiles again: in
+doubt the answer is no. Functions have rules of their own: `_functions.py`.
+"""
+
+import dataclasses
+import functools
+import types
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._functions import (
+    FrozenPartial,
+    Itself,
+    function_key,
+    is_dtype,
+    is_library_name,
+    plain_key,
+)
+
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    type,
+    functools.partial,
+    FrozenPartial,
+)
+# Subclasses of these inherit an `==` that sees neither attributes nor overridden methods.
+_BUILTIN = (str, bytes, int, float, complex, tuple, frozenset)
+
+
+def static_key(value: Any) -> Any:
+    """What a static value is compared by: `static_key(a) == static_key(b)` if, and only if, one
+    compiled program may stand for both.
+
+    Args:
+        value: any Python object.
+
+    Returns:
+        A hashable key. It keeps the value alive.
+
+    Raises:
+        TypeError: if the value, or something inside it, cannot be hashed by a hash that stays.
+    """
+    kind = type(value)
+    key = plain_key(value)
+    if key is not None:
+        return key
+    if kind is types.FunctionType:
+        return kind, function_key(value)
+    if kind is tuple:
+        return kind, *map(static_key, value)
+    if kind is frozenset:
+        return kind, frozenset(map(static_key, value))
+    if kind is functools.partial or kind is FrozenPartial:
+        return _partial_key(value)
+    if kind in (range, slice):
+        return kind, static_key((value.start, value.stop, value.step))
+    return _object_key(kind, value)
+
+
+def _partial_key(partial: functools.partial) -> Any:
+    if vars(partial):
+        return Itself(partial)
+    parts = partial.func, *partial.args, *partial.keywords.values()
+    try:
+        return functools.partial, len(partial.args), (*partial.keywords,), *map(_part_key, parts)
+    except TypeError:
+        # What it holds can change.
+        return Itself(partial)
+
+
+def _part_key(x: Any) -> Any:
+    if isinstance(x, jax.Array):
+        return Itself(x)
+    kind = type(x)
+    if (
+        plain_key(x) is None
+        and kind.__hash__ is object.__hash__
+        and not (kind in _FUNCTIONS or is_library_name(x))
+    ):
+        raise TypeError("an object that is only itself may change")
+    return static_key(x)
+
+
+def _object_key(kind: type, value: Any) -> Any:
+    """The key of an object whose class says how it is compared, or that is only itself."""
+    if kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__:
+        return kind, value
+    # A method is made anew whenever it is read, of an object that may have changed meanwhile.
+    if kind in (types.MethodType, types.BuiltinMethodType):
+        return kind, Itself(value)
+    hash(value)
+    if isinstance(value, _BUILTIN) and _inherits_comparison(kind):
+        if kind.__dictoffset__ != 0 and not is_library_name(kind):
+            return kind, Itself(value)
+        base: Any = next(b for b in _BUILTIN if issubclass(kind, b))
+        return kind, static_key(base(value))
+    parameters = getattr(kind, "__dataclass_params__", None)
+    if parameters is None or not _written_by_dataclass(kind):
+        return kind, value
+    if "__dataclass_params__" not in vars(kind):
+        # The inherited `==` knows nothing of what the subclass has added.
+        return kind, Itself(value)
+    if not parameters.frozen:
+        raise TypeError(f"unhashable type: {kind.__name__!r}, a dataclass that is not frozen")
+    fields = [getattr(value, f.name, None) for f in dataclasses.fields(kind) if f.compare]
+    try:
+        return kind, *map(static_key, fields)
+    except TypeError:
+        # A hash of its own makes up for a field that has none.
+        return kind, value
+
+
+def _inherits_comparison(kind: type) -> bool:
+    return any(kind.__eq__ is base.__eq__ for base in _BUILTIN)
+
+
+def _written_by_dataclass(kind: type) -> bool:
+    code = getattr(kind.__eq__, "__code__", None)
+    return code is not None and code.co_filename == "<string>"
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether one compiled program may stand for both of two static values, here and now.
+
+    Args:
+        a: any Python object.
+        b: any Python object.
+
+    Returns:
+        True if both have the same `static_key`; and, of what cannot be hashed, if they have the same
+        type and are equal part by part.
+    """
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b) and not (is_dtype(a) and is_dtype(b)):
+        return False
+    try:
+        if issubclass(kind, np.ndarray):
+            return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        if kind in (tuple, list):
+            return len(a) == len(b) and all(map(same, a, b))
+        if kind is dict:
+            return len(a) == len(b) and all(
+                same(k, other) and same(a[k], b[other]) for k, other in zip(a, b, strict=True)
+            )
+        if kind is set:
+            return frozenset(map(static_key, a)) == frozenset(map(static_key, b))
+        return static_key(a) == static_key(b)
+    except Exception:
+        return _equal(kind, a, b)
+
+
+def _equal(kind: type, a: Any, b: Any) -> bool:
+    """The answer for what has no key."""
+    try:
+        if dataclasses.is_dataclass(kind) and _written_by_dataclass(kind):
+            compared = [f.name for f in dataclasses.fields(kind) if f.compare]
+            return all(same(getattr(a, name, None), getattr(b, name, None)) for name in compared)
+        return (a == b) is True
+    except Exception:
+        # A value that cannot be compared is only ever the same as itself.
+        return False

@@ -1,0 +1,56 @@
+"""An Optax object kept whole: what a factory has returned already, without looking inside.
+
+What its functions close over is Optax's own business, with names of its own. Only arrays may not
+stay there, where they would be constants of a compiled program: they become leaves.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
+
+from ..modules import Module
+from ..transforms import closure_to_pytree
+from ..trees import is_array
+
+
+class _Pair(NamedTuple):
+    init: Any
+    update: Any
+
+
+def is_transformation(x: Any) -> bool:
+    """Whether something is an Optax transformation, or has the methods of one."""
+    return (
+        not isinstance(x, type)
+        and callable(getattr(x, "init", None))
+        and callable(getattr(x, "update", None))
+    )
+
+
+def hoisted(x: Any) -> Any:
+    """A callable, or a tuple of some, whose arrays are leaves; the same object if it holds none."""
+    made = closure_to_pytree(x)
+    return made if any(map(is_array, jtu.tree_leaves(made))) else x
+
+
+class Whole(Module):
+    """A transformation, as the factory that returns it."""
+
+    transformation: Any
+
+    def __init__(self, transformation: Any):
+        whole = jtu.is_tree_node(type(transformation))
+        given = transformation if whole else _Pair(transformation.init, transformation.update)
+        opened = hoisted(given)
+        self.transformation = transformation if opened is given else opened
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (of an instance)
+        return "from_optax"
+
+    def __call__(self) -> Any:
+        return self.transformation
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # Nothing in it can change, and functions are copied as themselves.
+        return self

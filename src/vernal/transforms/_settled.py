@@ -1,0 +1,41 @@
+"""`settled`: packages whose functions may stand for each other."""
+
+from .._ground import settled_packages
+from ..show import value_error
+
+
+def settled(*packages: str) -> None:
+    """Declares packages of your own whose functions may stand for each other.
+
+    Two fresh closures of a settled package are one static value if they have the same code and
+    captured the same plain values, as two `optax.adam(1e-3)` have: a compiled step takes either, and
+    `mypackage.make_loss(0.1)`, called twice, compiles once. The standard library, JAX, NumPy, SciPy,
+    Optax and Vernal are settled from the start.
+
+    With this call you promise for the package what holds for those: while the program runs, nobody
+    replaces its functions, classes and global variables; none of its functions does anything else
+    because such a variable has changed; and what a function captured when it was made is not assigned
+    later, by another function beside it either. Where that is not so, a compiled program gives stale
+    answers.
+
+    Args:
+        *packages: names of top-level packages, imported already or not.
+
+    Raises:
+        ValueError: for `__main__`, whose functions are there to be changed; for what is not the name
+            of a top-level package.
+
+    Example:
+        >>> import vernal
+        >>> vernal.settled("mypackage")
+    """
+    for package in packages:
+        if package == "__main__" or not package.isidentifier():
+            raise value_error(
+                "only a package as a whole can be settled",
+                where=f"settled({package!r})",
+                expected="the name of a top-level package, such as 'mypackage'",
+                got=repr(package),
+                instead="move the functions into a package, and name that",
+            )
+    settled_packages.update(packages)
