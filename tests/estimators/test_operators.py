@@ -1,5 +1,6 @@
 """Operators: matrices, functions, and the operators of others."""
 
+import functools
 import inspect
 
 import jax
@@ -281,12 +282,9 @@ def test_an_operator_made_anew_does_not_compile_again():
     run = vernal.filter_jit(assert_max_traces(lambda o, b: o.matmul(b), max_traces=1))
     for scale in (1.0, 2.0, 3.0):
         diagonal = jnp.full(N, scale)
-        operator = FunctionOperator(multiply_by(diagonal), jnp.zeros(N), symmetric=True)
+        multiply = functools.partial(jnp.multiply, diagonal)
+        operator = FunctionOperator(multiply, jnp.zeros(N), symmetric=True)
         np.testing.assert_array_equal(run(operator, jnp.eye(N)), scale * np.eye(N))
-
-
-def multiply_by(diagonal):
-    return lambda v: diagonal * v
 
 
 def test_matrices_are_mapped():

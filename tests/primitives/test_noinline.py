@@ -1,9 +1,11 @@
 """`noinline`: compiled once, however often it is called."""
 
+import functools
 import inspect
 import threading
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -98,15 +100,25 @@ def test_the_function_is_traced_once_for_all_programs(getkey):
     assert len(TRACES) == 1
 
 
-def test_closures_made_afresh_share_one_compilation(compilations):
-    def scale_by(factor):
-        return noinline(lambda x: factor * jnp.sin(x))
+def scaled_sine(factor, x):
+    return factor * jnp.sin(x)
 
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda factor: functools.partial(scaled_sine, factor), 1),
+        # Who made them could have put anything else between them: each is only itself.
+        (lambda factor: lambda x: factor * jnp.sin(x), 2),
+    ],
+    ids=["partial", "closure"],
+)
+def test_partials_made_afresh_share_one_compilation_and_closures_do_not(make, count, compilations):
     x = jnp.ones(3)
-    f = jax.jit(lambda x, y: scale_by(x)(scale_by(y)(x)))
+    f = jax.jit(lambda x, y: noinline(make(x))(noinline(make(y))(x)))
     compilations.clear()
     lowered = f.lower(x, x)
-    assert len(compilations) == 1
+    assert len(compilations) == count
     np.testing.assert_allclose(lowered.compile()(x, 2 * x), jnp.sin(2 * jnp.sin(x)), rtol=1e-6)
 
 

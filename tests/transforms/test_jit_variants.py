@@ -42,3 +42,17 @@ def test_static_variants_each_get_their_own_program(kind):
     jax.eval_shape(lambda: check(variants))
     check(variants[::60])
     assert f.trace_count == VARIANTS
+
+
+def test_programs_of_one_name_are_not_told_of_each_others_compilations_for_ever():
+    """A thousand programs of one lambda had a million notes, and called slowly."""
+    f = vernal.filter_jit(lambda x, n: x)
+    programs = [f(jnp.ones(2), n) is not None and n for n in range(20)]
+    found = f._programs().by_key.values()
+    assert len(found) == len(programs)
+    assert all(len(program.attention) <= 1 for program in found)
+    assert f.explain().count("compiled") == 0
+    for n in programs:
+        f(jnp.ones(2), n)
+    assert not any(program.attention for program in found)
+    assert f.trace_count == 20 and f.explain().count("compiled") == 0

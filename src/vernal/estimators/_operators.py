@@ -262,8 +262,9 @@ class FunctionOperator(Operator):
 
     Args:
         fn: `fn(vector) -> product`, linear, with a product that looks like the vector. It may close over anything:
-            the arrays are leaves of the operator, so that derivatives with respect to them are right, and an operator
-            made afresh with other arrays does not compile again.
+            the arrays are leaves of the operator, so that derivatives with respect to them are right. A new operator
+            with other arrays does not compile again if `fn` is a module, or a `functools.partial` of one function;
+            a new closure does.
         example: a vector, or a tree of `jax.ShapeDtypeStruct`; only shapes and dtypes are looked at.
         symmetric: whether the operator equals its conjugate transpose.
         positive_semidefinite: whether it is also without negative eigenvalues. Implies `symmetric`.

@@ -29,8 +29,10 @@ from ._structure import KEY, Structure
 
 FLAT = "_vernal_flat"
 
-# What stands behind each container, so that items cannot seem to move from one to the next.
+# What stands behind a list or dict, so that items cannot seem to move from one to the next. (Behind
+# the attributes of a module stands its structure.)
 _END: Any = (object(),)
+_is, _all_of = operator.is_, itertools.chain.from_iterable
 
 
 class Flat:
@@ -68,11 +70,8 @@ class Flat:
         values = attributes_of(module)
         return (
             len(values) == len(self.own) + 1
-            and all(map(operator.is_, values.values(), self.own))
-            and (
-                not self.parts
-                or all(map(operator.is_, itertools.chain.from_iterable(self.parts), self.items))
-            )
+            and all(map(_is, values.values(), self.own))
+            and (not self.parts or all(map(_is, _all_of(self.parts), self.items)))
         )
 
 
@@ -95,7 +94,7 @@ def remember_flat(module: Any, flat: Flat) -> None:
     values.pop(FLAT, None)
     flat.own, flat.parts = tuple(values.values()), []
     known = all(_watch(values[name], flat.parts) for name in values[KEY][0].layout.children)
-    flat.items = list(itertools.chain.from_iterable(flat.parts))
+    flat.items = list(_all_of(flat.parts))
     values[FLAT] = flat if known else _SEEN
 
 
@@ -105,7 +104,7 @@ def _watch(value: Any, parts: list[Iterable[Any]]) -> bool:
         values = unflattened(value)
         if KEY not in values:
             return False
-        parts += (values.values(), _END)
+        parts.append(values.values())
         return all(_watch(values[name], parts) for name in values[KEY][0].layout.children)
     if cls is list:
         parts += (value, _END)

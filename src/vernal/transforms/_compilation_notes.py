@@ -3,32 +3,50 @@
 import functools
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-class Compilation(NamedTuple):
-    """A note that JAX has compiled something of this name."""
+class Compilations:
+    """How long JAX has compiled programs of one name in one thread, as far as nobody has asked.
 
-    thread: int
-    seconds: float
+    Names are not unique: each program of the name is told that there is something to ask for, and the
+    first whose call ends is the one.
+    """
+
+    __slots__ = ("seconds", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.seconds: list[float] = []
+
+    def take(self) -> list[float]:
+        """The seconds that each compilation took, once."""
+        taken, self.seconds = self.seconds, []
+        return taken
 
 
-# Where to leave notes of compilations, by the name under which JAX knows a program.
-_programs: dict[str, weakref.WeakSet[Any]] = {}
+class _Name:
+    def __init__(self) -> None:
+        self.programs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.by_thread: dict[int, Compilations] = {}
+
+
+# By the name under which JAX knows a program.
+_names: dict[str, _Name] = {}
 
 
 def expect_compilations(name: str, program: Any) -> None:
-    """Leaves a note in `program.attention` whenever JAX compiles something of a name.
+    """Adds to `program.attention` whenever JAX compiles something of a name.
 
     Args:
         name: of the function.
-        program: what has compiled it, perhaps: names are not unique.
+        program: what has compiled it, perhaps.
     """
-    _programs.setdefault(f"jit({name})", weakref.WeakSet()).add(program)
+    _names.setdefault(f"jit({name})", _Name()).programs.add(program)
 
 
 @functools.cache
@@ -38,7 +56,9 @@ def listen() -> None:
 
 
 def _on_event(event: str, duration_secs: float, **details: Any) -> None:
-    if event == _COMPILED:
-        note = Compilation(threading.get_ident(), duration_secs)
-        for program in list(_programs.get(details.get("fun_name", ""), ())):
+    name = _names.get(details.get("fun_name", "")) if event == _COMPILED else None
+    if name is not None:
+        note = name.by_thread.setdefault(threading.get_ident(), Compilations())
+        note.seconds.append(duration_secs)
+        for program in list(name.programs):
             program.attention.add(note)

@@ -22,7 +22,7 @@ from typing import Any
 
 from .._ground import callable_name, here, trace_state_clean
 from ..show import listed
-from ._compilation_notes import Compilation, listen
+from ._compilation_notes import listen
 from ._signatures import Difference, Signature, has_identity, signature_of_call
 
 # The traces of a function that are remembered, to be compared with and to be told of.
@@ -270,19 +270,19 @@ class Tracing:
         _tell_watchers(self.trace)
 
 
-def log_call(call: Call, tracings: list[Tracing], compilations: list[Compilation]) -> None:
+def log_call(call: Call, tracings: list[Tracing], seconds: list[float]) -> None:
     """Logs what happened in a call that is over.
 
     Args:
         call: the call, with its arrays where they are.
         tracings: its traces.
-        compilations: what JAX has compiled in it.
+        seconds: how long each compilation in it took.
     """
     for tracing in tracings:
         traces_of(call.fn).called(tracing.trace, call.signature)
-        tracing.trace.compiled |= bool(compilations)
+        tracing.trace.compiled |= bool(seconds)
     if not tracings:
-        traces_of(call.fn).compiled(call, sum(item.seconds for item in compilations))
+        traces_of(call.fn).compiled(call, sum(seconds))
 
 
 _watchers: list["Watch"] = []

@@ -16,7 +16,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._ground import concrete_value, failure_of
-from ._compilation_notes import Compilation
+from ._compilation_notes import Compilations
 from ._explain import Call, Tracing, log_call
 from ._runtime_check import Report, awaited, reports_in
 
@@ -96,7 +96,7 @@ class Program:
     def __init__(self, described: Callable[[Any], Call]) -> None:
         self.described = described
         self.opened = Opened()
-        self.attention: set[int | Report | Compilation] = set()
+        self.attention: set[int | Report | Compilations] = set()
 
     def use(self, jit: Any) -> None:
         """Sets the function: the `jax.jit` of what calls `traced`."""
@@ -119,14 +119,15 @@ class Program:
         """
         here = threading.get_ident()
         # Copied, because other threads may add to it.
-        items = [
-            x for x in tuple(self.attention) if isinstance(x, Compilation) and x.thread == here
+        notes = [
+            x for x in tuple(self.attention) if isinstance(x, Compilations) and x.thread == here
         ]
-        self.attention.difference_update(items)
+        self.attention.difference_update(notes)
+        seconds = [x for note in notes for x in note.take()]
         tracings = self.opened.tracings()
         try:
-            if items or tracings:
-                log_call(self.described(leaves), tracings, items)
+            if seconds or tracings:
+                log_call(self.described(leaves), tracings, seconds)
         finally:
             self.opened.close()
 
@@ -166,7 +167,7 @@ class Program:
         raise failure from None
 
 
-def traced(attention: set[int | Report | Compilation], fn: Callable[..., Any], *args: Any) -> Any:
+def traced(attention: set[int | Report | Compilations], fn: Callable[..., Any], *args: Any) -> Any:
     """Calls the user's function while a program with this `attention` is traced."""
     attention.add(threading.get_ident())
     return awaited(fn, *args)
