@@ -1,6 +1,7 @@
 """One function with many static variants: the right program for each. (`benchmarks/dispatch.py` times 1,000.)"""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import vernal
