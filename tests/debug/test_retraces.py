@@ -126,8 +126,8 @@ CAUSES = {
     ),
     "default": (with_default(1), with_default(2), ".m (default)", "1", "2"),
     "partial": (
-        functools.partial(scaled(2), 1),
-        functools.partial(scaled(2), 2),
+        functools.partial(pow, 1),
+        functools.partial(pow, 2),
         ".args[0]",
         "1",
         "2",

@@ -675,3 +675,16 @@ def test_a_gradient_for_a_python_number_is_refused():
         opt.update(model, {"w": jnp.ones(2), "scale": [jnp.asarray(2.0)]}, state)
     new, _ = opt.update(model, {"w": jnp.ones(2), "scale": [None]}, state)
     assert new["scale"] == [1.0]
+
+
+@pytest.mark.parametrize("made", [None, lambda count: 0.1], ids=["None", "a schedule"])
+def test_a_factory_that_returns_no_transformation_is_refused(made):
+    def factory(learning_rate):
+        return made
+
+    opt = Optimizer(factory, 0.1)
+    says = r"returns a transformation of gradients(.|\n)*factory, which returns(.|\n)*Schedule\("
+    with pytest.raises(TypeError, match=says):
+        opt.init({"w": jnp.ones(2)})
+    with pytest.raises(TypeError, match=says):
+        opt.update({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, ())

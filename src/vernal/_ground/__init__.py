@@ -8,7 +8,10 @@ from ._equations import equations_in as equations_in
 from ._failure import RuntimeCheckError as RuntimeCheckError
 from ._failure import failure_of as failure_of
 from ._failure import post as post
+from ._functions import Alive as Alive
 from ._functions import frozen as frozen
+from ._functions import is_library_name as is_library_name
+from ._functions import never_changes as never_changes
 from ._functions import settled_packages as settled_packages
 from ._jax_private import UNSPECIFIED as UNSPECIFIED
 from ._jax_private import ArrayImpl as ArrayImpl
@@ -52,12 +55,6 @@ from ._leaves import is_none as is_none
 from ._leaves import strong as strong
 from ._one_level import one_level as one_level
 from ._one_level import one_level_with_keys as one_level_with_keys
-from ._openings import Function as Function
-from ._openings import Made as Made
-from ._openings import Node as Node
-from ._openings import everything_in as everything_in
-from ._openings import open_up as open_up
-from ._openings import remembers_function as remembers_function
 from ._place import Place as Place
 from ._place import here as here
 from ._place import is_users_frame as is_users_frame

@@ -20,8 +20,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._ground import everything_in, one_level, one_level_with_keys, static_key
-from ..trees import Rest, is_array
+from .._ground import one_level, one_level_with_keys, static_key
+from ..trees import Rest, everything_in, is_array
 
 Kind = bool | tuple[Any, ...]
 

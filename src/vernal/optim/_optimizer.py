@@ -12,6 +12,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._ground import callable_name, strong
+from ..show import short, type_error
 from ._call import FactoryCall, optax_promotes
 from ._step import (
     extra_arguments,
@@ -25,13 +26,27 @@ from ._trials import run_alike
 from ._updates import apply_updates
 
 
+def _build(opt: Any) -> Any:
+    made = opt.build()
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        name = callable_name(opt.factory)
+        raise type_error(
+            "the factory of an Optimizer returns a transformation of gradients",
+            where=f"Optimizer({name}, ...)",
+            expected="a function such as `optax.adam`",
+            got=f"{name}, which returns {short(made)}",
+            instead="Schedule(...) for a function of the count of steps",
+        )
+    return made
+
+
 def _init(opt: Any, params: Any) -> Any:
     with optax_promotes():
-        return opt.build().init(params)
+        return _build(opt).init(params)
 
 
 def _update(opt: Any, model: Any, params: Any, grads: Any, state: Any, extra: Any) -> Any:
-    update = opt.build().update
+    update = _build(opt).update
     if extra:
         where = f"Optimizer({callable_name(opt.factory)})"
         extra = extra_arguments(extra, update, model, params, where)
@@ -73,9 +88,10 @@ class Optimizer(FactoryCall):
         structure: the other ones, as pairs of name and value.
 
     Raises:
-        TypeError: for a setting that the factory does not have, or one that is missing; for a leaf
-            that the factory looks at (compares or converts): give it as a `Static`; for
-            `optax.inject_hyperparams`, which keeps its numbers in the state.
+        TypeError: for a setting that the factory does not have, or one that is missing; for
+            `optax.inject_hyperparams`, which keeps its numbers in the state; in `init` and `update`,
+            if the factory returns no transformation, or looks at a leaf (compares or converts
+            it): give that as a `Static`.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

@@ -24,7 +24,8 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._ground import Function, Made, Node, open_up, static_key
+from .._ground import static_key
+from ..trees import Node, open_up
 
 Reference = tuple[str, Any]
 
@@ -79,14 +80,14 @@ class Recipe:
         for i, original in enumerate(self.originals):
             if original is not None:
                 made[i] = original[0]
-            elif self.nodes[i].has_shell and not isinstance(self.nodes[i], Function):
+            elif self.nodes[i].has_shell and not self.nodes[i].cells:
                 shells.append(i)
                 made[i] = self.nodes[i].shell([])
         # Functions last: they are made of their cells.
         for i, node in enumerate(self.nodes):
-            if i not in made and isinstance(node, Function):
+            if i not in made and node.cells:
                 shells.append(i)
-                cells = self.references[i][: len(node.code.co_freevars)]
+                cells = self.references[i][: node.cells]
                 made[i] = node.shell([made[which] for _, which in cells])
         for i in shells:
             self.nodes[i].fill(made[i], [part(r) for r in self.references[i]])
@@ -128,8 +129,7 @@ class Recipe:
         seen[which] = len(seen)
         node = self.nodes[which]
         # Variables of a library function are compared by what is in them.
-        steady = isinstance(node, Function) and node.is_settled
-        count = len(node.code.co_freevars) if steady else 0
+        count = node.cells if node.is_settled else 0
         parts = [self._key_of(x, seen, i < count) for i, x in enumerate(self.references[which])]
         return type(node), _key_or_identity(node.key), *parts
 
@@ -206,7 +206,7 @@ def captured(
     references: list[tuple[Reference, ...]] = []
     while todo:
         i, parts = todo.popleft()
-        owner = 1 if isinstance(nodes[i], Made) and len(parts) == 2 else None
+        owner = nodes[i].owner
         references.append(tuple(reference(x, k == owner) for k, x in enumerate(parts)))
     marked = _holders(references)
     originals = [None if i in marked else (x,) for i, x in enumerate(objects)]

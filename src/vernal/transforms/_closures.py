@@ -18,10 +18,19 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.core import eval_jaxpr
 
-from .._ground import callable_name, everything_in, open_up
+from .._ground import callable_name
 from ..modules import Module, field
 from ..show import diff_text, value_error
-from ..trees import Rest, has_shape, is_array, node_parts, replace_parts, split
+from ..trees import (
+    Rest,
+    everything_in,
+    has_shape,
+    is_array,
+    node_parts,
+    open_up,
+    replace_parts,
+    split,
+)
 from ._captured import Recipe, captured
 from ._shapes import filter_eval_shape
 from ._transformed import call_inside, check_callable

@@ -16,10 +16,10 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._ground import callable_name, one_level_with_keys, static_key
+from .._ground import callable_name, one_level, one_level_with_keys, static_key
 from ..modules import BoundMethod
-from ..show import FROZEN, is_traced, path_text, short, spec_text
-from ..trees import is_array
+from ..show import FROZEN, is_traced, short, spec_text
+from ..trees import is_array, open_up
 
 _ABSENT: Any = object()
 _NUMBERS = (bool, int, float, complex)
@@ -188,74 +188,59 @@ class _Walk:
         return description
 
     def compound(self, value: Any, static: bool) -> Description:
-        if isinstance(value, types.FunctionType):
-            return self.function(value)
-        if isinstance(value, (types.MethodType, BoundMethod)):
-            parts = {".__self__": self.see(value.__self__, static or not _is_node(value))}
-            parts[".__func__"] = self.see(value.__func__, True)
-            return Part("method", f"<method {callable_name(value)}>", None, parts)
-        if isinstance(value, functools.partial):
-            hidden = static or not _is_node(value)
-            parts = {".func": self.see(value.func, True)}
-            parts |= {f".args[{i}]": self.see(x, hidden) for i, x in enumerate(value.args)}
-            parts |= {f".keywords[{k!r}]": self.see(x, hidden) for k, x in value.keywords.items()}
-            return Part("partial", f"<partial {callable_name(value)}>", None, parts)
-        if _is_node(value) and not (static and _is_long(value)):
-            return self.node(value, static)
-        if _is_value(value):
-            names = [f.name for f in dataclasses.fields(value) if f.compare]
-            return self.fields(value, names, lambda name: True)
-        return self.opaque(value)
-
-    def opaque(self, value: Any) -> Part:
-        """What has no parts: a class, a builtin, an object of the user. And what `jax.jit`,
-        `jax.custom_jvp`, ... make of a function."""
-        if isinstance(value, type) or not isinstance(getattr(value, "__name__", None), str):
-            return Part(STATIC, short(value), _mark(value))
-        inner = getattr(value, "__wrapped__", None)
-        parts = {} if inner is None else {".__wrapped__": self.see(inner, True)}
-        mark = _mark(value) if inner is None else None
-        return Part(type(value).__name__, f"<{callable_name(value)}>", mark, parts)
-
-    def function(self, fn: types.FunctionType) -> Part:
-        code = fn.__code__
-        parts: dict[str, Description] = {}
-        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-            try:
-                parts[f".{name} (captured)"] = self.see(cell.cell_contents, True)
-            except ValueError:
-                parts[f".{name} (captured)"] = Part(STATIC, "not assigned yet", None)
-        defaults = fn.__defaults__ or ()
-        positional = code.co_varnames[: code.co_argcount]
-        named = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
-        for name, value in {**named, **(fn.__kwdefaults__ or {})}.items():
-            parts[f".{name} (default)"] = self.see(value, True)
-        kind = _Code(code, code.co_filename, code.co_firstlineno)
-        local = code.co_name == "<lambda>" or "<locals>" in fn.__qualname__
-        return Part(kind, kind.text if local else f"<{fn.__name__}>", None, parts)
-
-    def node(self, value: Any, static: bool) -> Part:
-        cls = type(value)
-        keyed, treedef = one_level_with_keys(value)
-        if cls in (list, tuple):
-            parts = {f"[{i}]": self.see(x, static) for i, x in enumerate(value)}
-            return Part(cls.__name__, f"{cls.__name__} of length {len(value)}", None, parts)
-        fields = _field_names(cls)
-        if fields:
-            children = {key.name for key, _ in keyed if isinstance(key, jtu.GetAttrKey)}
-            names = (*fields, FROZEN)
+        if type(value) is types.CellType:
+            return self.cell(value)
+        names = _field_names(value)
+        if names:
+            children = _children(value)
             return self.fields(value, names, lambda name: static or name not in children)
-        if not keyed and callable(value):
-            return self.opaque(value)
-        # What the class keeps apart from its children has no name.
-        data = None if cls is dict else treedef.node_data()[1]
-        parts = {path_text((key,)): self.see(child, static) for key, child in keyed}
-        return _of_class(cls, parts, _mark(data))
+        opened = None if static and _is_long(value) else open_up(value)
+        if opened is None or isinstance(value, (set, frozenset)):
+            return _without_parts(value)
+        node, items = opened
+        hidden = static or not _is_node(value)
+        described = [self.see(item, hidden) for item in items]
+        return _whole(value, dict(zip(node.texts(len(items)), described)))  # noqa: B905 (attributes of functions stay out)
+
+    def cell(self, cell: types.CellType) -> Description:
+        """A variable that a function captures."""
+        try:
+            return self.see(cell.cell_contents, True)
+        except ValueError:
+            return Part(STATIC, "not assigned yet", None)
 
     def fields(self, value: Any, names: Iterable[str], static: Callable[[str], bool]) -> Part:
+        """What has names for all that it holds: a module, a dataclass."""
         found = {name: getattr(value, name, _ABSENT) for name in names}
         parts = {f".{k}": self.see(v, static(k)) for k, v in found.items() if v is not _ABSENT}
         return _of_class(type(value), parts, None)
+
+
+def _without_parts(value: Any) -> Part:
+    """A class, a builtin, a set, an object of the user."""
+    if isinstance(value, type) or not isinstance(getattr(value, "__name__", None), str):
+        return Part(STATIC, short(value), _mark(value))
+    return Part(type(value).__name__, f"<{callable_name(value)}>", _mark(value))
+
+
+def _whole(value: Any, parts: dict[str, Description]) -> Part:
+    """A thing whose parts have been described."""
+    cls = type(value)
+    if isinstance(value, types.FunctionType):
+        code = value.__code__
+        kind = _Code(code, code.co_filename, code.co_firstlineno)
+        local = code.co_name == "<lambda>" or "<locals>" in value.__qualname__
+        return Part(kind, kind.text if local else f"<{value.__name__}>", _mark(value), parts)
+    if isinstance(value, (types.MethodType, BoundMethod)):
+        return Part("method", f"<method {callable_name(value)}>", None, parts)
+    if isinstance(value, functools.partial):
+        return Part("partial", f"<partial {callable_name(value)}>", None, parts)
+    if cls in (list, tuple):
+        return Part(cls.__name__, f"{cls.__name__} of length {len(value)}", None, parts)
+    if not _is_node(value):
+        return Part(cls.__name__, f"<{callable_name(value)}>", _mark(value), parts)
+    # What the class keeps apart from its children has no name.
+    return _of_class(cls, parts, None if cls is dict else _mark(one_level(value)[1].node_data()[1]))
 
 
 def _constant(x: Any) -> Part:
@@ -276,11 +261,18 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, (list, tuple, dict)) and len(value) > _LONG
 
 
-def _is_value(value: Any) -> bool:
-    """Whether an object is an instance of a dataclass that compares by its fields."""
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    return parameters is not None and parameters.eq
+def _children(value: Any) -> set[str]:
+    """The fields that JAX sees."""
+    keys = [key for key, _ in one_level_with_keys(value)[0]] if _is_node(value) else []
+    return {key.name for key in keys if isinstance(key, jtu.GetAttrKey)}
 
 
-def _field_names(cls: type) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
+def _field_names(value: Any) -> tuple[str, ...]:
+    """The fields of a node that is a dataclass, or of a dataclass that is compared by them."""
+    cls: Any = type(value)
+    if not dataclasses.is_dataclass(cls):
+        return ()
+    if _is_node(value):
+        return (*[f.name for f in dataclasses.fields(cls)], FROZEN)
+    compared = [f.name for f in dataclasses.fields(cls) if f.compare]
+    return tuple(compared) if cls.__dataclass_params__.eq else ()  # pyright: ignore[reportAttributeAccessIssue] (a dataclass's)

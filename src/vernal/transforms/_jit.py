@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar, overload
 import jax.tree_util as jtu
 from typing_extensions import ParamSpec
 
-from .._ground import ArrayImpl, callable_name, remembers_function, static_key
+from .._ground import ArrayImpl, callable_name, static_key
 from ..modules import Flat, field, module_classes
 from ..show import short, type_error, value_error
 from ..trees import has_shape, is_array
@@ -51,6 +51,9 @@ def _unhashable(fn: Any, args: Any, kwargs: Any) -> ValueError | None:
 
 class _Jit(Transformed[P, T]):
     """What `filter_jit` returns."""
+
+    # The programs that it remembers are those of the function inside.
+    _vernal_remembers = True
 
     settings: Settings = field(static=True)
     _found_programs: ClassVar[Programs | None] = None
@@ -186,9 +189,6 @@ class _Jit(Transformed[P, T]):
             return out if result.unflatten is None else result.unflatten(out)
 
         return Lowered(lowered, self.fn, (self.fn, *call[1:]), run)
-
-
-remembers_function(_Jit)
 
 
 @overload

@@ -15,6 +15,9 @@ from ._names import named_leaves as named_leaves
 from ._names import path_name as path_name
 from ._names import tree_paths as tree_paths
 from ._omega import ω as ω
+from ._openings import Node as Node
+from ._openings import everything_in as everything_in
+from ._openings import open_up as open_up
 from ._parts import node_parts as node_parts
 from ._parts import replace_parts as replace_parts
 from ._patterns import Pattern as Pattern

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import open_up
+from ._openings import open_up
 
 
 def _find(module: str, name: str) -> Any:

@@ -12,6 +12,7 @@ are neither callables, containers nor dataclasses.
 import collections
 import dataclasses
 import functools
+import operator
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,24 +21,35 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ._functions import Alive, is_library_name, never_changes
-from ._one_level import one_level, one_level_with_keys
+from .._ground import Alive, is_library_name, never_changes, one_level, one_level_with_keys
 
-# What only remembers the results or the programs of the function inside.
-_remembering: set[type] = {type(wrapper(lambda: None)) for wrapper in (jax.jit, functools.cache)}
-remembers_function = _remembering.add
-
+# What only remembers the results or the programs of the function inside; and so does a class with
+# `_vernal_remembers`.
+_REMEMBERING = {type(wrapper(lambda: None)) for wrapper in (jax.jit, functools.cache)}
 _SEQUENCES = (collections.deque, set, frozenset)
-_MAPPINGS = (dict, types.MappingProxyType)
+_OPERATORS = (operator.methodcaller, operator.itemgetter, operator.attrgetter)
 # Types of which no value has parts.
 _LEAVES = frozenset({str, bytes, int, float, bool, complex, type(None), type, np.ndarray})
 
 
 class Node:
-    """What a thing is made of, besides its parts. `key` is what equality compares."""
+    """What a thing is made of, besides its parts.
 
-    # Whether it is made empty first, and filled afterwards.
+    Args:
+        key: what equality compares.
+        names: what its parts are called.
+
+    Attributes:
+        has_shell: whether it is made empty first, and filled afterwards.
+        cells: how many of its parts, the first ones, are needed already when it is made empty.
+        owner: which part a method is bound to.
+        is_settled: whether it is a function of a settled package that assigns nothing it captures.
+    """
+
     has_shell = False
+    cells = 0
+    owner: int | None = None
+    is_settled = False
 
     def __init__(self, key: tuple[Any, ...] = (), names: Sequence[Any] | None = None):
         self.key = key
@@ -56,6 +68,10 @@ class Node:
         """What its parts are called; None for a part that bears the name of the thing itself."""
         return [None] * count if self.names is None else self.names
 
+    def texts(self, count: int) -> Sequence[str]:
+        """The way to its parts, as one would write it; of a function, to its variables only."""
+        return [f"[{name!r}]" for name in self.labels(count)]
+
 
 class _Cell(Node):
     has_shell = True
@@ -68,14 +84,14 @@ class _Cell(Node):
             shell.cell_contents = part
 
 
-class Function(Node):
+class _Function(Node):
     """A function of Python."""
 
     has_shell = True
 
     def __init__(self, fn: types.FunctionType):
         self.code, self.globals = fn.__code__, fn.__globals__
-        # Whether nobody assigns the variables that it captures.
+        self.cells = len(self.code.co_freevars)
         self.is_settled = never_changes(fn)
         self.defaults = len(fn.__defaults__ or ())
         self.keywords = tuple(fn.__kwdefaults__ or ())
@@ -91,6 +107,11 @@ class Function(Node):
         key = self.code, id(self.globals), self.defaults, self.keywords, self.attributes
         # A user's function may read what changes: with other arrays in it, it is still another one.
         super().__init__(key if self.is_settled else (*key, Alive(fn)), names)
+
+    def texts(self, count: int) -> Sequence[str]:
+        names = (self.names or ())[: count - len(self.attributes)]
+        captured = [f".{name} (captured)" for name in names[: self.cells]]
+        return [*captured, *[f".{name} (default)" for name in names[self.cells :]]]
 
     @staticmethod
     def parts(fn: types.FunctionType) -> list[Any]:
@@ -109,7 +130,7 @@ class Function(Node):
         return fn
 
     def fill(self, shell: Any, parts: list[Any]) -> None:
-        values = iter(parts[len(self.code.co_freevars) :])
+        values = iter(parts[self.cells :])
         if self.defaults:
             shell.__defaults__ = tuple(next(values) for _ in range(self.defaults))
         if self.keywords:
@@ -126,12 +147,22 @@ class _Wrapped(Node):
     def make(self, parts: list[Any]) -> Any:
         return parts[0]
 
+    def texts(self, count: int) -> Sequence[str]:
+        return [".__wrapped__"]
 
-class Made(Node):
-    """Made by calling `key[0]` with the parts: methods, sets, read-only mappings."""
+
+class _Made(Node):
+    """Made by calling `key[0]` with the parts: read-only mappings, static methods."""
 
     def make(self, parts: list[Any]) -> Any:
         return self.key[0](*parts)
+
+
+class _Method(_Made):
+    owner = 1
+
+    def texts(self, count: int) -> Sequence[str]:
+        return [".__func__", ".__self__"]
 
 
 class _Sequence(Node):
@@ -144,6 +175,11 @@ class _Partial(Node):
     def make(self, parts: list[Any]) -> Any:
         cls, count, names = self.key
         return cls(*parts[:count], **dict(zip(names, parts[count:], strict=True)))
+
+    def texts(self, count: int) -> Sequence[str]:
+        _, positional, names = self.key
+        args = [f".args[{i}]" for i in range(positional - 1)]
+        return [".func", *args, *[f".keywords[{name!r}]" for name in names]]
 
 
 class _List(Node):
@@ -173,6 +209,9 @@ class _Namespace(_Dict):
     def fill(self, shell: Any, parts: list[Any]) -> None:
         super().fill(vars(shell), parts)
 
+    def texts(self, count: int) -> Sequence[str]:
+        return [f".{name}" for name in self.key[0]]
+
 
 class _Module(Node):
     """A module, with all fields that are not static: a function that is structure is walked too."""
@@ -190,9 +229,15 @@ class _Tree(Node):
     def make(self, parts: list[Any]) -> Any:
         return self.key[0].unflatten(parts)
 
+    def _keys(self, count: int) -> list[Any]:
+        return [key for key, _ in one_level_with_keys(self.make([0] * count))[0]]
+
     def labels(self, count: int) -> Sequence[Any]:
-        keyed, _ = one_level_with_keys(self.make([0] * count))
-        return [getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k, _ in keyed]
+        keys = self._keys(count)
+        return [getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k in keys]
+
+    def texts(self, count: int) -> Sequence[str]:
+        return [jtu.keystr((key,)) for key in self._keys(count)]
 
 
 class _Object(Node):
@@ -207,6 +252,9 @@ class _Object(Node):
     def fill(self, shell: Any, parts: list[Any]) -> None:
         for name, part in zip(self.key[1], parts, strict=True):
             object.__setattr__(shell, name, part)
+
+    def texts(self, count: int) -> Sequence[str]:
+        return [f".{name}" for name in self.key[1]]
 
 
 def _itself(x: Any) -> Any:
@@ -250,11 +298,16 @@ def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
     if is_library_name(x):
         return None
     if cls is types.FunctionType:
-        return Function(x), Function.parts(x)
-    if cls in _remembering and hasattr(x, "__wrapped__"):
+        return _Function(x), _Function.parts(x)
+    if (cls in _REMEMBERING or hasattr(cls, "_vernal_remembers")) and hasattr(x, "__wrapped__"):
         return _Wrapped((cls,)), [x.__wrapped__]
     if cls is types.MethodType or (hasattr(cls, "__self__") and jtu.is_tree_node(cls)):
-        return Made((cls,)), [x.__func__, x.__self__]
+        return _Method((cls,)), [x.__func__, x.__self__]
+    if cls in (staticmethod, classmethod):
+        return _Made((cls,)), [x.__func__]
+    if cls in _OPERATORS:
+        make, arguments = x.__reduce__()
+        return _Made((operator.call,)), [make, *arguments]
     if isinstance(x, functools.partial):
         key = cls, 1 + len(x.args), tuple(x.keywords)
         names = [None, *range(len(x.args)), *x.keywords]
@@ -264,7 +317,7 @@ def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
     if cls is dict:
         return _Dict((tuple(x),), tuple(x)), list(x.values())
     if cls is types.MappingProxyType:
-        return Made((cls,)), [dict(x)]
+        return _Made((cls,)), [dict(x)]
     if cls is types.SimpleNamespace:
         return _Namespace((tuple(vars(x)),), tuple(vars(x))), list(vars(x).values())
     if cls in _SEQUENCES:
@@ -310,5 +363,4 @@ def everything_in(x: Any, closed: Callable[[Any], bool] = lambda _: False) -> It
         opened = None if closed(item) else open_up(item, as_owner)
         if opened is not None:
             node, parts = opened
-            owner = 1 if isinstance(node, Made) and len(parts) == 2 else None
-            todo.extend((part, k == owner) for k, part in enumerate(parts))
+            todo.extend((part, k == node.owner) for k, part in enumerate(parts))
