@@ -8,7 +8,6 @@ from ._equations import equations_in as equations_in
 from ._failure import RuntimeCheckError as RuntimeCheckError
 from ._failure import failure_of as failure_of
 from ._failure import post as post
-from ._functions import Alive as Alive
 from ._functions import frozen as frozen
 from ._functions import is_library_name as is_library_name
 from ._functions import never_changes as never_changes
@@ -50,6 +49,7 @@ from ._jax_private import scan_parts as scan_parts
 from ._jax_private import stop_gradient_p as stop_gradient_p
 from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval
+from ._keys import Alive as Alive
 from ._leaves import by_data as by_data
 from ._leaves import is_none as is_none
 from ._leaves import strong as strong

@@ -14,14 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._functions import (
-    FrozenPartial,
-    Itself,
-    function_key,
-    is_dtype,
-    is_library_name,
-    plain_key,
-)
+from ._functions import FrozenPartial, function_key, is_library_name
+from ._keys import Itself, is_dtype, plain_key
 
 _FUNCTIONS = (
     types.FunctionType,

@@ -286,6 +286,13 @@ def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
 
     Returns:
         A node and its parts; None for a leaf.
+
+    Example:
+        >>> import functools
+        >>> from vernal.trees import open_up
+        >>> node, parts = open_up(functools.partial(max, 1, key=abs))
+        >>> parts, node.texts(len(parts))
+        ([<built-in function max>, 1, <built-in function abs>], ['.func', '.args[0]', ".keywords['key']"])
     """
     cls: Any = type(x)
     if cls in _LEAVES:
@@ -350,6 +357,13 @@ def everything_in(x: Any, closed: Callable[[Any], bool] = lambda _: False) -> It
 
     Yields:
         The objects, breadth first.
+
+    Example:
+        >>> from vernal.trees import everything_in
+        >>> def scale_by(factor):
+        ...     return lambda x: factor * x
+        >>> [x for x in everything_in({"f": scale_by(2.5)}) if isinstance(x, float)]
+        [2.5]
     """
     seen: dict[int, Any] = {}
     todo = collections.deque([(x, False)])
