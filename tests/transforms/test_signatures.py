@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import gc
 import types
 import weakref
@@ -100,7 +101,6 @@ EQUAL = {
     "configurations": lambda: Config(3),
     "sets": lambda: frozenset({1, 2}),
     "classes of aux data": lambda: Labelled(jnp.ones(2), "a"),
-    "methods": lambda: types.MethodType(function, "owner"),
 }
 
 
@@ -112,6 +112,7 @@ def test_values_that_are_equal_do_not_differ(name):
 
 
 MADE_AGAIN = {
+    "methods": lambda: types.MethodType(function, "owner"),
     "functions": lambda: capturing((1, "a", None, 2.5)),
     "recursive functions": lambda: recursive(2),
     "captured nan": lambda: capturing(float("nan")),
@@ -144,6 +145,16 @@ DIFFERENT = {
         Plain("a"),
         Plain("a"),
         "x: Plain(a) -> Plain(a) (another one that prints the same)",
+    ),
+    "partial of JAX over a module": (
+        jax.tree_util.Partial(Holder(X)),
+        jax.tree_util.Partial(Holder(jnp.ones(3))),
+        "x.func.value: f32[3] -> f32[3] (another one that prints the same)",
+    ),
+    "partial over a list": (
+        functools.partial(max, [1]),
+        functools.partial(max, [1]),
+        "x: <partial max> -> <partial max> (another one that prints the same)",
     ),
     "recursive function": (recursive(2), recursive(3), "x.n (captured): 2 -> 3"),
     "static data": (

@@ -199,8 +199,12 @@ class _Walk:
             return _without_parts(value)
         node, items = opened
         hidden = static or not _is_node(value)
-        described = [self.see(item, hidden) for item in items]
-        return _whole(value, dict(zip(node.texts(len(items)), described)))  # noqa: B905 (attributes of functions stay out)
+        parts: dict[str, Description] = {}
+        # The attributes of functions have no text.
+        for text, item in zip(node.texts(len(items)), items, strict=False):
+            # What `jax.tree_util.Partial` calls is structure, though the rest are children.
+            parts[text] = self.see(item, hidden or text == ".func")
+        return _whole(value, parts)
 
     def cell(self, cell: types.CellType) -> Description:
         """A variable that a function captures."""
@@ -226,19 +230,20 @@ def _without_parts(value: Any) -> Part:
 def _whole(value: Any, parts: dict[str, Description]) -> Part:
     """A thing whose parts have been described."""
     cls = type(value)
+    mark = None if _is_node(value) else _mark(value)
     if isinstance(value, types.FunctionType):
         code = value.__code__
         kind = _Code(code, code.co_filename, code.co_firstlineno)
         local = code.co_name == "<lambda>" or "<locals>" in value.__qualname__
-        return Part(kind, kind.text if local else f"<{value.__name__}>", _mark(value), parts)
+        return Part(kind, kind.text if local else f"<{value.__name__}>", mark, parts)
     if isinstance(value, (types.MethodType, BoundMethod)):
-        return Part("method", f"<method {callable_name(value)}>", None, parts)
+        return Part("method", f"<method {callable_name(value)}>", mark, parts)
     if isinstance(value, functools.partial):
-        return Part("partial", f"<partial {callable_name(value)}>", None, parts)
+        return Part("partial", f"<partial {callable_name(value)}>", mark, parts)
     if cls in (list, tuple):
-        return Part(cls.__name__, f"{cls.__name__} of length {len(value)}", None, parts)
+        return Part(cls.__name__, f"{cls.__name__} of length {len(value)}", mark, parts)
     if not _is_node(value):
-        return Part(cls.__name__, f"<{callable_name(value)}>", _mark(value), parts)
+        return Part(cls.__name__, f"<{callable_name(value)}>", mark, parts)
     # What the class keeps apart from its children has no name.
     return _of_class(cls, parts, None if cls is dict else _mark(one_level(value)[1].node_data()[1]))
 
