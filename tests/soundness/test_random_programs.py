@@ -156,9 +156,7 @@ class Programs(stateful.RuleBasedStateMachine):
     def make_function(self, n):
         """A fresh function over a state that may have changed since the last one was made."""
         state = self.states[n % len(self.states)]
-        parts = state.kind.parts(state.value)
-        key = None if parts is None else ("partial", state.serial)
-        self.add(state.kind.make(state.value), key, mayhold=state.name in ARRAY_KINDS)
+        self.add(state.kind.make(state.value), None, mayhold=state.name in ARRAY_KINDS)
 
     @stateful.rule(n=st.integers(0, 99), k=st.sampled_from(NUMBERS))
     def change(self, n, k):

@@ -28,6 +28,17 @@ class FrozenAroundAList:
     items: Any = dataclasses.field(default_factory=list)
 
 
+class Lists(vernal.Module):
+    """Without arrays, and yet it can change."""
+
+    held: Any
+
+
+@dataclasses.dataclass(eq=False)
+class MutableByIdentity:
+    k: float = 1.0
+
+
 @dataclasses.dataclass
 class CallableMutable:
     k: float = 1.0
@@ -73,6 +84,10 @@ UNHASHABLE: dict[str, Callable[[], Any]] = {
     "user dict": lambda: collections.UserDict(a=1),
     "dataclass": Mutable,
     "callable dataclass": CallableMutable,
+    "dataclass without __eq__": MutableByIdentity,
+    "module in a frozen dataclass": lambda: FrozenAroundAList(Lists([1])),
+    "module in a frozenset": lambda: frozenset([Lists([1])]),
+    "module in a slice": lambda: slice(Lists([1])),
     "frozen dataclass around a list": lambda: FrozenAroundAList([1]),
     "namespace": lambda: types.SimpleNamespace(k=1),
     "__eq__ without __hash__": EqualWithoutHash,
@@ -325,3 +340,18 @@ def test_partials_of_lists_are_refused_or_right(make, answers):
         answers.check(make([5.0]), X)
     except (TypeError, ValueError) as error:
         assert "partial" in str(error) or "hash" in str(error), f"refused without a reason: {error}"
+
+
+@pytest.mark.parametrize("held", [Lists([1.0]), Lists((Lists({"a": 1}),))], ids=["list", "dict"])
+def test_a_module_that_can_change_is_refused_as_structure(held):
+    says = r"(?s)can change in place.*Holder\.f"
+    with pytest.raises(ValueError, match=says):
+        StaticHolder(ONE, held)
+    for cls in (Holder, StaticHolder):
+        with pytest.raises(ValueError, match=says):
+            cls(ONE, functools.partial(max, held))
+
+
+def test_a_module_that_stays_what_it_is_may_be_static():
+    for stays in (Lists((1.0, "a")), Lists(vernal.Static([1])), vernal.filter_jit(jnp.sin)):
+        assert StaticHolder(ONE, stays).f is stays

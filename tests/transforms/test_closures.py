@@ -1,5 +1,6 @@
 """`filter_closure_convert` and `closure_to_pytree`."""
 
+import copy
 import functools
 import inspect
 from typing import Any
@@ -443,3 +444,10 @@ def test_conversion_keeps_a_sharded_array_sharded():
         close(out, jnp.sin(w * x))
         fn = closure_to_pytree(lambda x: w * x)
         assert jax.jit(lambda f, x: f(x))(fn, x).sharding.spec == jax.P("data")
+
+
+def test_functions_taken_apart_can_be_copied():
+    tree = closure_to_pytree({"f": scale_by(jnp.array(2.0))})
+    copied = copy.deepcopy(tree)
+    assert jax.tree.structure(copied) == jax.tree.structure(tree)
+    assert float(copied["f"](3.0)[0]) == 6.0

@@ -21,6 +21,7 @@ import os
 import sys
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -47,15 +48,19 @@ class FrozenPartial(functools.partial):
 
 
 def frozen(value: Any) -> Any:
-    """The value as structure may hold it: with a `FrozenPartial` for each partial in it.
+    """The value as structure may hold it: with a `FrozenPartial` for each partial in it that has
+    keywords.
 
     Args:
         value: any static value.
     """
-    if type(value) is functools.partial and value.keywords and not vars(value):
-        args = map(frozen, value.args)
-        keywords = {name: frozen(x) for name, x in value.keywords.items()}
-        return FrozenPartial(frozen(value.func), *args, **keywords)
+    if type(value) is functools.partial and not vars(value):
+        parts = value.func, *value.args, *value.keywords.values()
+        new = tuple(map(frozen, parts))
+        if not value.keywords and all(map(_is, new, parts)):
+            return value
+        count = 1 + len(value.args)
+        return FrozenPartial(*new[:count], **dict(zip(value.keywords, new[count:], strict=True)))
     if type(value) is tuple:
         items = tuple(map(frozen, value))
         return value if all(map(_is, items, value)) else items
@@ -69,8 +74,8 @@ def _is(a: Any, b: Any) -> bool:
 _keys: weakref.WeakKeyDictionary[types.FunctionType, Any] = weakref.WeakKeyDictionary()
 
 
-class _NotPlainError(Exception):
-    """A library function holds something that could change."""
+class NotPlainError(Exception):
+    """Something could change."""
 
 
 def _in_settled_module(namespace: Any) -> bool:
@@ -105,7 +110,7 @@ def function_key(fn: types.FunctionType) -> Any:
     if key is None:
         try:
             key = _keys[fn] = _library_key(fn, ())
-        except _NotPlainError:
+        except NotPlainError:
             return fn
     return key
 
@@ -113,39 +118,52 @@ def function_key(fn: types.FunctionType) -> Any:
 def _library_key(fn: types.FunctionType, outer: tuple[Any, ...]) -> Any:
     """The code of a library function and what it captured."""
     if fn in outer or not never_changes(fn):
-        raise _NotPlainError
+        raise NotPlainError
     # What a decorator leaves on a function is not looked at, so it must be the code's own.
     if any(name != "__wrapped__" for name in fn.__dict__):
-        raise _NotPlainError
+        raise NotPlainError
     outer = (*outer, fn)
     try:
         captured = [cell.cell_contents for cell in fn.__closure__ or ()]
     except ValueError:
-        raise _NotPlainError from None
-    parts = (captured, fn.__defaults__ or (), *(fn.__kwdefaults__ or {}).items())
-    return (Itself(fn.__code__), *(tuple(_captured_key(x, outer) for x in part) for part in parts))
+        raise NotPlainError from None
+    parts = (*captured,), fn.__defaults__ or (), *(fn.__kwdefaults__ or {}).items()
+    return Itself(fn.__code__), unchanging_key(parts, lambda fn: _library_key(fn, outer))
 
 
-def _captured_key(x: Any, outer: tuple[Any, ...]) -> Any:
-    """The key of an immutable plain value, an array, or a library function."""
+def unchanging_key(x: Any, of_function: Callable[[types.FunctionType], Any]) -> Any:
+    """The key of what cannot change: an immutable plain value, an array of JAX, a function, a
+    partial, or what a settled library has under its name.
+
+    Args:
+        x: anything.
+        of_function: the key of a function.
+
+    Raises:
+        NotPlainError: for anything else.
+    """
     kind = type(x)
     if kind is types.FunctionType:
-        return kind, _library_key(x, outer)
+        return kind, of_function(x)
     if isinstance(x, enum.Enum):
         # A member is one object, but its value may be a list.
-        return kind, Itself(x), _captured_key(x.value, outer)
+        return kind, Itself(x), unchanging_key(x.value, of_function)
     key = plain_key(x)
     if key is not None:
         return key
     if isinstance(x, jax.Array):
         return Alive(x)
+    if kind is FrozenPartial or (kind is functools.partial and not (x.keywords or vars(x))):
+        parts = (unchanging_key(part, of_function) for part in (x.func, *x.args))
+        named = ((name, unchanging_key(part, of_function)) for name, part in x.keywords.items())
+        return functools.partial, (*parts,), (*named,)
     if kind is tuple or (isinstance(x, tuple) and hasattr(kind, "_fields")):
-        return kind, *(_captured_key(item, outer) for item in x)
+        return kind, *(unchanging_key(item, of_function) for item in x)
     if kind is frozenset:
-        return kind, frozenset(_captured_key(item, outer) for item in x)
+        return kind, frozenset(unchanging_key(item, of_function) for item in x)
     if is_library_name(x):
         return kind, Itself(x)
-    raise _NotPlainError
+    raise NotPlainError
 
 
 def is_library_name(x: Any) -> bool:

@@ -11,20 +11,20 @@ import functools
 import types
 from typing import Any
 
-import jax
+import jax.tree_util as jtu
 import numpy as np
 
-from ._functions import FrozenPartial, function_key, is_library_name
-from ._keys import Itself, is_dtype, plain_key
-
-_FUNCTIONS = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-    type,
-    functools.partial,
+from ._functions import (
     FrozenPartial,
+    NotPlainError,
+    frozen,
+    function_key,
+    is_library_name,
+    unchanging_key,
 )
+from ._keys import Itself, is_dtype, plain_key
+from ._one_level import one_level
+
 # Subclasses of these inherit an `==` that sees neither attributes nor overridden methods.
 _BUILTIN = (str, bytes, int, float, complex, tuple, frozenset)
 
@@ -42,6 +42,11 @@ def static_key(value: Any) -> Any:
     Raises:
         TypeError: if the value, or something inside it, cannot be hashed by a hash that stays.
     """
+    return _key(value, True)
+
+
+def _key(value: Any, freezes: bool = False) -> Any:
+    """The key, where `freezes` if `frozen` reaches the value when it becomes structure."""
     kind = type(value)
     key = plain_key(value)
     if key is not None:
@@ -49,42 +54,29 @@ def static_key(value: Any) -> Any:
     if kind is types.FunctionType:
         return kind, function_key(value)
     if kind is tuple:
-        return kind, *map(static_key, value)
+        return kind, *[_key(item, freezes) for item in value]
     if kind is frozenset:
-        return kind, frozenset(map(static_key, value))
+        return kind, frozenset(map(_key, value))
     if kind is functools.partial or kind is FrozenPartial:
-        return _partial_key(value)
+        try:
+            return unchanging_key(frozen(value) if freezes else value, function_key)
+        except NotPlainError:
+            # What it holds can change.
+            return Itself(value)
     if kind in (range, slice):
-        return kind, static_key((value.start, value.stop, value.step))
+        return kind, _key((value.start, value.stop, value.step))
     return _object_key(kind, value)
-
-
-def _partial_key(partial: functools.partial) -> Any:
-    if vars(partial):
-        return Itself(partial)
-    parts = partial.func, *partial.args, *partial.keywords.values()
-    try:
-        return functools.partial, len(partial.args), (*partial.keywords,), *map(_part_key, parts)
-    except TypeError:
-        # What it holds can change.
-        return Itself(partial)
-
-
-def _part_key(x: Any) -> Any:
-    if isinstance(x, jax.Array):
-        return Itself(x)
-    kind = type(x)
-    if (
-        plain_key(x) is None
-        and kind.__hash__ is object.__hash__
-        and not (kind in _FUNCTIONS or is_library_name(x))
-    ):
-        raise TypeError("an object that is only itself may change")
-    return static_key(x)
 
 
 def _object_key(kind: type, value: Any) -> Any:
     """The key of an object whose class says how it is compared, or that is only itself."""
+    parameters = _dataclass_parameters(kind)
+    # One that has only inherited them may be anything.
+    own = parameters is not None and "__dataclass_params__" in vars(kind)
+    if jtu.is_tree_node(kind):
+        _refuse_changeable(value)
+    elif own and not parameters.frozen and not parameters.eq:
+        raise _changeable(kind)
     if kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__:
         return kind, value
     # A method is made anew whenever it is read, of an object that may have changed meanwhile.
@@ -95,29 +87,55 @@ def _object_key(kind: type, value: Any) -> Any:
         if kind.__dictoffset__ != 0 and not is_library_name(kind):
             return kind, Itself(value)
         base: Any = next(b for b in _BUILTIN if issubclass(kind, b))
-        return kind, static_key(base(value))
-    parameters = getattr(kind, "__dataclass_params__", None)
-    if parameters is None or not _written_by_dataclass(kind):
+        return kind, _key(base(value))
+    if parameters is None or not _written_by_dataclass(kind.__eq__):
         return kind, value
-    if "__dataclass_params__" not in vars(kind):
+    if not own:
         # The inherited `==` knows nothing of what the subclass has added.
         return kind, Itself(value)
     if not parameters.frozen:
-        raise TypeError(f"unhashable type: {kind.__name__!r}, a dataclass that is not frozen")
+        raise _changeable(kind)
     fields = [getattr(value, f.name, None) for f in dataclasses.fields(kind) if f.compare]
     try:
-        return kind, *map(static_key, fields)
+        return kind, *map(_key, fields)
     except TypeError:
+        if _written_by_dataclass(kind.__hash__):
+            raise
         # A hash of its own makes up for a field that has none.
         return kind, value
+
+
+def _dataclass_parameters(kind: type) -> Any:
+    return getattr(kind, "__dataclass_params__", None)
+
+
+def _changeable(kind: type) -> TypeError:
+    return TypeError(f"unhashable type: {kind.__name__!r}, which can change in place")
+
+
+def _refuse_changeable(node: Any) -> None:
+    """Refuses a pytree in whose nodes something can be exchanged, as in a list."""
+    kind = type(node)
+    frozen_dataclass = getattr(_dataclass_parameters(kind), "frozen", False)
+    if hasattr(kind, "__tree_fields__"):
+        inside = node.__tree_fields__().values()
+    elif isinstance(node, tuple) or frozen_dataclass:
+        inside = one_level(node)[0]
+    elif node is None or hasattr(kind, "_vernal_unchanging"):
+        return
+    else:
+        raise _changeable(kind)
+    for child in inside:
+        if jtu.is_tree_node(type(child)):
+            _refuse_changeable(child)
 
 
 def _inherits_comparison(kind: type) -> bool:
     return any(kind.__eq__ is base.__eq__ for base in _BUILTIN)
 
 
-def _written_by_dataclass(kind: type) -> bool:
-    code = getattr(kind.__eq__, "__code__", None)
+def _written_by_dataclass(method: Any) -> bool:
+    code = getattr(method, "__code__", None)
     return code is not None and code.co_filename == "<string>"
 
 
@@ -156,7 +174,7 @@ def same(a: Any, b: Any) -> bool:
 def _equal(kind: type, a: Any, b: Any) -> bool:
     """The answer for what has no key."""
     try:
-        if dataclasses.is_dataclass(kind) and _written_by_dataclass(kind):
+        if dataclasses.is_dataclass(kind) and _written_by_dataclass(kind.__eq__):
             compared = [f.name for f in dataclasses.fields(kind) if f.compare]
             return all(same(getattr(a, name, None), getattr(b, name, None)) for name in compared)
         return (a == b) is True

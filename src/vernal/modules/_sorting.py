@@ -35,7 +35,6 @@ _BY_TYPE: dict[type, bool] = {
     int: False,
     float: False,
     complex: False,
-    types.BuiltinFunctionType: False,
     type(Ellipsis): False,
 }
 kind_by_type = _BY_TYPE.get

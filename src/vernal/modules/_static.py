@@ -30,8 +30,8 @@ class Static(Module):
     every transformation.
 
     Two of them are equal when their values have the same tree structure and the same leaves. NumPy
-    arrays are copied, and compare by content; JAX arrays and tracers have no place here, and compare
-    by identity.
+    arrays are copied, and compare by content. A JAX array compares by identity, and is a constant
+    here: never trained, updated, saved or moved.
 
     Raises:
         ValueError: for a leaf that can change in place, such as a set.

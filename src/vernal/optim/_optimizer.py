@@ -63,7 +63,7 @@ class Optimizer(FactoryCall):
     few settings are structure all the same:
 
     * those close to one (`b1`, `b2`, `decay`, ...), because Optax computes `1 - b2`, which loses
-      most of its digits in float32;
+      most of its digits in float32; and the `learning_rate` of `fromage`, which it adds to one;
     * a weight decay of zero, for which Optax leaves the term out;
     * those that Optax compares or converts, such as the `factor` of `reduce_on_plateau`.
 

@@ -24,6 +24,7 @@ from ._failures import Program, reraise, wait
 from ._flatten import ARRAY, Flattener
 from ._lowered import Lowered
 from ._programs import Programs, Settings, as_call, make_program, programs_of
+from ._results import whole_result
 from ._transformed import Transformed, check_callable, wrap
 
 P = ParamSpec("P")
@@ -60,7 +61,7 @@ class _Jit(Transformed[P, T]):
 
     # Long: everything that happens at every call is in one frame, because a second one would be a
     # tenth of the time of the smallest call. What `Flattener.flatten` does is repeated for the two
-    # most frequent kinds of argument.
+    # most frequent kinds of argument, and so is `whole_result`.
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         programs = self._found_programs or self._programs()
         if kwargs:
@@ -96,14 +97,13 @@ class _Jit(Transformed[P, T]):
         if program is None:
             program = self._add_program(programs, given, kwargs, keys, leaves)
         try:
-            out, result = program.run(*leaves)
+            out = program.run(*leaves)
             if program.attention:
                 program.settle(leaves, out)
         except Exception as error:
             program.failed(error, leaves)
             raise
-        unflatten = result.unflatten
-        return out if unflatten is None else unflatten(out)
+        return out[1].unflatten(out[0]) if type(out) is tuple else out
 
     def _add_program(
         self, programs: Programs, given: Any, kwargs: Any, keys: list[Any], leaves: list[Any]
@@ -181,12 +181,12 @@ class _Jit(Transformed[P, T]):
             # The arguments are known to have the structure that it was lowered for.
             leaves = self._flatten(args, kwargs, programs.flattener)[3]
             try:
-                out, result = compiled(*leaves)
+                out = compiled(*leaves)
                 wait(out, checks)
             except Exception as error:
                 reraise(error)
                 raise
-            return out if result.unflatten is None else result.unflatten(out)
+            return whole_result(out)
 
         return Lowered(lowered, self.fn, (self.fn, *call[1:]), run)
 

@@ -1,9 +1,10 @@
 """The results of a compiled call: flat while they leave the program, unflattened behind it.
 
-A compiled program returns the leaves of its result (see `_flatten.py`) and an `Unflatten`, which knows
-everything else and puts the result together. That is a pytree without leaves, so it passes through
-`jax.jit` as structure, and a program that is traced again for other shapes may return another one.
-A module is not unflattened: it comes out lazy (see `modules/_lazy.py`).
+A compiled program returns one array as it is. Of any other result it returns the leaves (see
+`_flatten.py`) and an `Unflatten`, which knows everything else and puts the result together. That is
+a pytree without leaves, so it passes through `jax.jit` as structure, and a program that is traced
+again for other shapes may return another one. A module is not unflattened: it comes out lazy (see
+`modules/_lazy.py`).
 """
 
 import functools
@@ -24,12 +25,12 @@ class Unflatten:
     """Puts a result together.
 
     Args:
-        unflatten: the function that does, or None.
+        unflatten: the function that does.
     """
 
     __slots__ = ("unflatten",)
 
-    def __init__(self, unflatten: Function):
+    def __init__(self, unflatten: Callable[[Any], Any]):
         self.unflatten = unflatten
 
 
@@ -37,17 +38,27 @@ class Unflatten:
 jtu.register_pytree_node(Unflatten, lambda x: ((), (x,)), lambda aux, _: aux[0])
 
 
-def flatten_result(out: Any) -> tuple[Any, Unflatten]:
+def flatten_result(out: Any) -> Any:
     """Flattens a result, while it is traced.
 
     Args:
         out: any tree.
 
     Returns:
-        `(leaves, unflatten)`; `unflatten.unflatten(leaves)`, if there is one, is the tree again.
+        An array as it is; of any other tree `(leaves, unflatten)`, where
+        `unflatten.unflatten(leaves)` is the tree again.
     """
     leaves, unflatten = _flatten(out)
-    return leaves, Unflatten(unflatten)
+    return leaves if unflatten is None else (leaves, Unflatten(unflatten))
+
+
+def whole_result(out: Any) -> Any:
+    """What `flatten_result` flattened, once its leaves have been computed.
+
+    Args:
+        out: what the program returned.
+    """
+    return out[1].unflatten(out[0]) if type(out) is tuple else out
 
 
 def _flatten(out: Any) -> tuple[Any, Function]:

@@ -27,6 +27,7 @@ from .._ground import Alive, is_library_name, never_changes, one_level, one_leve
 # `_vernal_remembers`.
 _REMEMBERING = {type(wrapper(lambda: None)) for wrapper in (jax.jit, functools.cache)}
 _SEQUENCES = (collections.deque, set, frozenset)
+_BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
 _OPERATORS = (operator.methodcaller, operator.itemgetter, operator.attrgetter)
 # Types of which no value has parts.
 _LEAVES = frozenset({str, bytes, int, float, bool, complex, type(None), type, np.ndarray})
@@ -163,6 +164,14 @@ class _Method(_Made):
 
     def texts(self, count: int) -> Sequence[str]:
         return [".__func__", ".__self__"]
+
+
+class _BuiltinMethod(Node):
+    def make(self, parts: list[Any]) -> Any:
+        return getattr(parts[0], self.key[1])
+
+    def texts(self, count: int) -> Sequence[str]:
+        return [".__self__"]
 
 
 class _Sequence(Node):
@@ -310,6 +319,8 @@ def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
         return _Wrapped((cls,)), [x.__wrapped__]
     if cls is types.MethodType or (hasattr(cls, "__self__") and jtu.is_tree_node(cls)):
         return _Method((cls,)), [x.__func__, x.__self__]
+    if cls in _BUILTIN_METHODS and not isinstance(x.__self__, (types.ModuleType, type)):
+        return _BuiltinMethod((cls, x.__name__)), [x.__self__]
     if cls in (staticmethod, classmethod):
         return _Made((cls,)), [x.__func__]
     if cls in _OPERATORS:
@@ -327,6 +338,8 @@ def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
         return _Made((cls,)), [dict(x)]
     if cls is types.SimpleNamespace:
         return _Namespace((tuple(vars(x)),), tuple(vars(x))), list(vars(x).values())
+    if cls is slice:
+        return _Made((cls,), ("start", "stop", "step")), [x.start, x.stop, x.step]
     if cls in _SEQUENCES:
         options = (x.maxlen,) if cls is collections.deque else ()
         return _Sequence((cls, *options), range(len(x))), list(x)

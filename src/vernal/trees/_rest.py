@@ -27,6 +27,8 @@ class Rest:
         fixed: the leaves that were not, in order.
     """
 
+    # Nothing in it can be exchanged: it may be structure inside of other structure.
+    _vernal_unchanging = True
     __slots__ = ("fixed", "mask", "treedef")
 
     def __init__(self, treedef: Any, mask: tuple[bool, ...], fixed: tuple[Any, ...]):
