@@ -72,7 +72,7 @@ def _object_key(kind: type, value: Any) -> Any:
     """The key of an object whose class says how it is compared, or that is only itself."""
     parameters = _dataclass_parameters(kind)
     # One that has only inherited them may be anything.
-    own = parameters is not None and "__dataclass_params__" in vars(kind)
+    own = "__dataclass_params__" in vars(kind)
     if jtu.is_tree_node(kind):
         _refuse_changeable(value)
     elif own and not parameters.frozen and not parameters.eq:
