@@ -133,9 +133,30 @@ def test_modules_of_shapes_compare():
     assert Layer(shape) != Layer(jax.ShapeDtypeStruct((3,), jnp.float32))
 
 
-def test_equality_under_jit_is_traced():
-    assert bool(jax.jit(lambda a, b: a == b)(Layer(jnp.ones(2)), Layer(jnp.ones(2))))
-    assert not bool(jax.jit(lambda a, b: a == b)(Layer(jnp.ones(2)), Layer(jnp.zeros(2))))
+class Data(Module):
+    w: Any
+
+    def twice(self):
+        return 2 * self.w
+
+
+def test_equality_of_data_under_jit_is_traced():
+    assert bool(jax.jit(lambda a, b: a == b)(Data(jnp.ones(2)), Data(jnp.ones(2))))
+    assert not bool(jax.jit(lambda a, b: a == b)(Data(jnp.ones(2)), Data(jnp.zeros(2))))
+
+
+@pytest.mark.parametrize("function", [lambda x: Layer(x), lambda x: Data(x).twice])
+def test_functions_over_traced_arrays_are_equal_if_the_arrays_are_the_same(function):
+    """JAX's caches compare functions whose hashes differ, and need an answer of Python."""
+
+    @jax.jit
+    def traced(x, y):
+        assert (function(x) == function(x)) is True
+        assert (function(x) == function(y)) is False
+        assert hash(function(x)) == hash(function(x))
+        return x
+
+    traced(jnp.ones(2), jnp.ones(2))
 
 
 def test_a_module_is_a_function_to_jit_and_two_of_them_are_two():

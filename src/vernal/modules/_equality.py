@@ -23,7 +23,9 @@ def equal_arrays(a: Any, b: Any) -> Any:
     """Whether two modules of one structure have equal arrays."""
     leaves, others = jtu.tree_leaves(a), jtu.tree_leaves(b)
     if any(map(is_traced, [*leaves, *others])):
-        return tree_equal(a, b)
+        # A function is asked by JAX, whose caches need an answer of Python, also where the hashes
+        # differ: the same only if all that is traced is the very same.
+        return False if callable(a) else tree_equal(a, b)
     # A program does something else with an array of a weak type.
     if any(
         getattr(x, "weak_type", False) != getattr(y, "weak_type", False)

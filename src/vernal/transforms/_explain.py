@@ -46,10 +46,12 @@ class Call:
         arguments: `(args, kwargs)`.
     """
 
-    __slots__ = ("fn", "signature")
+    __slots__ = ("name", "signature", "traces")
 
     def __init__(self, fn: Any, options: dict[str, Any], arguments: tuple[Any, Any]):
-        self.fn = fn
+        # Not the function, which may hold tracers: a call is kept until it is over.
+        self.name = callable_name(fn)
+        self.traces = traces_of(fn)
         self.signature = signature_of_call(fn, *arguments, options)
 
 
@@ -85,7 +87,7 @@ class Trace:
     )
 
     def __init__(self, call: Call, kind: str, traces: "Traces"):
-        self.name = callable_name(call.fn)
+        self.name = call.name
         self.kind = kind
         self.number = traces.count + (kind == "traced")
         self.again = traces.count > 0
@@ -257,7 +259,7 @@ class Tracing:
     def __enter__(self) -> "Tracing":
         listen()
         self.start, self.outer_error = time.perf_counter(), sys.exception()
-        traces = traces_of(self.call.fn)
+        traces = self.call.traces
         run_only = trace_state_clean()
         self.trace = traces.ran(self.call) if run_only else traces.traced(self.call)
         return self
@@ -279,10 +281,10 @@ def log_call(call: Call, tracings: list[Tracing], seconds: list[float]) -> None:
         seconds: how long each compilation in it took.
     """
     for tracing in tracings:
-        traces_of(call.fn).called(tracing.trace, call.signature)
+        call.traces.called(tracing.trace, call.signature)
         tracing.trace.compiled |= bool(seconds)
     if not tracings:
-        traces_of(call.fn).compiled(call, sum(seconds))
+        call.traces.compiled(call, sum(seconds))
 
 
 _watchers: list["Watch"] = []
