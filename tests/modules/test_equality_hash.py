@@ -133,6 +133,18 @@ def test_modules_of_shapes_compare():
     assert Layer(shape) != Layer(jax.ShapeDtypeStruct((3,), jnp.float32))
 
 
+class Unhashable(Module, layout="fields"):
+    w: Any
+
+    def twice(self):
+        return 2 * self.w
+
+
+def test_methods_of_modules_without_a_hash_compare():
+    assert Unhashable({1}).twice == Unhashable({1}).twice
+    assert Unhashable({1}).twice != Unhashable({2}).twice
+
+
 class Data(Module):
     w: Any
 

@@ -153,7 +153,7 @@ def test_a_step_with_fresh_optimisers_is_right():
         for rate in (0.1, 0.2, 0.1):
             for make in (
                 lambda: optax.sgd(rate),  # noqa: B023 (called at once)
-                lambda: optax.chain(optax.clip(0.5), optax.sgd(rate)),  # noqa: B023
+                lambda: optax.chain(optax.clip(0.5), optax.sgd(rate)),  # noqa: B023 (likewise)
             ):
                 right = make().update(params, make().init(params), params)[0]
                 got = step(make(), params, make().init(params))[0]
@@ -318,4 +318,4 @@ def test_functions_of_the_standard_library_over_a_users_are_the_users():
     for k in (1.0, 2.0, 1.0):
         assert step(make(k), X)[0] == k
         dumps = functools.partial(json.dumps, default=lambda o: o * k)  # noqa: B023 (called at once)
-        assert float(vernal.filter_jit(lambda d, x: x * float(d({1: k})[6:-1]))(dumps, X)[0]) == k  # noqa: B023
+        assert float(vernal.filter_jit(lambda d, x: x * float(d({1: k})[6:-1]))(dumps, X)[0]) == k  # noqa: B023 (likewise)

@@ -48,8 +48,14 @@ class BoundMethod:
             return NotImplemented
         if self.__func__ is not other.__func__ and self.__func__ != other.__func__:
             return False
-        # With other hashes there are other traced arrays in it, which only the device could compare.
-        return hash(self) == hash(other) and bool(self.__self__ == other.__self__)
+        try:
+            # With other hashes there are other traced arrays in it, which only the device could compare.
+            if hash(self) != hash(other):
+                return False
+        except TypeError:
+            # Of a class with Equinox's rule, which has no hash but can be compared.
+            pass
+        return bool(self.__self__ == other.__self__)
 
     def __hash__(self) -> int:
         return hash((self.__func__, self.__self__))
