@@ -146,26 +146,13 @@ AROUND = {
     "checkpoint": in_checkpoint,
     "while_loop": in_while_loop,
 }
-# What a checkpointed loop keeps are states, not the residuals of the rules in it. Forward mode over it
-# pushes tangents through the function itself, which a rule for reverse mode does not allow.
-NOT_THERE = ("custom_vjp", "while_loop", "jvp_of_vjp")
-FUNCTIONS = {"custom_jvp": (with_jvp, REVERSE | FORWARD), "custom_vjp": (with_vjp, REVERSE)}
+FUNCTIONS = {"custom_jvp": with_jvp, "custom_vjp": with_vjp}
 CELLS = {
-    "-".join((name, place, derivative)): (core, AROUND[place], transforms[derivative])
-    for name, (core, transforms) in FUNCTIONS.items()
+    "-".join((name, place, derivative)): (core, AROUND[place], transform)
+    for name, core in FUNCTIONS.items()
     for place in AROUND
-    for derivative in transforms
-    if (name, place, derivative) != NOT_THERE
+    for derivative, transform in (REVERSE | FORWARD).items()
 }
-# A bounded loop runs the rules in its forward pass.
-in_bounded_while_loop = while_loop_of(
-    functools.partial(while_loop, max_steps=4, kind="bounded", base=2)
-)
-CELLS["custom_vjp-bounded_while_loop-jvp_of_vjp"] = (
-    with_vjp,
-    in_bounded_while_loop,
-    forward_over_reverse,
-)
 CELLS["custom_jvp-lax_while_loop-jvp"] = (with_jvp, in_lax_while_loop, directional)
 
 

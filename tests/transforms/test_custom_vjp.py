@@ -98,9 +98,51 @@ def test_derivatives_of_higher_order():
     close(jax.jit(jax.grad(jax.grad(jax.grad(cube))))(Y), jnp.float32(6.0))
 
 
-def test_forward_mode_is_refused_by_jax():
-    with pytest.raises(TypeError, match=r"can't apply forward-mode.* to a custom_vjp function"):
-        jax.jvp(square, (X,), (Y,))
+def test_forward_mode_is_the_transpose_of_the_way_back():
+    close(jax.jvp(square, (X,), (Y,))[1], 2 * X * Y)
+    close(jax.jit(jax.jacfwd(jax.jacfwd(square)))(X), jnp.float32(2.0))
+    close(jax.jvp(jax.vmap(square), (jnp.stack([X, Y]),), (jnp.stack([Y, X]),))[1][1], 2 * X * Y)
+    # The rule decides, not the function.
+    tripled = define(
+        lambda x: x,
+        lambda perturbed, x: (x, None),
+        lambda residuals, grad_out, perturbed, _: 3 * grad_out,
+    )
+    close(jax.jvp(tripled, (X,), (Y,))[1], 3 * Y)
+
+
+def test_forward_mode_is_refused_where_the_way_back_is_not_linear():
+    clipped = define(
+        lambda x: x,
+        lambda perturbed, x: (x, None),
+        lambda residuals, grad_out, perturbed, _: jnp.clip(grad_out, -1, 1),
+    )
+    for run in (clipped, jax.jit(clipped), jax.vmap(clipped)):
+        x = jnp.ones(2)
+        with pytest.raises(
+            TypeError, match=r"has no derivative in forward mode(.|\n)*filter_custom_jvp"
+        ):
+            jax.jit(lambda x, run=run: jax.jvp(run, (x,), (x,))[1])(x)
+        close(jax.grad(lambda x, run=run: jnp.sum(5 * run(x)))(x), jnp.ones(2))
+
+
+def test_a_value_that_hides_in_an_object_has_no_derivative():
+    class Box:
+        pass
+
+    box = Box()
+    scaled = define(
+        lambda x: box.w * x,
+        lambda perturbed, x: (box.w * x, None),
+        lambda residuals, grad_out, perturbed, _: box.w * grad_out,
+    )
+
+    def run(w):
+        box.w = w
+        return jax.lax.cond(w > 0, scaled, jnp.sin, X)
+
+    with pytest.raises(ValueError, match="which it reads from a global variable or from an object"):
+        jax.jit(jax.grad(run))(Y)
 
 
 class Layer(Module):

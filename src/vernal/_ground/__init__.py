@@ -26,9 +26,9 @@ from ._jax_private import convert_constvars_jaxpr as convert_constvars_jaxpr
 from ._jax_private import current_program as current_program
 from ._jax_private import current_scope as current_scope
 from ._jax_private import custom_jvp_call_p as custom_jvp_call_p
+from ._jax_private import custom_staging_rules as custom_staging_rules
 from ._jax_private import custom_vjp_call_p as custom_vjp_call_p
 from ._jax_private import distributed_state as distributed_state
-from ._jax_private import emit_python_callback as emit_python_callback
 from ._jax_private import equation_context as equation_context
 from ._jax_private import fancy_primitive_batchers as fancy_primitive_batchers
 from ._jax_private import flatten_none_is_leaf as flatten_none_is_leaf
@@ -36,6 +36,7 @@ from ._jax_private import hide_frames as hide_frames
 from ._jax_private import instantiate_zeros as instantiate_zeros
 from ._jax_private import jaxprs_in_params as jaxprs_in_params
 from ._jax_private import lower_fun as lower_fun
+from ._jax_private import lower_to_python as lower_to_python
 from ._jax_private import manual_devices as manual_devices
 from ._jax_private import mapped_aval as mapped_aval
 from ._jax_private import mapped_mesh_axes as mapped_mesh_axes

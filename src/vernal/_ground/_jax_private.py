@@ -64,6 +64,10 @@ from jax._src.interpreters.partial_eval import close_jaxpr as close_jaxpr
 # version with a public way to take the constants out.
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr as convert_constvars_jaxpr
 
+# What an operation becomes when it is written into a program: so that the program holds those of the
+# functions that the operation calls. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+from jax._src.interpreters.partial_eval import custom_staging_rules as custom_staging_rules
+
 # What an inner `jit` says of an argument or a result whose sharding is left to the compiler: for those
 # that are added to a program. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version with a
 # public way to rewrite an inner `jit`.
@@ -107,7 +111,7 @@ from jax.interpreters.batching import fancy_primitive_batchers as fancy_primitiv
 # for the very program that is running), and logs nothing when the callback raises.
 # Present in JAX 0.10.2 to 0.12. Retired by: any JAX version whose public callbacks can raise in
 # silence and run on every device.
-from jax.interpreters.mlir import emit_python_callback as emit_python_callback
+from jax.interpreters.mlir import emit_python_callback
 
 # The lowering of an operation to the compiler. Present in JAX 0.10.2 to 0.12. Retired by: as
 # Primitive.
@@ -118,6 +122,22 @@ from jax.interpreters.mlir import register_lowering as register_lowering  # JAX 
 def batch_axis_in_front(axis: Any, x: Any, dim: int | None) -> Any:
     """An argument of a batching rule with the batch axis in front, whether it had one or not."""
     return bdim_at_front(x, dim, axis.size, mesh_axis=axis.explicit_mesh_axis)
+
+
+def lower_to_python(ctx: Any, callback: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Lowers an operation to a call of Python with the arrays; of a program for several devices, each of them calls."""
+    return emit_python_callback(
+        ctx,
+        callback,
+        None,
+        list(args),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=False,
+        returns_token=False,
+        # Not placed on one device: every device runs it.
+        sharding=None,
+    )[0]
 
 
 def concrete_value(x: Any) -> Any:

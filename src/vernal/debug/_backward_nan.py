@@ -5,17 +5,17 @@ transpose prints and checks. So only the backward pass is touched, and forward-m
 derivatives are as if it were not there.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from ..primitives import linear_call
 from ..runtime import branched_error_if
 from ..show import path_text, tree_pformat
-from ..transforms import is_zero
+from ..transforms import call_with_jvp, is_zero
 from ..trees import Rest, is_inexact_array, split
 
 _SHOWN = jax.ShapeDtypeStruct((), np.bool_)
@@ -72,15 +72,16 @@ class _Watch:
         return [next(values) if n else ct for n, ct in zip(needed, cotangents, strict=True)]
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _watched(watch: _Watch, arrays: list[Any]) -> list[Any]:
-    del watch
-    return arrays
+    def rule(primals: Any, tangents: Any) -> Any:
+        (arrays,), (dots,) = primals, tangents
+        zeros = [isinstance(dot, SymbolicZero) for dot in dots]
+        full = [
+            jnp.zeros_like(x) if z else dot for x, dot, z in zip(arrays, dots, zeros, strict=True)
+        ]
+        return arrays, linear_call(_identity, watch.transposed, arrays, full)
 
-
-@_watched.defjvp
-def _watched_jvp(watch: _Watch, primals: Any, tangents: Any) -> Any:
-    return primals[0], linear_call(_identity, watch.transposed, primals[0], tangents[0])
+    return call_with_jvp(lambda arrays: arrays, rule, arrays)
 
 
 def backward_nan(x: Any, name: str | None = None, terminate: bool = True) -> Any:

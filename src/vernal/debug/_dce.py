@@ -17,6 +17,7 @@ import numpy as np
 
 from .._ground import by_data, register_cache
 from ..show import is_traced, message, tree_pformat
+from ..transforms import call_with_jvp
 from ..trees import Rest, split
 
 _TOKEN = jax.ShapeDtypeStruct((), np.bool_)
@@ -48,16 +49,16 @@ _entries: dict[Hashable, list[_Entry]] = {}
 register_cache(_entries.clear)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _mark(entry: _Entry, index: int, x: Any) -> Any:
-    token = jax.pure_callback(functools.partial(entry.token, index), _TOKEN)
-    return by_data(lambda x: jnp.where(token, x, jnp.zeros_like(x)), x)
+    def mark(x: Any) -> Any:
+        token = jax.pure_callback(functools.partial(entry.token, index), _TOKEN)
+        return by_data(lambda x: jnp.where(token, x, jnp.zeros_like(x)), x)
 
+    def rule(primals: Any, tangents: Any) -> Any:
+        # A derivative that is needed says nothing of the value.
+        return _mark(entry, index, *primals), *tangents
 
-@_mark.defjvp
-def _mark_jvp(entry: _Entry, index: int, primals: Any, tangents: Any) -> Any:
-    # A derivative that is needed says nothing of the value.
-    return _mark(entry, index, *primals), *tangents
+    return call_with_jvp(mark, rule, x)
 
 
 def store_dce(x: Any, name: Hashable = None) -> Any:

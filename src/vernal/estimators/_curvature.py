@@ -14,9 +14,14 @@ import jax.tree_util as jtu
 
 from .._ground import callable_name
 from ..modules import Module, trainable
-from ..primitives import placed_like
 from ..show import short, type_error
-from ..transforms import check_callable, closure_to_pytree, filter_eval_shape, filter_grad
+from ..transforms import (
+    check_callable,
+    closure_to_pytree,
+    filter_eval_shape,
+    filter_grad,
+    placed_like,
+)
 from ..trees import combine, filter, is_inexact_array, partition
 from ._operators import FunctionOperator
 from ._vectors import check_product, structure_of

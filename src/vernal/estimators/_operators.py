@@ -13,9 +13,8 @@ from jax import Array, lax
 
 from .._ground import callable_name
 from ..modules import AbstractVar, Module, field
-from ..primitives import gathered
 from ..show import short, type_error, value_error
-from ..transforms import closure_to_pytree
+from ..transforms import closure_to_pytree, gathered
 from ._arguments import positive_int
 from ._blocks import block_size
 from ._vectors import Structure, check_product, dtype_of, size_of, structure_of, to_flat, to_tree

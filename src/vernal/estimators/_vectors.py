@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import Array
 
-from ..primitives import gathered
 from ..show import diff_text, short, type_error
+from ..transforms import gathered
 from ..trees import is_array_like
 
 # A tree of arrays, or of `jax.ShapeDtypeStruct`.

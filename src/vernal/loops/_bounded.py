@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from ._lax import goes_on
+from ._lax import Count, goes_on
 from ._program import Arrays, Program
 
 State = tuple[Any, Arrays, Arrays]
@@ -23,17 +22,19 @@ def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, 
     """Runs a loop while its condition holds, at most `max_steps` times (at least 1), in scans of `base` steps (at
     least 2); returns the final `(carry, buffers)`."""
 
+    count = Count(max_steps)
+
     def step(state: State) -> State:
         index, carry, buffers = state
         carry, buffers, _ = program.functions.step(program.consts, carry, buffers, index, [], False)
-        return index + 1, carry, buffers
+        return count.after(index), carry, buffers
 
     def repeat(run: Callable[[State], State], times: int) -> Callable[[State], State]:
         # Inside a scan nothing can be merged with the second computation.
         run = jax.checkpoint(run, prevent_cse=False)
 
         def body(state: State, _: None) -> tuple[State, None]:
-            alive = goes_on(program, *state, most=max_steps)
+            alive = goes_on(program, count, *state)
             return jax.lax.cond(alive, run, lambda state: state, state), None
 
         return lambda state: jax.lax.scan(body, state, length=times)[0]
@@ -42,4 +43,4 @@ def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, 
     while steps * base < max_steps:
         run, steps = repeat(run, base), steps * base
     run = repeat(run, -(-max_steps // steps))
-    return run((jnp.int32(0), program.carry, program.buffers))[1:]
+    return run((count.start, program.carry, program.buffers))[1:]

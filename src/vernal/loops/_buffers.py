@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.custom_derivatives import SymbolicZero
 
 from ..primitives import linear_call, select_if_vmap, unvmap_any
 from ..show import short, type_error
-from ..transforms import is_zero
+from ..transforms import call_with_jvp, is_zero
 from ..trees import Rest, is_array, split
 
 T = TypeVar("T")
@@ -254,19 +255,21 @@ def _written_already(array: Any, index: Any, value: Any, mask: Any) -> Any:
         left = _written(cotangent, rest.fill(dynamic), _masked(mask, zero, there))
         return left, _masked(mask, there, zero)
 
-    @jax.custom_jvp
     def write(array: Any, value: Any, residuals: Any) -> Any:
         return array
 
-    @write.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def rule(primals: Any, tangents: Any) -> Any:
         # By this function again, so that the derivative of the derivative is right too.
-        out = write(*primals)
-        if tangents[0].dtype == jax.dtypes.float0:
-            return out, tangents[0]
-        return out, linear_call(put, take, primals[2], tangents[:2])
+        out = call_with_jvp(write, rule, *primals)
+        if all(isinstance(dot, SymbolicZero) for dot in tangents[:2]):
+            return out, SymbolicZero.from_primal_value(out)
+        dots = [
+            jnp.zeros_like(x) if isinstance(dot, SymbolicZero) else dot
+            for x, dot in zip(primals[:2], tangents[:2], strict=True)
+        ]
+        return out, linear_call(put, take, primals[2], tuple(dots))
 
-    return write(array, value, (mask, dynamic))
+    return call_with_jvp(write, rule, array, value, (mask, dynamic))
 
 
 def _read_once(array: Any, dynamic: list[Any], rest: Rest) -> Any:

@@ -32,7 +32,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from ..primitives import linear_call
-from ..transforms import is_zero
+from ..transforms import call_with_jvp, chosen, is_zero, replaced
 from ._machines import (
     Backward,
     Forward,
@@ -44,7 +44,7 @@ from ._machines import (
     space_for_states,
     stacked_space,
 )
-from ._perturbation import chosen, perturbed_outputs, replaced
+from ._perturbation import perturbed_outputs
 from ._plan import make_plan
 from ._schedule import fill, sweep
 
@@ -96,7 +96,6 @@ def checkpointed(
 def _run(loop: Loop, z: Inputs) -> Outputs:
     """The loop, differentiable."""
 
-    @jax.custom_jvp
     def run(z: Inputs) -> Outputs:
         machine = Forward(loop, z)
         state = z.carry, z.buffers, stacked_space(loop, z)
@@ -112,14 +111,12 @@ def _run(loop: Loop, z: Inputs) -> Outputs:
         out, saved = _save(loop, primals[0])
         return out, _push(loop, primals[0], saved, out, tangents[0])
 
-    run.defjvp(rule, symbolic_zeros=True)
-    return run(z)
+    return call_with_jvp(run, rule, z)
 
 
 def _save(loop: Loop, z: Inputs) -> tuple[Outputs, Saved]:
     """The loop, and what the backward pass starts from."""
 
-    @jax.custom_jvp
     def save(z: Inputs) -> tuple[Outputs, Saved]:
         machine = Forward(loop, z)
         state = z.carry, z.buffers, stacked_space(loop, z)
@@ -133,8 +130,7 @@ def _save(loop: Loop, z: Inputs) -> tuple[Outputs, Saved]:
         dots = _push(loop, primals[0], saved, out, tangents[0])
         return (out, saved), (dots, jax.tree.map(SymbolicZero.from_primal_value, saved))
 
-    save.defjvp(rule, symbolic_zeros=True)
-    return save(z)
+    return call_with_jvp(save, rule, z)
 
 
 class _Spread(NamedTuple):
@@ -232,7 +228,6 @@ def _pull(
     present = [ct is not None for ct in cotangents]
     seeds, which = spread.seeds.flat, spread.which
 
-    @jax.custom_jvp
     def pull(z: Inputs, saved: Saved, cts: list[Any]) -> list[Any]:
         cotangents = replaced([None] * len(present), present, cts)
         given = Outputs(*[[None] * sum(marks) for marks in spread.out]).like(cotangents)
@@ -268,10 +263,9 @@ def _pull(
             return list(back(cts)), chosen(out, moved_cts)
 
         dots = chosen(tangents[0].flat, moved.flat), chosen(tangents[2], moved_cts)
-        return pull(*primals), linear_call(forward, transposed, (z, cts), dots)
+        return call_with_jvp(pull, rule, *primals), linear_call(forward, transposed, (z, cts), dots)
 
-    pull.defjvp(rule, symbolic_zeros=True)
-    return pull(z, saved, chosen(cotangents, present))
+    return call_with_jvp(pull, rule, z, saved, chosen(cotangents, present))
 
 
 def _or_zeros(cotangents: Sequence[Any], zeros: Sequence[Any]) -> list[Any]:

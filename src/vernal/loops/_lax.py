@@ -9,26 +9,59 @@ from ..primitives import unvmap_any
 from ._program import Arrays, Program
 
 
-def goes_on(program: Program, index: Any, carry: Arrays, buffers: Arrays, most: int | None) -> Any:
+class Count:
+    """Counts steps up to a number of any size, in two integers of 32 bits where one is too small.
+
+    Args:
+        most: how many steps may be made, or None: nothing is counted.
+    """
+
+    def __init__(self, most: int | None):
+        self.small = most is None or most < _WORD
+        self.start = None if most is None else jnp.int32(0) if self.small else (jnp.int32(0),) * 2
+        # More words than there are steps in a century need not be told apart.
+        self.most = most if self.small else (min(most // _WORD, _WORD), most % _WORD)
+
+    def after(self, index: Any) -> Any:
+        """One step later."""
+        if self.small:
+            return None if index is None else index + 1
+        words, rest = index
+        full = rest == _WORD - 1
+        return words + full, jnp.where(full, 0, rest + 1)
+
+    def is_left(self, index: Any) -> Any:
+        """Whether one more step may be made."""
+        if index is None:
+            return True
+        if self.small:
+            return index < self.most
+        (words, rest), (most_words, most_rest) = index, self.most
+        return (words < most_words) | ((words == most_words) & (rest < most_rest))
+
+
+_WORD = 2**30
+
+
+def goes_on(program: Program, count: Count, index: Any, carry: Arrays, buffers: Arrays) -> Any:
     """Whether any element of the batch takes another step: bool[], without a batch axis."""
-    runs = unvmap_any(program.functions.cond(program.consts, carry, buffers))
-    return runs if most is None else runs & (index < most)
+    return unvmap_any(program.functions.cond(program.consts, carry, buffers)) & count.is_left(index)
 
 
 def lax_while(program: Program, max_steps: int | None) -> tuple[Arrays, Arrays]:
     """Runs a loop while its condition holds, at most `max_steps` times if that is a number; returns the final
     `(carry, buffers)`. It has no reverse mode."""
+    count = Count(max_steps)
 
     def cond(state: Any) -> Any:
-        return goes_on(program, *state, most=max_steps)
+        return goes_on(program, count, *state)
 
     def body(state: Any) -> Any:
         index, carry, buffers = state
         carry, buffers, _ = program.functions.step(program.consts, carry, buffers, index, [], False)
-        return None if index is None else index + 1, carry, buffers
+        return count.after(index), carry, buffers
 
-    index = None if max_steps is None else jnp.int32(0)
-    return jax.lax.while_loop(cond, body, (index, program.carry, program.buffers))[1:]
+    return jax.lax.while_loop(cond, body, (count.start, program.carry, program.buffers))[1:]
 
 
 def lax_scan(

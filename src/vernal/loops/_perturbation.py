@@ -12,16 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-
-def replaced(values: Sequence[Any], which: Sequence[bool], new: Sequence[Any]) -> list[Any]:
-    """The values, those that are marked in `which` replaced in order by `new`."""
-    rest = iter(new)
-    return [next(rest) if mark else x for x, mark in zip(values, which, strict=True)]
-
-
-def chosen(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
-    """Those values that are marked in `which`."""
-    return [x for x, mark in zip(values, which, strict=True) if mark]
+from ..transforms import chosen, replaced
 
 
 def differentiable(x: Any) -> bool:

@@ -8,6 +8,7 @@ from ._carry import Carry
 from ._checkpointed import checkpointed
 from ._lax import lax_while
 from ._options import check_count, check_function, check_kind, returned_by
+from ._plan import MOST_STEPS
 from ._program import trace_loop
 
 T = TypeVar("T")
@@ -37,7 +38,8 @@ def while_loop(
     | `"bounded"` | forward and reverse mode in any order | about `base * log(max_steps) / log(base)` |
 
     By default every carry is kept if all of them take no more than 8 KiB; else the number grows as
-    `sqrt(max_steps)`. It is fixed if `max_steps` is None.
+    `sqrt(max_steps)`. It is fixed if `max_steps` is None, or so large (2**31) that no checkpointed loop
+    takes as many steps.
 
     The functions may be anything that can be called (modules, methods, closures), and the
     gradient reaches all arrays that `body_fun` closes over. They are traced once (`body_fun`
@@ -140,6 +142,9 @@ def run_while(
         assert max_steps is not None
         last = bounded_while(program, max_steps, base)
     else:
+        if max_steps is not None and max_steps > MOST_STEPS:
+            # It cannot count so far, and nobody waits so long.
+            max_steps = None
         last = checkpointed(
             program.functions.cond,
             program.functions.step,

@@ -15,7 +15,8 @@ import jax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..primitives import explicit_mesh, linear_call
+from ..primitives import linear_call
+from ..transforms import explicit_mesh
 
 
 def convolve(x: Array, weight: Array, groups: int, **options: Any) -> Array:

@@ -5,10 +5,10 @@ It is the whole computation where that is small, and one block of `_blockwise_at
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..transforms import call_with_jvp
 from ._attention_mask import Pairs
 from ._precision import widen
 
@@ -50,18 +50,20 @@ def dense(
     return out.astype(query.dtype)
 
 
-@jax.custom_jvp
 def _softmax(scores: Array) -> Array:
     """The softmax of every row; zeros, not nan, for a row in which everything is minus infinity: a query that sees
     nothing."""
+    return call_with_jvp(_softmax_itself, _softmax_jvp, scores)
+
+
+def _softmax_itself(scores: Array) -> Array:
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     powers = jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top))
     total = jnp.sum(powers, axis=-1, keepdims=True)
     return powers / jnp.where(total == 0, 1, total)
 
 
-@_softmax.defjvp
-def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     # By hand, because it needs only the weights; what JAX derives keeps the powers as well.
     (scores,), (tangent,) = primals, tangents
     weights = _softmax(scores)

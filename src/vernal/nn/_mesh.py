@@ -23,7 +23,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._ground import concrete_value, mapped_mesh_axes
-from ..primitives import axis_names, entries_without, explicit_mesh, gathered, split_over
+from ..transforms import axis_names, entries_without, explicit_mesh, gathered, split_over
 
 _T = TypeVar("_T")
 

@@ -16,8 +16,9 @@ import jax.tree_util as jtu
 
 from .._ground import strong
 from ..modules import Module, field
-from ..primitives import placed_like, read, record
+from ..primitives import read, record
 from ..show import diff_text, message, path_text, short, tree_pformat, type_error, value_error
+from ..transforms import placed_like
 from ..trees import is_array_like
 
 T = TypeVar("T")

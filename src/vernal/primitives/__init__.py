@@ -21,12 +21,6 @@ from ._nextafter import nextafter as nextafter
 from ._nextafter import prevbefore as prevbefore
 from ._noinline import noinline as noinline
 from ._noinline import noinline_p as noinline_p
-from ._placement import axis_names as axis_names
-from ._placement import entries_without as entries_without
-from ._placement import explicit_mesh as explicit_mesh
-from ._placement import gathered as gathered
-from ._placement import placed_like as placed_like
-from ._placement import split_over as split_over
 from ._primitive import filter_primitive_batching as filter_primitive_batching
 from ._primitive import filter_primitive_bind as filter_primitive_bind
 from ._primitive import filter_primitive_def as filter_primitive_def

@@ -24,8 +24,8 @@ from .._ground import (
     scan_parts,
 )
 from ..show import value_error
+from ..transforms import placed_like
 from . import _slots_in_rules as in_rules
-from ._placement import placed_like
 from ._record import parts_of_record, read_p, record_p
 from ._slots import Slots, Views, records, touches, unknown
 from ._views import View, element, follow, only_takes_parts
@@ -303,5 +303,6 @@ _RULES: dict[str, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
     "remat2": _checkpoint,
     "scan": _scan,
     "shard_map": _shard_map,
+    "vprim": _custom_jvp,
     "while": _while,
 }

@@ -31,7 +31,7 @@ from .._ground import (
     stop_gradient_p,
 )
 from ..modules import module_update_wrapper
-from ..transforms import Transformed, check_callable
+from ..transforms import Transformed, check_callable, vprim_p
 from ..trees import Rest, split
 
 P = ParamSpec("P")
@@ -67,6 +67,9 @@ def register_impl_finalisation(primitive: Any) -> None:
     """
     # The implementation is looked up when it is needed: it may be defined later.
     primitive_finalisations[primitive] = lambda *args, **params: primitive.impl(*args, **params)
+
+
+register_impl_finalisation(vprim_p)
 
 
 def _plain(closed: Any, args: Sequence[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 Difficulty. The derivative of a loop is a linear function, computed in one way when it is pushed
 forward (along with the loop) and in quite another when it is pulled back (from checkpoints, in
-reverse). `jax.custom_jvp` knows only the first and `jax.custom_vjp` only the second. A custom_jvp
+reverse). `jax.custom_jvp` knows only the first and `jax.custom_vjp` only the second. A jvp
 rule that *calls a linear function whose transpose is given* has both, because JAX differentiates in
 reverse by transposing what a jvp rule does with its tangents.
 
@@ -31,9 +31,8 @@ from jax.core import Tracer, eval_jaxpr
 
 from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
 from ..show import diff_text, message, path_text, short, type_error, value_error
-from ..transforms import ZeroTangent, is_zero
+from ..transforms import ZeroTangent, is_zero, placed_like, varying_alike
 from ..trees import is_inexact_array
-from ._placement import placed_like, varying_alike
 from ._vprim import define
 
 
@@ -193,12 +192,12 @@ def linear_call(
 ) -> Any:
     """Calls a linear function, with another function to transpose it by.
 
-    A rule of `jax.custom_jvp` that computes its tangent by this has a forward-mode derivative by
+    A rule of `filter_custom_jvp` that computes its tangent by this has a forward-mode derivative by
     `forward` and a reverse-mode derivative by `transposed`, and both may be implemented in whatever
     way is best for each. All transformations compose, in any order and number.
 
-    JAX 0.10 forgets the rule of a `jax.custom_jvp` where a `lax.scan` around it is differentiated in
-    reverse twice; the jvp rule of an operation made by `create_vprim` is never forgotten.
+    JAX 0.10 forgets the rule of a `jax.custom_jvp` where a `lax.scan` around it is differentiated
+    twice; that of a `filter_custom_jvp` is never forgotten.
 
     Both functions are traced at other times than when this is called, so they may hold no tracer of
     a surrounding transformation: what they need goes into `residuals`. Hand over the same function

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from ..show import short, type_error
+from ..transforms import call_with_jvp
 
 _SIGNED = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}
 
@@ -40,12 +41,13 @@ def _step(x: Any, by: int) -> jax.Array:
 def _neighbour(by: int) -> Callable[[Any], jax.Array]:
     """Compiled as a whole: a program that asks a hundred times, as one of Diffrax does, traces it once."""
 
-    @jax.custom_jvp
-    def neighbour(x: Any) -> jax.Array:
+    def step(x: Any) -> jax.Array:
         return _step(x, by)
 
-    compiled = jax.jit(neighbour)
-    neighbour.defjvp(lambda primals, tangents: (compiled(*primals), tangents[0]))
+    def rule(primals: Any, tangents: Any) -> Any:
+        return compiled(*primals), tangents[0]
+
+    compiled = jax.jit(lambda x: call_with_jvp(step, rule, x))
     return compiled
 
 

@@ -45,20 +45,25 @@ from .._ground import (
     Primitive,
     Zero,
     callable_name,
-    emit_python_callback,
     fancy_primitive_batchers,
     lower_fun,
+    lower_to_python,
     primitive_jvps,
     register_cache,
     register_lowering,
     runs_alone,
 )
 from ..modules import field, module_update_wrapper
-from ..transforms import Transformed, check_callable, closure_to_pytree, materialise
+from ..transforms import (
+    Transformed,
+    check_callable,
+    closure_to_pytree,
+    materialise,
+    unmapped_gathered,
+)
 from ..trees import Rest, split
 from ._finalise import register_impl_finalisation
 from ._linear_call import linear_call
-from ._placement import unmapped_gathered
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -300,17 +305,7 @@ _apart_p.def_abstract_eval(lambda *avals, apart: apart.out_avals)
 
 
 def _lower_call(ctx: Any, *args: Any, apart: _Apart) -> Any:
-    return emit_python_callback(
-        ctx,
-        apart,
-        None,
-        list(args),
-        ctx.avals_in,
-        ctx.avals_out,
-        has_side_effect=False,
-        returns_token=False,
-        sharding=None,
-    )[0]
+    return lower_to_python(ctx, apart, args)
 
 
 def _compute_apart(*args: Any, jaxpr: Any, name: str) -> list[Any]:

@@ -26,9 +26,9 @@ from .._ground import (
     same,
 )
 from ..show import diff_text, message, path_text, short, type_error
+from ..transforms import placed_like, varying_alike
 from ..trees import is_array_like
 from ._finalise import register_impl_finalisation
-from ._placement import placed_like, varying_alike
 
 
 def _new(pred: Any, new: Any, old: Any) -> Any:

@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
+from ..transforms import call_with_jvp
 from ._slots import Evaluate, Slots, Views, touches, unknown
 
 
@@ -54,14 +56,18 @@ def custom_jvp(
     values are replaced by the new ones; `evaluate` is for the programs inside."""
     used = slots.used(views)
 
-    @jax.custom_jvp
-    def call(values: list[Any], args: list[Any]) -> Any:
-        return _inside(evaluate, eqn.params["call_jaxpr"], args, views, slots, values)
+    program = eqn.params.get("call_jaxpr") or eqn.params["program"]
 
-    @call.defjvp
+    def call(values: list[Any], args: list[Any]) -> Any:
+        return _inside(evaluate, program, args, views, slots, values)
+
     def rule(primals: Any, tangents: Any) -> Any:
         (values, args), (_, dots) = primals, tangents
-        floats = _floats(dots, args)
+        floats = [
+            jnp.zeros_like(x) if isinstance(dot, SymbolicZero) else dot
+            for x, dot in zip(args, dots, strict=True)
+            if _is_float(x)
+        ]
 
         def derivative(args: list[Any], floats: list[Any]) -> Any:
             out, dots = jax.jvp(_bound(eqn), args, _spread(floats, args))
@@ -71,10 +77,10 @@ def custom_jvp(
         of_args: Views = [*views, *[None] * len(floats)]
         new, both = _inside(evaluate, closed, [*args, *floats], of_args, slots, values)
         n = len(eqn.outvars)
-        zeros = _spread([jnp.zeros_like(x) for x in new if _is_float(x)], new)
+        zeros = [*map(SymbolicZero.from_primal_value, new)]
         return (new, both[:n]), (zeros, _spread(both[n:], both[:n]))
 
-    values, out = call(slots.of(used), args)
+    values, out = call_with_jvp(call, rule, slots.of(used), args)
     slots.set(used, values)
     return out
 

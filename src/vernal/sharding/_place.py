@@ -10,9 +10,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from .._ground import by_data
-from ..primitives import axis_names
 from ..show import is_traced, listed, path_text, short, shown_name, value_error
-from ..transforms import filter_shard
+from ..transforms import axis_names, filter_shard
 from ..trees import is_array
 from ._rules import Rules, axis_size, placed_leaves, shardings
 

@@ -14,8 +14,8 @@ import jax.tree_util as jtu
 from jax import P
 from jax.sharding import Mesh, NamedSharding
 
-from ..primitives import axis_names
 from ..show import listed, message, short, shown_name, spec_text, type_error, value_error
+from ..transforms import axis_names
 from ..trees import Pattern, has_shape, named_leaves
 
 Rules = Mapping[str, P] | Callable[[Any], Mapping[str, P]]

@@ -13,6 +13,9 @@ from ._captured import captured as captured
 from ._closures import closure_to_pytree as closure_to_pytree
 from ._closures import filter_closure_convert as filter_closure_convert
 from ._closures import trace_closure as trace_closure
+from ._custom_derivatives import call_with_jvp as call_with_jvp
+from ._custom_derivatives import chosen as chosen
+from ._custom_derivatives import replaced as replaced
 from ._custom_jvp import filter_custom_jvp as filter_custom_jvp
 from ._custom_vjp import filter_custom_vjp as filter_custom_vjp
 from ._devices import filter_shard as filter_shard
@@ -32,6 +35,16 @@ from ._linear import filter_jvp as filter_jvp
 from ._linear import filter_vjp as filter_vjp
 from ._lowered import Compiled as Compiled
 from ._lowered import Lowered as Lowered
+from ._operations import define as define
+from ._operations import vprim_p as vprim_p
+from ._placement import axis_names as axis_names
+from ._placement import entries_without as entries_without
+from ._placement import explicit_mesh as explicit_mesh
+from ._placement import gathered as gathered
+from ._placement import placed_like as placed_like
+from ._placement import split_over as split_over
+from ._placement import unmapped_gathered as unmapped_gathered
+from ._placement import varying_alike as varying_alike
 from ._pmap import filter_pmap as filter_pmap
 from ._remat import filter_checkpoint as filter_checkpoint
 from ._runtime_check import awaited as awaited

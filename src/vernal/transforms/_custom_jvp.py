@@ -1,7 +1,7 @@
 """`filter_custom_jvp`: a function with its own rule for forward-mode derivatives (and so for all).
 
 The difficulty: a function and its rule are closures, and what they close over may be traced by
-any transformation around the call. JAX's own `custom_jvp` only treats arguments right.
+any transformation around the call. A rule for derivatives (`_custom_derivatives.py`) only treats arguments right.
 
 The plan: everything traced is taken out of both closures and made an argument, beside the arrays of
 the call. Then there are three kinds of arguments:
@@ -26,12 +26,11 @@ from .._ground import callable_name, trace_state_clean
 from ..show import is_traced
 from ..trees import split
 from ._captured import captured
+from ._custom_derivatives import SymbolicZero, as_jax, call_with_jvp
 from ._hoisting import HoistedCall, hoist
 from ._rules import (
     Rule,
-    SymbolicZero,
     alive,
-    as_jax,
     check_same_out,
     matched,
     pair,
@@ -84,9 +83,8 @@ class _CustomJvp(Transformed[P, T]):
         of_rule, make_rule = captured(rule, is_traced)
         call, outside, arrays = hoist(self.fn, args, kwargs)
         core = _Core(call, make_rule, len(split(args)[0]), self.rule.symbolic_zeros)
-        run = jax.custom_jvp(core.function(callable_name(self.fn)))
-        run.defjvp(core.derivative, symbolic_zeros=True)
-        out, out_rest = run(outside, of_rule, arrays)
+        fn = core.function(callable_name(self.fn))
+        out, out_rest = call_with_jvp(fn, core.derivative, outside, of_rule, arrays)
         return out_rest.fill(out)
 
 

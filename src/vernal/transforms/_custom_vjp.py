@@ -4,26 +4,33 @@ As in `_custom_jvp.py`, everything traced that the function and its rules captur
 argument of what JAX sees. Here the rule is for the first argument only; what the function captures is differentiated
 as usual, by a second computation of the function when the gradient asks for it; what the rules
 capture are values.
+
+What the rule says is the transpose of a linear function; forward mode is the transpose of that.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 
-from .._ground import callable_name, trace_state_clean
+from .._ground import Zero, callable_name, instantiate_zeros, trace_state_clean
 from ..show import is_traced, type_error
 from ..trees import Rest, split
 from ._captured import captured
-from ._hoisting import HoistedCall, hoist
-from ._residuals import Residuals
+from ._custom_derivatives import (
+    SymbolicZero,
+    as_jax,
+    call_with_jvp,
+    chosen,
+    is_inexact,
+    linear_by_transpose,
+    replaced,
+)
+from ._hoisting import HoistedCall, flatten_hoisted, hoist
 from ._rules import (
     Rule,
     alive,
-    as_jax,
     check_same_out,
-    is_inexact,
     matched,
     pair,
     put_arrays,
@@ -106,14 +113,13 @@ class _CustomVjp(Transformed[P, T]):
         call, outside, arrays = hoist(self.fn, args, kwargs)
         first = len(split(args[0])[0])
         core = _Core(call, make_fwd, make_bwd, first, self.bwd.symbolic_zeros)
-        run = jax.custom_vjp(core.function(callable_name(self.fn)))
-        run.defvjp(core.forward, core.backward, symbolic_zeros=True)
-        out, out_rest = run(outside, of_fwd, of_bwd, arrays)
+        fn = core.function(callable_name(self.fn))
+        out, out_rest = call_with_jvp(fn, core.derivative, outside, of_fwd, of_bwd, arrays)
         return out_rest.fill(out)
 
 
 class _Core:
-    """One call, as JAX sees it: `run(outside, of_fwd, of_bwd, arrays)` and its two rules.
+    """One call, as JAX sees it: `run(outside, of_fwd, of_bwd, arrays)` and its derivative.
 
     Holds no array: JAX keeps it for as long as the program that it becomes part of.
 
@@ -131,7 +137,6 @@ class _Core:
         self.bwd = bwd
         self.first = first
         self.symbolic_zeros = symbolic_zeros
-        self.residuals = Residuals()
         # What the function returned when JAX last called it, as shapes.
         self.out: Any = None
 
@@ -144,64 +149,73 @@ class _Core:
         run.__name__ = run.__qualname__ = name
         return run
 
-    def forward(self, *inputs: Any) -> Any:
-        """The output, and all that `backward` needs."""
-        outside, of_fwd, of_bwd, arrays = ([as_jax(p.value) for p in part] for part in inputs)
+    def derivative(self, primals: Any, tangents: Any) -> Any:
+        """The output and its tangent, which can be transposed: that is the rule's way back."""
+        outside, of_fwd, of_bwd, arrays = primals
         of_outside, flags = (
-            [p.perturbed and is_inexact(x) for p, x in zip(part, values, strict=True)]
-            for part, values in ((inputs[0], outside), (inputs[3], arrays))
+            [a and is_inexact(x) for a, x in zip(alive(dots), values, strict=True)]
+            for dots, values in ((tangents[0], outside), (tangents[3], arrays))
         )
         fn, rest = self.call.function(outside), self.call.rest(outside)
         others = [f and i >= self.first for i, f in enumerate(flags)]
         refuse_differentiated(fn, rest, others, _FIRST)
-        residuals = None
+        kept = None
         if any(flags):
             fwd = self.fwd(of_fwd)
             _, args, kwargs = rest.fill(arrays)
             returned = fwd(_perturbed(rest, flags), *args, **kwargs)
-            out, residuals = pair(returned, fwd, "(out, residuals)")
+            result, kept = pair(returned, fwd, "(out, residuals)")
             if self.out is not None:
-                check_same_out(fn, fwd, self.out, spec_of(out))
+                check_same_out(fn, fwd, self.out, spec_of(result))
         else:
-            out = self.call(outside, arrays)
-        again = self.out is not None
-        saved = [*outside, *of_bwd, *arrays]
-        kept = self.residuals.pack(residuals, (flags, of_outside), saved, again)
-        return split(out), (kept, outside, of_bwd, arrays)
+            result = self.call(outside, arrays)
+        out, out_rest = split(result)
+        out = [*map(as_jax, out)]
+        values, hidden, rest_of = flatten_hoisted(kept)
+        inputs = outside, of_bwd, arrays, values, hidden
+        lengths = [*map(len, inputs)]
+        moves = [is_inexact(x) for x in out]
 
-    def backward(self, kept: Any, cotangents: Any) -> Any:
-        """The gradients of all inputs."""
-        leaves, outside, of_bwd, arrays = kept
-        inputs = [*outside, *of_bwd, *arrays]
-        residuals, (flags, of_outside) = self.residuals.unpack(leaves, inputs)
-        cts, out_rest = cotangents
-        gradient = of_captured = None
-        if any(flags):
-            bwd, rest = self.bwd(of_bwd), self.call.rest(outside)
-            grad_out = put_arrays(out_rest, [_cotangent(ct, self.symbolic_zeros) for ct in cts])
-            _, args, kwargs = rest.fill(arrays)
-            found = bwd(residuals, grad_out, _perturbed(rest, flags), *args, **kwargs)
-            gradient = matched("gradient", bwd, args[0], found)
-            gradient += [None] * (len(arrays) - self.first)
-        if any(of_outside):
-            of_captured = self.by_captured(outside, of_outside, arrays, cts)
-        return of_captured, None, None, gradient
+        def back(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            left = iter(residuals)
+            outside, of_bwd, arrays, values, hidden = (
+                [next(left) for _ in range(n)] for n in lengths
+            )
+            cts = replaced(no_cotangents, moves, cotangents)
+            found: list[Any] = []
+            if any(of_outside):
+                found += self.by_captured(outside, of_outside, arrays, cotangents)
+            if any(flags):
+                bwd, rest = self.bwd(of_bwd), self.call.rest(outside)
+                grad_out = put_arrays(out_rest, [_cotangent(ct, self.symbolic_zeros) for ct in cts])
+                _, args, kwargs = rest.fill(arrays)
+                kept = rest_of(hidden).fill(values)
+                gradient = bwd(kept, grad_out, _perturbed(rest, flags), *args, **kwargs)
+                found += chosen(matched("gradient", bwd, args[0], gradient), flags[: self.first])
+            return found
+
+        no_cotangents = [None] * len(out)
+        dots = [*chosen(tangents[0], of_outside), *chosen(tangents[3], flags)]
+        types = [jax.typeof(x).to_tangent_aval() for x in chosen(out, moves)]
+        residuals = [as_jax(x) for part in inputs for x in part]
+        found = linear_by_transpose(callable_name(fn), back, residuals, dots, types)
+        zeros = map(SymbolicZero.from_primal_value, out)
+        return (out, out_rest), (replaced(list(zeros), moves, found), out_rest)
 
     def by_captured(
-        self, outside: list[Any], flags: Sequence[bool], arrays: list[Any], cts: list[Any]
+        self, outside: list[Any], flags: Sequence[bool], arrays: list[Any], cts: Sequence[Any]
     ) -> list[Any]:
         """The gradient with respect to what the function captures."""
 
-        def run(chosen: list[Any]) -> list[Any]:
-            left = iter(chosen)
-            values = [next(left) if f else x for x, f in zip(outside, flags, strict=True)]
-            return [x for x in split(self.call(values, arrays))[0] if is_inexact(x)]
+        def run(new: list[Any]) -> list[Any]:
+            return [
+                x
+                for x in split(self.call(replaced(outside, flags, new), arrays))[0]
+                if is_inexact(x)
+            ]
 
-        pullback = jax.vjp(run, [x for x, f in zip(outside, flags, strict=True) if f])[1]
-        given = (_cotangent(ct, False) for ct in cts)
-        (found,) = pullback([ct for ct in given if ct is not None])
-        left = iter(found)
-        return [next(left) if f else None for f in flags]
+        pullback = jax.vjp(run, chosen(outside, flags))[1]
+        return pullback([_cotangent(ct, False) for ct in cts])[0]
 
 
 def _perturbed(rest: Rest, flags: Sequence[bool]) -> Any:
@@ -212,11 +226,10 @@ def _perturbed(rest: Rest, flags: Sequence[bool]) -> Any:
 
 def _cotangent(ct: Any, symbolic: bool) -> Any:
     """A cotangent as a rule is given it; None for an output that can have none."""
-    if ct.dtype == jax.dtypes.float0:
-        return None
-    if any(alive([ct])):
+    if not isinstance(ct, Zero):
         return ct
-    return ZeroTangent(ct.shape, ct.dtype) if symbolic else jnp.zeros_like(ct)
+    aval: Any = ct.aval
+    return ZeroTangent(aval.shape, aval.dtype) if symbolic else instantiate_zeros(ct)
 
 
 def filter_custom_vjp(fn: Callable[P, T]) -> _CustomVjp[P, T]:
@@ -226,8 +239,8 @@ def filter_custom_vjp(fn: Callable[P, T]) -> _CustomVjp[P, T]:
     `def_fwd` and `def_bwd`. Arguments and results may be any Python objects. The rule is for the
     first argument, `vjp_arg`, which may be any tree (of a method, it is the object); the others must
     not be differentiated. Whatever the function and the rule close over may be traced: the
-    derivative with respect to what the function closes over is the ordinary one. In forward mode
-    the function cannot be differentiated; `filter_custom_jvp` serves both.
+    derivative with respect to what the function closes over is the ordinary one. Forward mode runs
+    `bwd` transposed, if it is linear in the gradient; `filter_custom_jvp` serves both modes as it is.
 
     `fwd(perturbed, vjp_arg, *args, **kwargs)` returns `(out, residuals)`:
 
@@ -255,6 +268,7 @@ def filter_custom_vjp(fn: Callable[P, T]) -> _CustomVjp[P, T]:
         TypeError: if `fn` cannot be called; when called, if a rule is missing, if there is no
             positional argument, or if a rule returns what does not fit in structure, shape or dtype.
         ValueError: if any other argument than the first is differentiated.
+        TypeError: in forward mode, if `bwd` is not linear in the gradient.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -12,10 +12,9 @@ from .._ground import callable_name, flatten_none_is_leaf, is_none
 from ..show import diff, diff_text, message, path_text, short, type_error, value_error
 from ..trees import Rest, is_array, is_array_like, split
 from ._boundary import argument_text
+from ._custom_derivatives import SymbolicZero, as_jax, is_inexact
 from ._transformed import check_callable
 from ._zeros import ZeroTangent, is_zero
-
-SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
 class Rule:
@@ -77,17 +76,6 @@ class Rule:
     def __deepcopy__(self, memo: Any) -> "Rule":
         # As a function is its own copy.
         return self
-
-
-def as_jax(x: Any) -> Any:
-    """A Python or NumPy number that JAX passes through as it is, as a JAX array. Without this,
-    `jax.grad(f)(1.0)` would show a rule something that is no array, and so not differentiated."""
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
-
-
-def is_inexact(x: Any) -> bool:
-    """Whether an array has tangents other than zero."""
-    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def alive(tangents: Sequence[Any]) -> list[bool]:

@@ -15,7 +15,7 @@ The plan.
     `poison` then replaces each array by NaN where `failed` holds: an elementwise selection by a
     scalar, which the compiler fuses into whatever makes the array, keeps sharded, and cannot drop,
     for it knows nothing of what a callback returns. (Nobody ever sees that NaN, but see below.)
-    Its primitive `value_of` passes tangents by.
+    It is a primitive, linear in the array: derivatives pass it by.
 
 Several devices. When a device ends its program, those that wait for it in a collective wait until
 the process is killed. So:
@@ -58,18 +58,20 @@ from .._ground import (
     Place,
     Primitive,
     RuntimeCheckError,
+    UndefinedPrimal,
     Zero,
     batch_axis_in_front,
     by_data,
     concrete_value,
-    emit_python_callback,
     equations_in,
     fancy_primitive_batchers,
     here,
     lower_fun,
+    lower_to_python,
     manual_devices,
     post,
     primitive_jvps,
+    primitive_transposes,
     register_lowering,
 )
 from ..show import listed
@@ -181,7 +183,7 @@ def _flag(*args: Any, **params: Any) -> Any:
 _check_p = Primitive("vernal_check")
 _call_p = Primitive("vernal_check_failed")
 _call_p.multiple_results = True
-_value_of_p = Primitive("vernal_value_of")
+_poison_p = Primitive("vernal_poison")
 
 
 @_check_p.def_impl
@@ -214,18 +216,7 @@ def _call_lowered(ctx: Any, *args: Any, report: Report, batched: bool) -> Any:
     ending = report.leave if manual_devices(ctx) > 1 else report.end
     act = report.tell if report.kind == "tell" else ending
     callback = act if batched else functools.partial(act, np.True_)
-    return emit_python_callback(
-        ctx,
-        callback,
-        None,
-        list(args),
-        ctx.avals_in,
-        ctx.avals_out,
-        has_side_effect=False,
-        returns_token=False,
-        # Not placed on one device: every device runs it.
-        sharding=None,
-    )[0]
+    return lower_to_python(ctx, callback, args)
 
 
 def _check_batched(axis: Any, args: Any, dims: Any, *, report: Report) -> Any:
@@ -247,27 +238,45 @@ fancy_primitive_batchers[_check_p] = _check_batched
 primitive_jvps[_check_p] = _check_jvp
 
 
-def _value_of_lowered(y: Any, x: Any) -> Any:
+def _poisoned(x: Any, failed: Any) -> Any:
+    if x.dtype == bool:
+        value: Any = True
+    elif jnp.issubdtype(x.dtype, jnp.integer):
+        value = jnp.iinfo(x.dtype).max
+    else:
+        value = jnp.nan
+    return lax.select(failed, lax.full_like(x, value), x)
+
+
+def _poisoned_lowered(x: Any, failed: Any) -> Any:
+    y = _poisoned(x, failed)
     # A barrier between scalars: without it every check down a chain would compute the chain again,
     # fused with its condition. (An array is better fused.)
     return lax.optimization_barrier(y) if y.ndim == 0 else y
 
 
-# `value_of(y, x)` is y with the derivative of x.
-_value_of_p.def_impl(lambda y, x: y)
-_value_of_p.def_abstract_eval(lambda y, x: y)
-register_lowering(_value_of_p, lower_fun(_value_of_lowered, multiple_results=False))
-primitive_jvps[_value_of_p] = lambda primals, tangents: (_value_of_p.bind(*primals), tangents[1])
+def _poisoned_batched(axis: Any, args: Any, dims: Any) -> Any:
+    x, failed = args
+    if dims[1] is None:
+        return _poison_p.bind(x, failed), dims[0]
+    # A flag of each element: what `nan` in place of an error does.
+    x, failed = (batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True))
+    shape = failed.shape + (1,) * (x.ndim - failed.ndim)
+    return _poison_p.bind(x, jnp.broadcast_to(failed.reshape(shape), x.shape)), 0
 
 
-def _value_of_batched(axis: Any, args: Any, dims: Any) -> Any:
-    if all(d is None for d in dims):
-        return _value_of_p.bind(*args), None
-    args = [batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True)]
-    return _value_of_p.bind(*args), 0
+def _poison_transposed(ct: Any, x: Any, failed: Any) -> Any:
+    known = not isinstance(failed, UndefinedPrimal) and not isinstance(ct, Zero)
+    return [_poison_p.bind(ct, failed) if known else ct, None]
 
 
-fancy_primitive_batchers[_value_of_p] = _value_of_batched
+# It is linear: so an operator may hold checks, and its transpose holds them too.
+_poison_p.def_impl(_poisoned)
+_poison_p.def_abstract_eval(lambda x, failed: x)
+register_lowering(_poison_p, lower_fun(_poisoned_lowered, multiple_results=False))
+primitive_jvps[_poison_p] = lambda primals, tangents: (_poison_p.bind(*primals), tangents[0])
+primitive_transposes[_poison_p] = _poison_transposed
+fancy_primitive_batchers[_poison_p] = _poisoned_batched
 
 
 def check(condition: Any, *operands: Any, explain: str | Explain, kind: Kind = "end") -> Any:
@@ -348,19 +357,7 @@ def poison(x: Any, failed: Any) -> Any:
         `x`; or NaN if `failed` holds, the largest integer, or True, according to the dtype. Its
         tangent is that of `x`.
     """
-    return by_data(_poisoned, jnp.asarray(x), failed)
-
-
-def _poisoned(x: Any, failed: Any) -> Any:
-    if x.dtype == bool:
-        value: Any = True
-    elif jnp.issubdtype(x.dtype, jnp.integer):
-        value = jnp.iinfo(x.dtype).max
-    else:
-        value = jnp.nan
-    held = lax.stop_gradient(x)
-    y = lax.select(failed, lax.full_like(held, value), held)
-    return _value_of_p.bind(y, x) if jnp.issubdtype(x.dtype, jnp.inexact) else y
+    return by_data(_poison_p.bind, jnp.asarray(x), failed)
 
 
 def fail_if(

@@ -54,7 +54,13 @@ def gathered(x: Any) -> Any:
 
 def unmapped_gathered(axis: Any, args: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
     """The arguments of a batching rule, those that are not mapped gathered over the axes of the mesh that are: nothing
-    inside can be split over them."""
+    inside can be split over them.
+
+    Args:
+        axis: the mapped axis.
+        args: the arguments.
+        dims: for every argument the position of the axis, or None.
+    """
     names = axis_names(axis.explicit_mesh_axis)
 
     def free(x: Any) -> Any:
@@ -111,6 +117,9 @@ def varying_alike(arrays: Sequence[Any]) -> list[Any]:
 
     The transpose of this is the sum over the axis, which is what the cotangent of an array that is
     the same on every device has to be.
+
+    Args:
+        arrays: the arrays.
     """
     union = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))
     return [_varying(x, union) for x in arrays]

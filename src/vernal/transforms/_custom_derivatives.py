@@ -1,0 +1,248 @@
+"""Functions with derivatives of their own, as operations of ours.
+
+They do what `jax.custom_jvp` and `jax.custom_vjp` do, and more. JAX 0.10 forgets the rule of these where a `lax.scan`
+around them is differentiated twice: the second derivative is then that of the function, without a word. The rule of an
+operation is never forgotten.
+
+`call_with_jvp` calls a function that has a rule for its derivative. `linear_by_transpose` is a linear function of
+which only the transpose is known, which is all that a rule for reverse mode says. Run forward it is the transpose of
+that: so a rule for reverse mode serves for forward mode too, if it is linear, as the derivative of a function is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
+from ..show import type_error
+from ._operations import vprim_p
+from ._placement import placed_like, varying_alike
+
+SymbolicZero = jax.custom_derivatives.SymbolicZero
+
+
+def as_jax(x: Any) -> Any:
+    """A Python or NumPy number that JAX passes through as it is, as a JAX array. Without this,
+    `jax.grad(f)(1.0)` would show a rule something that is no array, and so not differentiated."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether an array has tangents other than zero."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def replaced(values: Sequence[Any], which: Sequence[bool], new: Sequence[Any]) -> list[Any]:
+    """Some of several values replaced.
+
+    Args:
+        values: the values.
+        which: marks those to replace.
+        new: what to put there, in order.
+    """
+    rest = iter(new)
+    return [next(rest) if mark else x for x, mark in zip(values, which, strict=True)]
+
+
+def chosen(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
+    """Some of several values.
+
+    Args:
+        values: the values.
+        which: marks those to take.
+    """
+    return [x for x, mark in zip(values, which, strict=True) if mark]
+
+
+def _is_zero(dot: Any) -> bool:
+    return isinstance(dot, (Zero, SymbolicZero)) or jax.typeof(dot).dtype == jax.dtypes.float0
+
+
+def _tangent(x: Any, dot: Any) -> Any:
+    aval = jax.typeof(x).to_tangent_aval()
+    return Zero(aval) if _is_zero(dot) else placed_like(dot, aval)
+
+
+class _WithJvp:
+    """The rules of a function with a rule for its derivative, called with arguments of one structure.
+
+    Args:
+        fn: the function, of trees of arrays.
+        rule: `rule(primals, tangents)`.
+        args: the structure of the arguments.
+    """
+
+    is_written = True
+
+    def __init__(self, fn: Callable[..., Any], rule: Callable[..., Any], args: Any):
+        self.name = callable_name(fn)
+        self._fn = fn
+        self._rule = rule
+        self._args = args
+        # The structure of the result, known when the function or its rule has run.
+        self.out: Any = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def compute(self, *arrays: Any) -> list[Any]:
+        flat, self.out = jtu.tree_flatten(self._fn(*self._args.unflatten(arrays)))
+        return list(map(as_jax, flat))
+
+    def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:
+        closed = jax.make_jaxpr(self.compute)(*avals)
+        return closed.out_avals, closed.effects
+
+    def jvp(self, primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
+        dots = [SymbolicZero(t.aval) if isinstance(t, Zero) else t for t in tangents]
+        given = self._args.unflatten(map(as_jax, primals)), self._args.unflatten(dots)
+        out, out_dots = self._rule(*given)
+        flat, self.out = jtu.tree_flatten(out)
+        flat = list(map(as_jax, flat))
+        return flat, list(map(_tangent, flat, self.out.flatten_up_to(out_dots)))
+
+    def transpose(self, cotangents: Any, *args: Any) -> list[Any]:
+        """That of the function itself, if it is linear."""
+        places = [i for i, x in enumerate(args) if isinstance(x, UndefinedPrimal)]
+
+        def of_wanted(*given: Any) -> list[Any]:
+            known = list(args)
+            for i, x in zip(places, given, strict=True):
+                known[i] = x
+            return [x for x in self.compute(*known) if is_inexact(x)]
+
+        cts = [
+            instantiate_zeros(ct)
+            for ct in cotangents
+            if is_inexact(ct.aval if isinstance(ct, Zero) else ct)
+        ]
+        found = jax.linear_transpose(of_wanted, *[args[i].aval for i in places])(cts)
+        out: list[Any] = [None] * len(args)
+        for i, ct in zip(places, found, strict=True):
+            out[i] = placed_like(ct, args[i].aval.to_ct_aval())
+        return out
+
+
+def call_with_jvp(fn: Callable[..., Any], rule: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function that has a rule for its derivative.
+
+    Args:
+        fn: the function, of trees of arrays. It may not hold a tracer, and neither may the rule.
+        rule: `rule(primals, tangents)`, two tuples like `args`, with a `SymbolicZero` where a tangent is known to be
+            zero; returns the result and, in the same structure, its tangents, with `SymbolicZero` for zero. Must be
+            linear in the tangents.
+        *args: the arguments.
+
+    Returns:
+        `fn(*args)`.
+    """
+    arrays, structure = jtu.tree_flatten(args)
+    rules = _WithJvp(fn, rule, structure)
+    out = vprim_p.bind(*map(as_jax, arrays), rules=rules)
+    return rules.out.unflatten(out)
+
+
+class _ByTranspose:
+    """The rules of a linear function of which the transpose is known.
+
+    Args:
+        name: of what it is the derivative of.
+        back: `back(residuals, cotangents)`, of lists, linear in the second; None stands for zero among the results.
+        count: how many residuals there are.
+        out: the types of its results.
+    """
+
+    # Nothing is computed where it is only transposed.
+    is_written = False
+
+    def __init__(self, name: str, back: Callable[..., Any], count: int, out: Sequence[Any]):
+        self.name = f"derivative of {name}"
+        self._fn_name = name
+        self._back = back
+        self._count = count
+        self._out = out
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def compute(self, *args: Any) -> list[Any]:
+        residuals, dots = [*map(as_jax, args[: self._count])], args[self._count :]
+        live: list[int] = []
+
+        def back(*cts: Any) -> list[Any]:
+            found = self._back(residuals, list(cts))
+            live[:] = [i for i, ct in enumerate(found) if ct is not None]
+            return [placed_like(found[i], jax.typeof(dots[i])) for i in live]
+
+        try:
+            forward = jax.linear_transpose(back, *self._out)
+            return list(forward([dots[i] for i in live]))
+        except Exception as error:
+            raise type_error(
+                f"`{self._fn_name}` has no derivative in forward mode",
+                where=f"`{self._fn_name}`",
+                expected="reverse mode (`jax.grad`, `jax.vjp`), which its rule is for; or a rule that is linear in the "
+                "gradient, and so can be run forward",
+                got=f"forward mode, and a rule that cannot be transposed: {type(error).__name__}",
+                instead="`filter_custom_jvp`, which serves both modes",
+            ) from error
+
+    def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:
+        del avals
+        return self._out, set()
+
+    def jvp(self, primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
+        n = self._count
+        out = vprim_p.bind(*primals, rules=self)
+        dots: list[Any] = [Zero(jax.typeof(x).to_tangent_aval()) for x in out]
+        if not all(isinstance(dot, Zero) for dot in tangents[n:]):
+            dots = vprim_p.bind(*primals[:n], *map(instantiate_zeros, tangents[n:]), rules=self)
+        live = [i for i in range(n) if not isinstance(tangents[i], Zero)]
+        if live:
+
+            def of_residuals(*given: Any) -> list[Any]:
+                args = list(primals)
+                for i, x in zip(live, given, strict=True):
+                    args[i] = x
+                return self.compute(*args)
+
+            given = tuple(primals[i] for i in live), tuple(tangents[i] for i in live)
+            dots = list(map(add_tangents, dots, jax.jvp(of_residuals, *given)[1]))
+        return out, dots
+
+    def transpose(self, cotangents: Any, *args: Any) -> list[Any]:
+        n = self._count
+        if all(isinstance(ct, Zero) for ct in cotangents):
+            return [None] * len(args)
+        found = self._back([*map(as_jax, args[:n])], list(cotangents))
+        wanted = zip(args[n:], found, strict=True)
+        return [None] * n + [
+            placed_like(ct, x.aval.to_ct_aval())
+            if isinstance(x, UndefinedPrimal) and ct is not None
+            else None
+            for x, ct in wanted
+        ]
+
+
+def linear_by_transpose(
+    name: str,
+    back: Callable[..., Any],
+    residuals: Sequence[Any],
+    dots: Sequence[Any],
+    out: Sequence[Any],
+) -> list[Any]:
+    """The linear function of `dots` that has this transpose.
+
+    Args:
+        name: of the function that it is the derivative of.
+        back: `back(residuals, cotangents)`: a list like `dots` of their cotangents, None for zero. A cotangent that is
+            known to be zero is a `Zero`. It may not hold a tracer.
+        residuals: arrays.
+        dots: arrays of floating-point numbers.
+        out: the types of the results.
+    """
+    rules = _ByTranspose(name, back, len(residuals), out)
+    return vprim_p.bind(*varying_alike([*residuals, *dots]), rules=rules)

@@ -1,0 +1,311 @@
+"""Operations of our own, and how they are mapped and written into programs.
+
+An operation has rules: what it computes, its abstract evaluation, its derivative, its transpose.
+Mapped over an axis it is another operation, and the rules of that one are the mapped rules of the
+first:
+
+    compute      vmap of compute
+    abstract     an axis more on every result
+    jvp          vmap of jvp; what is known to be zero stays known
+    transpose    vmap of transpose, summed over the axis for an argument that has no such axis
+
+So mapping needs no rule of its own, and mapping twice is the same step again. `_Rules` are those of
+an operation as given, `_Mapped` those of an operation mapped once more. One primitive, `vprim`,
+carries the mapped ones as its parameter. Results of a mapped operation have the mapped axis first,
+always.
+
+Whoever reads a program must see the programs inside of its operations: to find checks, states, what
+costs time. So a `vprim` that is written into a program holds the program of what it computes
+(`_Written`), and computes that from then on: what a function of the user does is traced once.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer, eval_jaxpr
+
+from .._ground import (
+    Primitive,
+    UndefinedPrimal,
+    Zero,
+    close_jaxpr,
+    convert_constvars_jaxpr,
+    custom_staging_rules,
+    fancy_primitive_batchers,
+    lower_fun,
+    mapped_aval,
+    primitive_jvps,
+    primitive_transposes,
+    register_lowering,
+    unmapped_aval,
+)
+from ..show import short, value_error
+from ._placement import unmapped_gathered
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rules:
+    """What an operation is, in JAX's own conventions: `Zero` is a tangent or cotangent known to be
+    zero, `UndefinedPrimal` an argument to transpose with respect to.
+
+    Args:
+        name: of the operation.
+        compute: `(*arrays) -> arrays`.
+        abstract: `(*avals) -> (avals, effects)`.
+        jvp: `(primals, tangents) -> (arrays, tangents)`.
+        transpose: `(cotangents, *args) -> cotangents`.
+    """
+
+    name: str
+    compute: Callable[..., Any]
+    abstract: Callable[..., Any]
+    jvp: Callable[..., Any]
+    transpose: Callable[..., Any]
+    is_written = True
+
+    def given(self, params: dict[str, Any]) -> "_Rules":
+        """The rules for these parameters."""
+        compute, abstract, jvp, transpose = (
+            functools.partial(rule, **params)
+            for rule in (self.compute, self.abstract, self.jvp, self.transpose)
+        )
+        return _Rules(self.name, compute, abstract, jvp, transpose)
+
+
+class _Mapped:
+    """The rules of an operation mapped over one axis.
+
+    Args:
+        rules: those of the operation that is mapped, perhaps mapped themselves.
+        axis: the mapped axis: its name, size and mesh axes.
+        dims: for every argument the position of the axis, or None.
+    """
+
+    def __init__(self, rules: Any, axis: Any, dims: Sequence[int | None]):
+        self.name = f"vmap({rules.name})"
+        self.is_written = rules.is_written
+        self._rules = rules
+        self._axis = axis
+        self._dims = list(dims)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def _vmap(self, fn: Callable[..., Any], dims: Sequence[int | None]) -> Callable[..., Any]:
+        axis = self._axis
+        return jax.vmap(
+            fn,
+            in_axes=tuple(dims),
+            axis_name=axis.name,
+            axis_size=axis.size,
+            spmd_axis_name=axis.spmd_name,
+        )
+
+    def compute(self, *args: Any) -> Sequence[Any]:
+        return self._vmap(lambda *args: list(self._rules.compute(*args)), self._dims)(*args)
+
+    def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:
+        one = [self._one(aval, dim) for aval, dim in zip(avals, self._dims, strict=True)]
+        out, effects = self._rules.abstract(*one)
+        return [self._many(aval) for aval in out], effects
+
+    def jvp(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        live = [i for i, t in enumerate(tangents) if not isinstance(t, Zero)]
+        live_out: list[int] = []
+
+        def jvp_of_one(*args: Any) -> tuple[list[Any], list[Any]]:
+            primals, given = args[: len(self._dims)], args[len(self._dims) :]
+            dots = [Zero(jax.typeof(x).to_tangent_aval()) for x in primals]
+            for i, t in zip(live, given, strict=True):
+                dots[i] = t
+            out, out_dots = self._rules.jvp(primals, dots)
+            live_out[:] = [i for i, t in enumerate(out_dots) if not isinstance(t, Zero)]
+            return list(out), [out_dots[i] for i in live_out]
+
+        dims = [*self._dims, *(self._dims[i] for i in live)]
+        out, given = self._vmap(jvp_of_one, dims)(*primals, *(tangents[i] for i in live))
+        out_dots: list[Any] = [Zero(jax.typeof(x).to_tangent_aval()) for x in out]
+        for i, t in zip(live_out, given, strict=True):
+            out_dots[i] = t
+        return out, out_dots
+
+    def transpose(self, cotangents: Any, *args: Any) -> list[Any]:
+        wanted = [i for i, x in enumerate(args) if isinstance(x, UndefinedPrimal)]
+        known = [i for i, x in enumerate(args) if not isinstance(x, UndefinedPrimal)]
+        live = [i for i, ct in enumerate(cotangents) if not isinstance(ct, Zero)]
+        live_out: list[int] = []
+
+        def transpose_of_one(*values: Any) -> list[Any]:
+            one: list[Any] = [None] * len(args)
+            cts = [Zero(self._one(ct.aval, 0)) if isinstance(ct, Zero) else ct for ct in cotangents]
+            for i, x in zip(known, values[: len(known)], strict=True):
+                one[i] = x
+            for i, ct in zip(live, values[len(known) :], strict=True):
+                cts[i] = ct
+            for i in wanted:
+                one[i] = UndefinedPrimal(self._one(args[i].aval, self._dims[i]))
+            out = self._rules.transpose(cts, *one)
+            live_out[:] = [i for i in wanted if not (out[i] is None or isinstance(out[i], Zero))]
+            return [out[i] for i in live_out]
+
+        dims = [*(self._dims[i] for i in known), *(0 for _ in live)]
+        values = [*(args[i] for i in known), *(cotangents[i] for i in live)]
+        given = self._vmap(transpose_of_one, dims)(*values)
+        out: list[Any] = [None] * len(args)
+        for i in wanted:
+            out[i] = Zero(args[i].aval.to_ct_aval())
+        for i, ct in zip(live_out, given, strict=True):
+            dim = self._dims[i]
+            out[i] = jnp.sum(ct, axis=0) if dim is None else jnp.moveaxis(ct, 0, dim)
+        return out
+
+    def _one(self, aval: Any, dim: int | None) -> Any:
+        return aval if dim is None else mapped_aval(self._axis.size, dim, aval)
+
+    def _many(self, aval: Any) -> Any:
+        return unmapped_aval(self._axis.size, 0, aval, self._axis.explicit_mesh_axis)
+
+
+def define(
+    name: str,
+    compute: Callable[..., Any],
+    abstract: Callable[..., Any],
+    jvp: Callable[..., Any],
+    transpose: Callable[..., Any],
+) -> Any:
+    """A new operation from four rules.
+
+    Args:
+        name: what it is called in a jaxpr.
+        compute: `(*arrays, **params) -> arrays`.
+        abstract: `(*avals, **params) -> (avals, effects)`.
+        jvp: `(primals, tangents, **params) -> (arrays, tangents)`, where `Zero` stands for zero.
+        transpose: `(cotangents, *args, **params) -> cotangents`, None for an argument that has none.
+
+    Returns:
+        The primitive.
+    """
+    rules = _Rules(name, compute, abstract, jvp, transpose)
+    primitive = _primitive(rules)
+
+    def batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
+        if all(dim is None for dim in dims):
+            return _unmapped(primitive.bind(*args, **params))
+        return _map(rules.given(params), axis, args, dims)
+
+    fancy_primitive_batchers[primitive] = batch
+    return primitive
+
+
+def _primitive(rules: _Rules) -> Any:
+    primitive = Primitive(rules.name)
+    primitive.multiple_results = True
+    primitive.def_impl(rules.compute)
+    primitive.def_effectful_abstract_eval(rules.abstract)
+    primitive_jvps[primitive] = rules.jvp
+    primitive_transposes[primitive] = rules.transpose
+    register_lowering(primitive, lower_fun(rules.compute, multiple_results=True))
+    return primitive
+
+
+class _Written:
+    """The rules of an operation in a program.
+
+    Args:
+        rules: those of the operation.
+        program: of what it computes. Its first arguments are what the operation reads from outside.
+        count: how many these are.
+    """
+
+    is_written = True
+
+    def __init__(self, rules: Any, program: Any, count: int):
+        self.name = rules.name
+        self._rules = rules
+        self._program = program
+        self._count = count
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def compute(self, *args: Any) -> Sequence[Any]:
+        return eval_jaxpr(self._program.jaxpr, self._program.consts, *args)
+
+    def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:
+        del avals
+        return self._program.out_avals, self._program.effects
+
+    def jvp(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        n = self._count
+        if not all(isinstance(t, Zero) for t in tangents[:n]):
+            raise value_error(
+                f"`{self.name}` has a derivative of its own, which does not know all that it depends on",
+                where=f"`{self.name}`",
+                expected="values that are arguments, or that its functions close over",
+                got=f"a derivative with respect to {_first_moving(primals, tangents)}, which it reads "
+                "from a global variable or from an object",
+                instead="pass the value as an argument",
+            )
+        if not n:
+            return self._rules.jvp(primals, tangents)
+        return self._rules.jvp(primals[n:], tangents[n:])
+
+    def transpose(self, cotangents: Any, *args: Any) -> list[Any]:
+        n = self._count
+        return [None] * n + list(self._rules.transpose(cotangents, *args[n:]))
+
+
+def _first_moving(primals: Any, tangents: Any) -> str:
+    return next(short(x) for x, t in zip(primals, tangents, strict=False) if type(t) is not Zero)
+
+
+def _map(rules: Any, axis: Any, args: Any, dims: Any) -> tuple[Any, list[int]]:
+    args = unmapped_gathered(axis, args, dims)
+    out = vprim_p.bind(*args, rules=_Mapped(rules, axis, dims))
+    return out, [0] * len(out)
+
+
+def _unmapped(out: Any) -> tuple[Any, list[None]]:
+    return out, [None] * len(out)
+
+
+def _batch_again(
+    axis: Any, args: Any, dims: Any, rules: Any, program: Any = None
+) -> tuple[Any, Any]:
+    if all(dim is None for dim in dims):
+        return _unmapped(vprim_p.bind(*args, rules=rules, program=program))
+    return _map(rules, axis, args, dims)
+
+
+vprim_p = _primitive(
+    _Rules(
+        "vprim",
+        compute=lambda *args, rules, program=None: rules.compute(*args),
+        abstract=lambda *avals, rules, program=None: rules.abstract(*avals),
+        jvp=lambda primals, tangents, rules, program=None: rules.jvp(primals, tangents),
+        transpose=lambda cotangents, *args, rules, program=None: rules.transpose(cotangents, *args),
+    )
+)
+fancy_primitive_batchers[vprim_p] = _batch_again
+
+
+def _write(trace: Any, source: Any, *tracers: Any, rules: Any, program: Any = None) -> Any:
+    """Writes a `vprim` into the program of a trace."""
+    if program is None and rules.is_written:
+        closed = jax.make_jaxpr(lambda *args: list(rules.compute(*args)))(
+            *[t.aval for t in tracers]
+        )
+        read = closed.consts if any(isinstance(x, Tracer) for x in closed.consts) else []
+        if read:
+            closed = close_jaxpr(convert_constvars_jaxpr(closed.jaxpr))
+        rules, program = _Written(rules, closed, len(read)), closed
+        tracers = (*[trace.to_jaxpr_tracer(x, source) for x in read], *tracers)
+    params = {"rules": rules, "program": program}
+    return trace.default_process_primitive(vprim_p, tracers, params, source)
+
+
+custom_staging_rules[vprim_p] = _write

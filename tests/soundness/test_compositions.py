@@ -1,0 +1,209 @@
+"""Everything with a derivative of its own, under every three transformations: the numbers of plain JAX code.
+
+The functions that have a rule are wrong without it: what they compute goes through `stop_gradient`, so that a rule that
+is forgotten anywhere on the way leaves a zero where a number belongs.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import vernal
+from vernal import estimators, loops
+from vernal.primitives import create_vprim
+from vernal.runtime import error_if
+
+
+def opaque(x):
+    return lax.stop_gradient(jnp.sin(x))
+
+
+@vernal.filter_custom_jvp
+def with_jvp(x):
+    return opaque(x)
+
+
+@with_jvp.def_jvp
+def _(primals, tangents):
+    (x,), (x_dot,) = primals, tangents
+    return with_jvp(x), jnp.cos(x) * x_dot
+
+
+@vernal.filter_custom_vjp
+def with_vjp(x):
+    return opaque(x)
+
+
+@with_vjp.def_fwd
+def _(perturbed, x):
+    return with_vjp(x), x
+
+
+@with_vjp.def_bwd
+def _(x, grad_out, perturbed, _):
+    return jnp.cos(x) * grad_out
+
+
+def _vprim_jvp(primals, tangents):
+    (x,), (x_dot,) = primals, tangents
+    return vprim_p.bind(x), [jnp.cos(x) * x_dot]
+
+
+vprim_p = create_vprim(
+    "opaque", lambda x: [opaque(x)], lambda x: [x], _vprim_jvp, lambda cts, x: [None]
+)
+
+
+def looped(kind, core, max_steps=4):
+    def run(x):
+        def body(carry):
+            i, y = carry
+            return i + 1, core(y) * x
+
+        return loops.while_loop(lambda c: c[0] < 2, body, (0, x), kind=kind, max_steps=max_steps)[1]
+
+    return run
+
+
+def scanned(kind, core):
+    def run(x):
+        return loops.scan(lambda y, _: (core(y) * x, None), x, None, length=2, kind=kind)[0]
+
+    return run
+
+
+def twice(core):
+    return lambda x: core(core(x) * x) * x
+
+
+def mapped(x):
+    return jnp.sum(loops.map(with_jvp, jnp.stack([x, x * x])))
+
+
+def checked(x):
+    return jnp.sin(error_if(x, x > 1e3, "too large"))
+
+
+SPREAD = jnp.array([[2.0, 0.3], [0.3, 1.0]])
+
+
+def matrix_of(x):
+    return SPREAD * jnp.sin(x) + 3 * jnp.eye(2)
+
+
+def trace(x):
+    operator = estimators.MatrixOperator(matrix_of(x))
+    return estimators.trace(operator, jax.random.key(0), matvecs=2).value
+
+
+def logdet(x):
+    operator = estimators.MatrixOperator(matrix_of(x), positive_semidefinite=True)
+    return estimators.logdet(operator, jax.random.key(0), matvecs=2).value
+
+
+def log_of_determinant(x):
+    a = matrix_of(x)
+    return jnp.log(a[0, 0] * a[1, 1] - a[0, 1] * a[1, 0])
+
+
+# With a rule, and the same without one.
+SUBJECTS = {
+    "custom_jvp": (with_jvp, jnp.sin),
+    "custom_vjp": (with_vjp, jnp.sin),
+    "vprim": (lambda x: vprim_p.bind(x)[0], jnp.sin),
+    "bounded": (looped("bounded", with_jvp), twice(jnp.sin)),
+    "checkpointed": (looped("checkpointed", with_vjp), twice(jnp.sin)),
+    "checkpointed without bound": (looped("checkpointed", with_jvp, None), twice(jnp.sin)),
+    "loop in a loop": (looped("checkpointed", scanned("lax", with_jvp)), twice(twice(jnp.sin))),
+    "scan": (scanned("checkpointed", with_jvp), twice(jnp.sin)),
+    "map": (mapped, lambda x: jnp.sin(x) + jnp.sin(x * x)),
+    "error_if": (checked, jnp.sin),
+    "trace": (trace, lambda x: jnp.trace(matrix_of(x))),
+    "logdet": (logdet, log_of_determinant),
+}
+
+
+def steps(f):
+    def run(x):
+        return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, f(c[1]) * x), (0, x))[1]
+
+    return run
+
+
+AROUND = {
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1],
+    "vjp": lambda f: lambda x: jax.vjp(f, x)[1](jnp.cos(x))[0],
+    "vmap": lambda f: lambda x: jnp.sum(jax.vmap(f)(jnp.stack([x, x * x]))),
+    "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c) * x, None), x, None, length=2)[0],
+    "while": steps,
+    "cond": lambda f: lambda x: lax.cond(x > 0, f, jnp.cos, x),
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+}
+X = jnp.float32(0.8)
+
+
+def composed(f, names):
+    for name in reversed(names):
+        f = AROUND[name](f)
+    return f
+
+
+def has_no_reverse_mode(names):
+    """JAX's own loop, differentiated backwards."""
+    return "vjp" in names and "while" in names[names.index("vjp") :]
+
+
+def all_at_once(f, cells):
+    """One program is compiled faster than many."""
+    return jax.jit(lambda x: [composed(f, names)(x) for names in cells])
+
+
+@functools.cache
+def expected(reference, cells):
+    return [float(x) for x in all_at_once(reference, cells)(X)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outermost", AROUND)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_three_transformations_give_the_numbers_of_plain_code(subject, outermost):
+    fn, reference = SUBJECTS[subject]
+    for middle in AROUND:
+        cells = [(outermost, middle, inner) for inner in AROUND]
+        refused = list(filter(has_no_reverse_mode, cells))
+        cells = tuple(names for names in cells if names not in refused)
+        for names in refused:
+            with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+                jax.eval_shape(composed(fn, names), X)
+        if cells:
+            with jax.checking_leaks():
+                got = all_at_once(fn, cells)(X)
+            wrong = [
+                (names, float(g), want)
+                for names, g, want in zip(cells, got, expected(reference, cells), strict=True)
+                if not math.isclose(g, want, rel_tol=1e-4, abs_tol=1e-5)
+            ]
+            assert not wrong
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_derivatives_of_every_order_inside_a_scan(subject):
+    fn, reference = (composed(f, ("vjp", "vjp", "scan")) for f in SUBJECTS[subject])
+    np.testing.assert_allclose(jax.jit(fn)(X), jax.jit(reference)(X), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
+@pytest.mark.parametrize("core", [with_jvp, with_vjp], ids=["custom_jvp", "custom_vjp"])
+def test_the_third_derivative_through_scan_and_loop(core, kind):
+    def around(loop):
+        return lambda x: lax.scan(lambda c, _: (loop(c) * x, None), x, None, length=2)[0]
+
+    fn, reference = around(looped(kind, core)), around(twice(jnp.sin))
+    third = [jax.jit(jax.grad(jax.grad(jax.grad(f))))(X) for f in (fn, reference)]
+    np.testing.assert_allclose(*third, rtol=1e-4)
