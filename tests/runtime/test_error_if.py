@@ -138,3 +138,20 @@ def test_checks_disappear_from_a_program_when_they_are_off():
         return len(jax.make_jaxpr(lambda x: f(x, on_error))(1.0).eqns)
 
     assert count("off") == 1 < count("nan") < count("raise")
+
+
+def scaled(v, limit=10.0):
+    matrix = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    return matrix @ error_if(v, matrix[0, 0] > limit, "entry too large")
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint, vernal.filter_jit])
+def test_a_linear_function_with_a_check_has_a_transpose(around):
+    back = jax.linear_transpose(around(scaled), jnp.zeros(2))
+    ct = jnp.array([1.0, 10.0])
+    for run in (back, jax.jit(back), lambda ct: jax.vmap(back)(ct[None])):
+        np.testing.assert_allclose(jnp.ravel(run(ct)[0]), [31.0, 42.0])
+    with pytest.raises(RuntimeCheckError, match="entry too large"):
+        vernal.filter_jit(
+            lambda limit: jax.linear_transpose(lambda v: around(scaled)(v, limit), jnp.zeros(2))(ct)
+        )(jnp.array(0.5))

@@ -207,3 +207,34 @@ def test_the_third_derivative_through_scan_and_loop(core, kind):
     fn, reference = around(looped(kind, core)), around(twice(jnp.sin))
     third = [jax.jit(jax.grad(jax.grad(jax.grad(f))))(X) for f in (fn, reference)]
     np.testing.assert_allclose(*third, rtol=1e-4)
+
+
+DIAGONAL = jnp.linspace(1.0, 2.0, 30)
+
+
+def estimated_trace(values):
+    # Exact for a diagonal matrix, though there are far fewer products than dimensions.
+    operator = estimators.MatrixOperator(jnp.diag(values))
+    return estimators.trace(operator, jax.random.key(0), matvecs=8).value / 30
+
+
+def estimated_logdet(values):
+    operator = estimators.MatrixOperator(jnp.diag(values), positive_semidefinite=True)
+    return estimators.logdet(operator, jax.random.key(0), matvecs=200).value / 30
+
+
+@pytest.mark.parametrize(
+    ("estimate", "truth"),
+    [(estimated_trace, jnp.mean), (estimated_logdet, lambda values: jnp.mean(jnp.log(values)))],
+    ids=["trace", "logdet"],
+)
+def test_second_derivatives_of_estimates_inside_a_scan(estimate, truth):
+    def around(f):
+        def step(c, x):
+            return f(jnp.sin(c * DIAGONAL) + DIAGONAL) * x, None
+
+        return lambda x: lax.scan(step, x, jnp.stack([x, x]))[0]
+
+    for derivative in (jax.grad, lambda f: jax.grad(jax.grad(f)), jax.hessian):
+        got, want = (jax.jit(derivative(around(f)))(X) for f in (estimate, truth))
+        np.testing.assert_allclose(got, want, rtol=1e-4)

@@ -18,9 +18,12 @@ class Count:
 
     def __init__(self, most: int | None):
         self.small = most is None or most < _WORD
-        self.start = None if most is None else jnp.int32(0) if self.small else (jnp.int32(0),) * 2
+        zero = jnp.int32(0)
+        self.start: Any = None if most is None else zero if self.small else (zero, zero)
         # More words than there are steps in a century need not be told apart.
-        self.most = most if self.small else (min(most // _WORD, _WORD), most % _WORD)
+        self.most: Any = (
+            most if most is None or self.small else (min(most // _WORD, _WORD), most % _WORD)
+        )
 
     def after(self, index: Any) -> Any:
         """One step later."""
@@ -28,7 +31,7 @@ class Count:
             return None if index is None else index + 1
         words, rest = index
         full = rest == _WORD - 1
-        return words + full, jnp.where(full, 0, rest + 1)
+        return words + full.astype(jnp.int32), jnp.where(full, 0, rest + 1)
 
     def is_left(self, index: Any) -> Any:
         """Whether one more step may be made."""

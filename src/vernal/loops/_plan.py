@@ -1,6 +1,7 @@
 """How a checkpointed loop keeps its states, decided before it runs: see `_schedule.py`."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 # The largest number of steps: counters are 32 bits wide.
@@ -51,10 +52,11 @@ def default_checkpoints(max_steps: int | None, state_bytes: int | None) -> int:
         return DEFAULT_CHECKPOINTS
     if state_bytes is not None and max_steps * state_bytes <= SMALL:
         return max_steps
-    slots = 1
-    while capacity(slots, 2) < max_steps:
-        slots += 1
-    return slots
+    # The least for which `capacity(slots, 2)` is enough.
+    root = math.isqrt(8 * max_steps)
+    return max(
+        1, next(slots for slots in range(root // 2 - 2, root) if capacity(slots, 2) >= max_steps)
+    )
 
 
 def make_plan(

@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 
 from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, strong
-from ..primitives import record_if, records, select_if_vmap
+from ..primitives import borrow_if_vmap, checks, record_if, records, select_if_vmap
 from ..show import short, type_error
 from ..trees import is_array
 from ._carry import Carry, same_type
@@ -94,12 +94,16 @@ class Functions:
         self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any, x: Arrays, replay: bool
     ) -> tuple[Arrays, Arrays, Arrays]:
         """One step, of which the index is not needed; returns `(carry, buffers, y)`. An element of a batch for
-        which `cond` does not hold stays as it is. With `replay` the buffers have their final contents."""
+        which `cond` does not hold stays as it is, and is computed with a safe carry. With `replay` the buffers have
+        their final contents."""
         del index
-        active = None if self._cond is None else self.cond(consts, carry, buffers)
-        body, args = self._bodies[replay], (consts, active, carry, buffers, x)
-        states = active is not None and records(body.jaxpr)
-        new, new_buffers, out = record_if(active, body, *args) if states else body(*args)
+        active, given = None, carry
+        if self._cond is not None:
+            active = self.cond(consts, carry, buffers)
+            given = select_if_vmap(active, carry, consts[len(consts) - len(carry) :])
+        body, args = self._bodies[replay], (consts, active, given, buffers, x)
+        opened = active is not None and (records(body.jaxpr) or checks(body.jaxpr))
+        new, new_buffers, out = record_if(active, body, *args) if opened else body(*args)
         new = [strong(x) for x in new]
         if active is not None:
             new = select_if_vmap(active, new, carry)
@@ -111,7 +115,8 @@ class Program(NamedTuple):
 
     Attributes:
         functions: its condition and its step.
-        consts: all arrays that these depend on beside the carry.
+        consts: all arrays that these depend on beside the carry; of a loop with a condition also a carry for which
+            it is safe to make a step.
         carry: the arrays of the initial carry.
         buffers: its buffers.
         layout: the structure of the carry.
@@ -176,7 +181,12 @@ def trace_loop(
     carry = [strong(x) for x in arrays]
     of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
     functions = Functions(of_cond, traced, again)
-    return Program(functions, constants.arrays(), carry, buffers, layout, traced.out[2])
+    consts = constants.arrays()
+    if of_cond is not None:
+        # For elements of a batch that have finished, or make no step at all.
+        active = functions.cond(consts, carry, buffers)
+        consts += borrow_if_vmap(active, [jax.lax.stop_gradient(x) for x in carry])
+    return Program(functions, consts, carry, buffers, layout, traced.out[2])
 
 
 def _promote(x: Any, out: Any) -> Any:

@@ -1,6 +1,7 @@
 """New operations: with arbitrary arguments, across batches, with a transpose of their own."""
 
 from .._ground import publish
+from ._borrow import borrow_if_vmap as borrow_if_vmap
 from ._collect import collect as collect
 from ._finalise import finalise_eval_jaxpr as finalise_eval_jaxpr
 from ._finalise import finalise_fn as finalise_fn
@@ -32,6 +33,7 @@ from ._record import record as record
 from ._record_if import record_if as record_if
 from ._select import select_if_vmap as select_if_vmap
 from ._select import select_if_vmap_p as select_if_vmap_p
+from ._slots import checks as checks
 from ._slots import records as records
 from ._unvmap import unvmap_all as unvmap_all
 from ._unvmap import unvmap_all_p as unvmap_all_p

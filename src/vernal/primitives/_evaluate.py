@@ -9,6 +9,7 @@ Invariants: the value of a slot keeps its type, and has no derivative (who start
 evaluated inside of another program has a `Slots` of its own, with values of that program.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,10 +25,10 @@ from .._ground import (
     scan_parts,
 )
 from ..show import value_error
-from ..transforms import placed_like
+from ..transforms import check_p, placed_like
 from . import _slots_in_rules as in_rules
 from ._record import parts_of_record, read_p, record_p
-from ._slots import Slots, Views, records, touches, unknown
+from ._slots import Slots, Views, checks, records, touches, unknown
 from ._views import View, element, follow, only_takes_parts
 
 
@@ -64,14 +65,15 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
         return [view.get(slots.values)], []
     if primitive is record_p:
         return _record(args, views, slots, **eqn.params)
+    if primitive is check_p and slots.active is not None:
+        condition = jnp.logical_and(args[0], slots.values[slots.active])
+        return [primitive.bind(condition, *args[1:], **eqn.params)], []
     if any(map(touches, jaxprs_in_params(eqn.params))):
-        rule = _RULES.get(primitive.name)
-        if rule is None:
-            raise unknown(
-                f"the operation `{primitive.name}`",
-                "the layer outside of it; a loop of `vernal.loops` of another kind than 'checkpointed'",
-            )
-        return rule(eqn, args, views, slots), []
+        return _opened(eqn, args, views, slots), []
+    if slots.active is not None and any(map(checks, jaxprs_in_params(eqn.params))):
+        # A check in what cannot be opened counts for everybody: no error is lost.
+        with contextlib.suppress(NotImplementedError):
+            return _opened(eqn, args, views, slots), []
     if primitive.name == "jit" and any(views) and only_takes_parts(eqn.params["jaxpr"].jaxpr):
         closed = eqn.params["jaxpr"]
         return evaluate(closed.jaxpr, closed.consts, args, views, slots)
@@ -79,6 +81,16 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
     if primitive.multiple_results:
         return out, []
     return [out], [follow(eqn, args, views[0])] if views and views[0] else []
+
+
+def _opened(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    rule = _RULES.get(eqn.primitive.name)
+    if rule is None:
+        raise unknown(
+            f"the operation `{eqn.primitive.name}`",
+            "the layer outside of it; a loop of `vernal.loops` of another kind than 'checkpointed'",
+        )
+    return rule(eqn, args, views, slots)
 
 
 def _record(
@@ -148,7 +160,7 @@ def _jit(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
 
 
 def _checkpoint(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
-    if eqn.params["differentiated"]:
+    if eqn.params["differentiated"] and touches(eqn.params["jaxpr"]):
         raise unknown(
             "`jax.checkpoint` that is differentiated inside of the function: it would be computed twice",
             "the derivative outside of `vernal.nn.apply`, or no checkpoint",

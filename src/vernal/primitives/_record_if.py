@@ -1,7 +1,7 @@
-"""`record_if`: slots under a condition that a loop decides, one element of a batch at a time.
+"""`record_if`: slots and checks under a condition that a loop decides, one element of a batch at a time.
 
 A loop runs its step for a whole batch until the last element is done. The carry of an element that is done is kept by
-`select_if_vmap`; this does the same for the slots that the step records.
+`select_if_vmap`; this does the same for the slots that the step records, and its checks count for the others alone.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from ..trees import split
 from ._evaluate import evaluate
 from ._record import read, record
 from ._select import select_if_vmap
-from ._slots import Slots
+from ._slots import Slots, Views, records
 from ._views import View
 
 T = TypeVar("T")
 
 
 def record_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
-    """Calls a function whose new values of slots count only where a condition holds.
+    """Calls a function whose new values of slots, and whose checks, count only where a condition holds.
 
     As with `select_if_vmap`, `pred` is known to hold unless it belongs to a batch, as in the body of a loop that runs
     while any element of the batch wants to. Where `vmap` maps it, the slots of the elements for which it does not hold
-    stay as they are.
+    stay as they are, and no check (`vernal.runtime.error_if`) fails for them.
 
     Args:
         pred: bool[].
@@ -61,10 +61,14 @@ def record_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
 
     closed, (_, out_rest) = jax.make_jaxpr(flat, return_shape=True)(*arrays)
     inputs = [*map(jnp.asarray, closed.consts), *arrays]
-    before = read(inputs)
-    slots = Slots(list(map(jax.lax.stop_gradient, before)))
+    states = records(closed.jaxpr)
+    before = read(inputs) if states else inputs
+    views: Views = [View(i) if states else None for i in range(len(inputs))]
+    known = jnp.ones((), bool)
+    active = select_if_vmap(pred, known, ~known)
+    slots = Slots([*map(jax.lax.stop_gradient, before), active], active=len(inputs))
     program = convert_constvars_jaxpr(closed.jaxpr)
-    out, _ = evaluate(program, (), inputs, list(map(View, range(len(inputs)))), slots)
+    out, _ = evaluate(program, (), inputs, views, slots)
     result = out_rest.fill(out)
     recorded = sorted({slot for slot, _ in slots.recorded})
     if not recorded:

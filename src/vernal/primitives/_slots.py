@@ -5,6 +5,7 @@ from typing import Any
 
 from .._ground import current_scope, jaxprs_in_params
 from ..show import message
+from ..transforms import check_p
 from ._record import read_p, record_p
 from ._views import View
 
@@ -17,20 +18,23 @@ class Slots:
 
     Args:
         values: of all slots, by number; None for those that cannot be met here.
+        active: the number of one that says whether checks count here, as bool[]; None if they do.
 
     Attributes:
         read: the slots that were read here, and by operations of which program.
         recorded: those that were recorded, likewise.
     """
 
-    def __init__(self, values: Sequence[Any]):
+    def __init__(self, values: Sequence[Any], active: int | None = None):
         self.values = list(values)
+        self.active = active
         self.read: set[tuple[int, int]] = set()
         self.recorded: set[tuple[int, int]] = set()
 
     def used(self, views: Views) -> list[int]:
         """The numbers of the slots that an operation with these arguments can reach."""
-        return sorted({view.slot for view in views if view is not None})
+        found = {view.slot for view in views if view is not None}
+        return sorted(found if self.active is None else {*found, self.active})
 
     def of(self, numbers: Sequence[int]) -> list[Any]:
         """The values of some of them."""
@@ -43,7 +47,7 @@ class Slots:
 
     def inside(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
         """For the program of an operation, which has its own values of these slots."""
-        inner = Slots([None] * len(self.values))
+        inner = Slots([None] * len(self.values), self.active)
         inner.set(numbers, values)
         inner.read, inner.recorded = self.read, self.recorded
         return inner
@@ -107,6 +111,25 @@ def _has(jaxpr: Any, primitives: tuple[Any, ...]) -> bool:
         or any(_has(x, primitives) for x in jaxprs_in_params(eqn.params))
         for eqn in jaxpr.eqns
     )
+
+
+def checks(jaxpr: Any) -> bool:
+    """Whether a program holds a check, at any depth.
+
+    Args:
+        jaxpr: the program.
+
+    Returns:
+        True if there is an `error_if` or the like in it.
+
+    Example:
+        >>> import jax
+        >>> from vernal.primitives import checks
+        >>> from vernal.runtime import error_if
+        >>> checks(jax.make_jaxpr(lambda x: error_if(x, x < 0, "negative"))(1.0).jaxpr)
+        True
+    """
+    return _has(jaxpr, (check_p,))
 
 
 def unknown(what: str, instead: str) -> NotImplementedError:

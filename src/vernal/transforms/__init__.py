@@ -50,6 +50,7 @@ from ._remat import filter_checkpoint as filter_checkpoint
 from ._runtime_check import awaited as awaited
 from ._runtime_check import batch_text as batch_text
 from ._runtime_check import check as check
+from ._runtime_check import check_p as check_p
 from ._runtime_check import fail_if as fail_if
 from ._runtime_check import poison as poison
 from ._runtime_check import without_checks as without_checks

@@ -180,13 +180,13 @@ def _flag(*args: Any, **params: Any) -> Any:
     return ShapedArray((), np.dtype(bool))
 
 
-_check_p = Primitive("vernal_check")
+check_p = Primitive("vernal_check")
 _call_p = Primitive("vernal_check_failed")
 _call_p.multiple_results = True
 _poison_p = Primitive("vernal_poison")
 
 
-@_check_p.def_impl
+@check_p.def_impl
 def _check_now(condition: Any, *operands: Any, report: Report) -> Any:
     if report.kind == "tell":
         return report.tell(condition, *operands)[0]
@@ -222,20 +222,20 @@ def _call_lowered(ctx: Any, *args: Any, report: Report, batched: bool) -> Any:
 def _check_batched(axis: Any, args: Any, dims: Any, *, report: Report) -> Any:
     if any(d is not None for d in dims):
         args = [batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True)]
-    return _check_p.bind(*args, report=report), None
+    return check_p.bind(*args, report=report), None
 
 
 def _check_jvp(primals: Any, tangents: Any, *, report: Report) -> Any:
-    flag = _check_p.bind(*primals, report=report)
+    flag = check_p.bind(*primals, report=report)
     return flag, Zero(jax.typeof(flag).to_tangent_aval())
 
 
-_check_p.def_abstract_eval(_flag)
+check_p.def_abstract_eval(_flag)
 _call_p.def_abstract_eval(lambda *args, **params: [_flag()])
-register_lowering(_check_p, lower_fun(_check_lowered, multiple_results=False))
+register_lowering(check_p, lower_fun(_check_lowered, multiple_results=False))
 register_lowering(_call_p, _call_lowered, cacheable=False)
-fancy_primitive_batchers[_check_p] = _check_batched
-primitive_jvps[_check_p] = _check_jvp
+fancy_primitive_batchers[check_p] = _check_batched
+primitive_jvps[check_p] = _check_jvp
 
 
 def _poisoned(x: Any, failed: Any) -> Any:
@@ -301,7 +301,7 @@ def check(condition: Any, *operands: Any, explain: str | Explain, kind: Kind = "
     report = Report(explain, kind, here(_awaiting.get()))
     eager = concrete_value(condition) is not None
     report.awaited |= eager
-    failed = _check_p.bind(condition, *operands, report=report)
+    failed = check_p.bind(condition, *operands, report=report)
     if eager:
         # An eager `shard_map` has run it on every device.
         jax.block_until_ready(concrete_value(failed))
@@ -391,4 +391,4 @@ def fail_if(
 
 def reports_in(jaxpr: Any) -> tuple[Report, ...]:
     """What is known of each check of a program, wherever it stands."""
-    return tuple(e.params["report"] for e in equations_in(jaxpr) if e.primitive is _check_p)
+    return tuple(e.params["report"] for e in equations_in(jaxpr) if e.primitive is check_p)
