@@ -11,8 +11,9 @@ first:
 
 So mapping needs no rule of its own, and mapping twice is the same step again. `_Rules` are those of
 an operation as given, `_Mapped` those of an operation mapped once more. One primitive, `vprim`,
-carries the mapped ones as its parameter. Results of a mapped operation have the mapped axis first,
-always.
+carries the mapped ones as its parameter. Results of a mapped operation have the mapped axis first.
+Those of integers that depend on nothing mapped have none: a loop counts its steps once for a whole
+batch, and looks things up at the same place for all of it.
 
 Whoever reads a program must see the programs inside of its operations: to find checks, states, what
 costs time. So a `vprim` that is written into a program holds the program of what it computes
@@ -91,6 +92,8 @@ class _Mapped:
         self._rules = rules
         self._axis = axis
         self._dims = list(dims)
+        # Which results have the mapped axis: known from the first time that they are computed.
+        self.is_mapped: list[bool] | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -106,16 +109,32 @@ class _Mapped:
         )
 
     def compute(self, *args: Any) -> Sequence[Any]:
-        return self._vmap(lambda *args: list(self._rules.compute(*args)), self._dims)(*args)
+        shared: list[Any] = []
+
+        def compute_one(*args: Any) -> list[Any]:
+            return _shared_p.bind(*self._rules.compute(*args), shared=shared)
+
+        return self._results(self._vmap(compute_one, self._dims)(*args), shared)
+
+    def _results(self, mapped: Sequence[Any], shared: Sequence[Any]) -> list[Any]:
+        """The results, with the mapped axis or, of those that are the same for all, without."""
+        if self.is_mapped is None:
+            self.is_mapped = [x is None or jnp.issubdtype(x.dtype, jnp.inexact) for x in shared]
+        results = zip(mapped, shared, self.is_mapped, strict=True)
+        return [m if is_mapped else x for m, x, is_mapped in results]
 
     def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:
         one = [self._one(aval, dim) for aval, dim in zip(avals, self._dims, strict=True)]
         out, effects = self._rules.abstract(*one)
-        return [self._many(aval) for aval in out], effects
+        if self.is_mapped is None:
+            self.is_mapped = [True] * len(out)
+        results = zip(out, self.is_mapped, strict=True)
+        return [self._many(aval) if is_mapped else aval for aval, is_mapped in results], effects
 
     def jvp(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         live = [i for i, t in enumerate(tangents) if not isinstance(t, Zero)]
         live_out: list[int] = []
+        shared: list[Any] = []
 
         def jvp_of_one(*args: Any) -> tuple[list[Any], list[Any]]:
             primals, given = args[: len(self._dims)], args[len(self._dims) :]
@@ -124,10 +143,11 @@ class _Mapped:
                 dots[i] = t
             out, out_dots = self._rules.jvp(primals, dots)
             live_out[:] = [i for i, t in enumerate(out_dots) if not isinstance(t, Zero)]
-            return list(out), [out_dots[i] for i in live_out]
+            return _shared_p.bind(*out, shared=shared), [out_dots[i] for i in live_out]
 
         dims = [*self._dims, *(self._dims[i] for i in live)]
         out, given = self._vmap(jvp_of_one, dims)(*primals, *(tangents[i] for i in live))
+        out = self._results(out, shared)
         out_dots: list[Any] = [Zero(jax.typeof(x).to_tangent_aval()) for x in out]
         for i, t in zip(live_out, given, strict=True):
             out_dots[i] = t
@@ -263,10 +283,24 @@ def _first_moving(primals: Any, tangents: Any) -> str:
     return next(short(x) for x, t in zip(primals, tangents, strict=False) if type(t) is not Zero)
 
 
-def _map(rules: Any, axis: Any, args: Any, dims: Any) -> tuple[Any, list[int]]:
+def _note_shared(axis: Any, args: Any, dims: Any, shared: list[Any]) -> tuple[Any, Any]:
+    del axis
+    shared[:] = [x if dim is None else None for x, dim in zip(args, dims, strict=True)]
+    return args, dims
+
+
+# The identity, of which a `vmap` notes the values that it does not map.
+_shared_p = Primitive("shared")
+_shared_p.multiple_results = True
+fancy_primitive_batchers[_shared_p] = _note_shared
+
+
+def _map(rules: Any, axis: Any, args: Any, dims: Any) -> tuple[Any, list[int | None]]:
     args = unmapped_gathered(axis, args, dims)
-    out = vprim_p.bind(*args, rules=_Mapped(rules, axis, dims))
-    return out, [0] * len(out)
+    mapped = _Mapped(rules, axis, dims)
+    out = vprim_p.bind(*args, rules=mapped)
+    assert mapped.is_mapped is not None
+    return out, [0 if is_mapped else None for is_mapped in mapped.is_mapped]
 
 
 def _unmapped(out: Any) -> tuple[Any, list[None]]:
