@@ -155,3 +155,9 @@ def test_a_linear_function_with_a_check_has_a_transpose(around):
         vernal.filter_jit(
             lambda limit: jax.linear_transpose(lambda v: around(scaled)(v, limit), jnp.zeros(2))(ct)
         )(jnp.array(0.5))
+
+
+def test_a_check_whose_condition_would_be_transposed_says_so():
+    back = jax.linear_transpose(lambda v: error_if(v, jnp.any(v < 0), "negative"), jnp.zeros(2))
+    with pytest.raises(ValueError, match="a check cannot be transposed with its condition"):
+        back(jnp.ones(2))

@@ -680,3 +680,27 @@ def test_a_rule_with_another_value_than_the_function_is_refused():
         TypeError, match=r"returns something else than `<lambda>`[\s\S]*out\[1\]: expected 'text'"
     ):
         jax.grad(jax.jit(lambda x: f(x)[0]))(X)
+
+
+def test_a_function_with_a_rule_is_transposed_if_it_is_linear():
+    @filter_custom_jvp
+    def doubled(x):
+        return 2 * x
+
+    @doubled.def_jvp
+    def _(primals, tangents):
+        return doubled(*primals), 3 * tangents[0]
+
+    (ct,) = jax.linear_transpose(doubled, jnp.ones(2))(jnp.ones(2))
+    np.testing.assert_allclose(ct, [2.0, 2.0])
+
+    @filter_custom_jvp
+    def squared(x):
+        return x * x
+
+    @squared.def_jvp
+    def _(primals, tangents):
+        return squared(*primals), 2 * primals[0] * tangents[0]
+
+    with pytest.raises(ValueError, match="cannot be transposed"):
+        jax.linear_transpose(squared, jnp.ones(2))(jnp.ones(2))

@@ -146,14 +146,38 @@ AROUND = {
     "checkpoint": in_checkpoint,
     "while_loop": in_while_loop,
 }
-FUNCTIONS = {"custom_jvp": with_jvp, "custom_vjp": with_vjp}
+FUNCTIONS = {"custom_jvp": (with_jvp, REVERSE | FORWARD), "custom_vjp": (with_vjp, REVERSE)}
 CELLS = {
-    "-".join((name, place, derivative)): (core, AROUND[place], transform)
-    for name, core in FUNCTIONS.items()
+    "-".join((name, place, derivative)): (core, AROUND[place], transforms[derivative])
+    for name, (core, transforms) in FUNCTIONS.items()
     for place in AROUND
-    for derivative, transform in (REVERSE | FORWARD).items()
+    for derivative in transforms
 }
+# The second derivative of a checkpointed loop runs its body in forward mode, which a rule for reverse mode has not.
+REFUSED = [
+    CELLS.pop("custom_vjp-while_loop-jvp_of_vjp"),
+    *((with_vjp, around, directional) for around in AROUND.values()),
+]
+# A bounded loop runs the rules in its forward pass.
+in_bounded_while_loop = while_loop_of(
+    functools.partial(while_loop, max_steps=4, kind="bounded", base=2)
+)
+CELLS["custom_vjp-bounded_while_loop-jvp_of_vjp"] = (
+    with_vjp,
+    in_bounded_while_loop,
+    forward_over_reverse,
+)
 CELLS["custom_jvp-lax_while_loop-jvp"] = (with_jvp, in_lax_while_loop, directional)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(("core", "around", "transform"), REFUSED)
+def test_a_rule_for_reverse_mode_has_no_forward_mode(core, around, transform, jit):
+    run = transform(around)
+    with pytest.raises(TypeError, match="has no derivative in forward mode"):
+        (jax.jit(run) if jit else run)(
+            Model(jnp.float32(0.7), core), jnp.float32(0.4), jnp.float32(1.3)
+        )
 
 
 def assert_same(got, want, rtol=1e-6):

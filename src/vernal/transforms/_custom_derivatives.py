@@ -5,8 +5,9 @@ around them is differentiated twice: the second derivative is then that of the f
 operation is never forgotten.
 
 `call_with_jvp` calls a function that has a rule for its derivative. `linear_by_transpose` is a linear function of
-which only the transpose is known, which is all that a rule for reverse mode says. Run forward it is the transpose of
-that: so a rule for reverse mode serves for forward mode too, if it is linear, as the derivative of a function is.
+which only the transpose is known, which is all that a rule for reverse mode says. It cannot be run forward: the
+transpose of the transpose would be that, but a rule need not be linear (it may clip or round a gradient), and JAX
+transposes what is not without a word.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
-from ..show import type_error
+from .._ground import UndefinedPrimal, Zero, callable_name, instantiate_zeros
+from ..show import type_error, value_error
 from ._operations import vprim_p
 from ._placement import placed_like, varying_alike
 
@@ -119,7 +120,16 @@ class _WithJvp:
             for ct in cotangents
             if is_inexact(ct.aval if isinstance(ct, Zero) else ct)
         ]
-        found = jax.linear_transpose(of_wanted, *[args[i].aval for i in places])(cts)
+        try:
+            found = jax.linear_transpose(of_wanted, *[args[i].aval for i in places])(cts)
+        except Exception as error:
+            raise value_error(
+                f"`{self.name}` cannot be transposed",
+                where=f"jax.linear_transpose of `{self.name}`",
+                expected="a function that is linear, made of operations that JAX can transpose",
+                got=f"{type(error).__name__} where it is transposed",
+                instead="`jax.vjp`, which takes the derivative first",
+            ) from error
         out: list[Any] = [None] * len(args)
         for i, ct in zip(places, found, strict=True):
             out[i] = placed_like(ct, args[i].aval.to_ct_aval())
@@ -150,7 +160,7 @@ class _ByTranspose:
 
     Args:
         name: of what it is the derivative of.
-        back: `back(residuals, cotangents)`, of lists, linear in the second; None stands for zero among the results.
+        back: `back(residuals, cotangents)`, of lists; None stands for zero among the results.
         count: how many residuals there are.
         out: the types of its results.
     """
@@ -169,49 +179,23 @@ class _ByTranspose:
         return self.name
 
     def compute(self, *args: Any) -> list[Any]:
-        residuals, dots = [*map(as_jax, args[: self._count])], args[self._count :]
-        live: list[int] = []
-
-        def back(*cts: Any) -> list[Any]:
-            found = self._back(residuals, list(cts))
-            live[:] = [i for i, ct in enumerate(found) if ct is not None]
-            return [placed_like(found[i], jax.typeof(dots[i])) for i in live]
-
-        try:
-            forward = jax.linear_transpose(back, *self._out)
-            return list(forward([dots[i] for i in live]))
-        except Exception as error:
-            raise type_error(
-                f"`{self._fn_name}` has no derivative in forward mode",
-                where=f"`{self._fn_name}`",
-                expected="reverse mode (`jax.grad`, `jax.vjp`), which its rule is for; or a rule that is linear in the "
-                "gradient, and so can be run forward",
-                got=f"forward mode, and a rule that cannot be transposed: {type(error).__name__}",
-                instead="`filter_custom_jvp`, which serves both modes",
-            ) from error
+        del args
+        raise type_error(
+            f"`{self._fn_name}` has no derivative in forward mode",
+            where=f"`{self._fn_name}`",
+            expected="reverse mode (`jax.grad`, `jax.vjp`), which is what its rule is for",
+            got="forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`, a checkpointed loop differentiated twice)",
+            instead="`filter_custom_jvp`, which serves both modes; `jax.jacrev` in place of `jax.jacfwd`; a loop of "
+            "kind 'bounded'",
+        )
 
     def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:
         del avals
         return self._out, set()
 
-    def jvp(self, primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
-        n = self._count
-        out = vprim_p.bind(*primals, rules=self)
-        dots: list[Any] = [Zero(jax.typeof(x).to_tangent_aval()) for x in out]
-        if not all(isinstance(dot, Zero) for dot in tangents[n:]):
-            dots = vprim_p.bind(*primals[:n], *map(instantiate_zeros, tangents[n:]), rules=self)
-        live = [i for i in range(n) if not isinstance(tangents[i], Zero)]
-        if live:
-
-            def of_residuals(*given: Any) -> list[Any]:
-                args = list(primals)
-                for i, x in zip(live, given, strict=True):
-                    args[i] = x
-                return self.compute(*args)
-
-            given = tuple(primals[i] for i in live), tuple(tangents[i] for i in live)
-            dots = list(map(add_tangents, dots, jax.jvp(of_residuals, *given)[1]))
-        return out, dots
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        del tangents
+        return self.compute(*primals)
 
     def transpose(self, cotangents: Any, *args: Any) -> list[Any]:
         n = self._count

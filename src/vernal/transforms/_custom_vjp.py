@@ -4,8 +4,6 @@ As in `_custom_jvp.py`, everything traced that the function and its rules captur
 argument of what JAX sees. Here the rule is for the first argument only; what the function captures is differentiated
 as usual, by a second computation of the function when the gradient asks for it; what the rules
 capture are values.
-
-What the rule says is the transpose of a linear function; forward mode is the transpose of that.
 """
 
 from collections.abc import Callable, Sequence
@@ -194,13 +192,16 @@ class _Core:
                 found += chosen(matched("gradient", bwd, args[0], gradient), flags[: self.first])
             return found
 
-        no_cotangents = [None] * len(out)
+        zeros = [SymbolicZero.from_primal_value(x) for x in out]
         dots = [*chosen(tangents[0], of_outside), *chosen(tangents[3], flags)]
+        if not dots:
+            # Only what the rules capture has tangents at this level.
+            return (out, out_rest), (zeros, out_rest)
+        no_cotangents = [None] * len(out)
         types = [jax.typeof(x).to_tangent_aval() for x in chosen(out, moves)]
         residuals = [as_jax(x) for part in inputs for x in part]
         found = linear_by_transpose(callable_name(fn), back, residuals, dots, types)
-        zeros = map(SymbolicZero.from_primal_value, out)
-        return (out, out_rest), (replaced(list(zeros), moves, found), out_rest)
+        return (out, out_rest), (replaced(zeros, moves, found), out_rest)
 
     def by_captured(
         self, outside: list[Any], flags: Sequence[bool], arrays: list[Any], cts: Sequence[Any]
@@ -239,8 +240,8 @@ def filter_custom_vjp(fn: Callable[P, T]) -> _CustomVjp[P, T]:
     `def_fwd` and `def_bwd`. Arguments and results may be any Python objects. The rule is for the
     first argument, `vjp_arg`, which may be any tree (of a method, it is the object); the others must
     not be differentiated. Whatever the function and the rule close over may be traced: the
-    derivative with respect to what the function closes over is the ordinary one. Forward mode runs
-    `bwd` transposed, if it is linear in the gradient; `filter_custom_jvp` serves both modes as it is.
+    derivative with respect to what the function closes over is the ordinary one. In forward mode
+    the function cannot be differentiated; `filter_custom_jvp` serves both.
 
     `fwd(perturbed, vjp_arg, *args, **kwargs)` returns `(out, residuals)`:
 
@@ -268,7 +269,7 @@ def filter_custom_vjp(fn: Callable[P, T]) -> _CustomVjp[P, T]:
         TypeError: if `fn` cannot be called; when called, if a rule is missing, if there is no
             positional argument, or if a rule returns what does not fit in structure, shape or dtype.
         ValueError: if any other argument than the first is differentiated.
-        TypeError: in forward mode, if `bwd` is not linear in the gradient.
+        TypeError: in forward mode.
 
     Example:
         >>> import jax, jax.numpy as jnp

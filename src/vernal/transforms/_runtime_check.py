@@ -74,7 +74,7 @@ from .._ground import (
     primitive_transposes,
     register_lowering,
 )
-from ..show import listed
+from ..show import listed, value_error
 
 # The outermost frame of a program that is being traced and whose caller will look for errors left
 # with its checks.
@@ -230,12 +230,23 @@ def _check_jvp(primals: Any, tangents: Any, *, report: Report) -> Any:
     return flag, Zero(jax.typeof(flag).to_tangent_aval())
 
 
+def _check_transposed(ct: Any, *args: Any, report: Report) -> Any:
+    raise value_error(
+        "a check cannot be transposed with its condition",
+        where=str(report.place),
+        expected="a condition that does not depend on what is transposed",
+        got="one that does",
+        instead="make the check outside of the linear function",
+    )
+
+
 check_p.def_abstract_eval(_flag)
 _call_p.def_abstract_eval(lambda *args, **params: [_flag()])
 register_lowering(check_p, lower_fun(_check_lowered, multiple_results=False))
 register_lowering(_call_p, _call_lowered, cacheable=False)
 fancy_primitive_batchers[check_p] = _check_batched
 primitive_jvps[check_p] = _check_jvp
+primitive_transposes[check_p] = _check_transposed
 
 
 def _poisoned(x: Any, failed: Any) -> Any:
