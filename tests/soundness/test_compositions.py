@@ -168,11 +168,11 @@ def composed(f, names):
 
 def refusal(subject, names):
     """The error that a cell has to be, or None."""
-    if has_no_reverse_mode(names):
-        return ValueError, "Reverse-mode differentiation does not work"
     derivatives = [name for name in names if name in ("jvp", "vjp")]
     if subject == "custom_vjp" and derivatives[-1:] == ["jvp"]:
         return TypeError, "has no derivative in forward mode"
+    if has_no_reverse_mode(names):
+        return ValueError, "Reverse-mode differentiation does not work"
     return None
 
 
