@@ -46,13 +46,13 @@ from ._placement import split_over as split_over
 from ._placement import unmapped_gathered as unmapped_gathered
 from ._placement import varying_alike as varying_alike
 from ._pmap import filter_pmap as filter_pmap
+from ._poison import poison as poison
 from ._remat import filter_checkpoint as filter_checkpoint
 from ._runtime_check import awaited as awaited
 from ._runtime_check import batch_text as batch_text
 from ._runtime_check import check as check
 from ._runtime_check import check_p as check_p
 from ._runtime_check import fail_if as fail_if
-from ._runtime_check import poison as poison
 from ._runtime_check import without_checks as without_checks
 from ._settled import settled as settled
 from ._shapes import filter_eval_shape as filter_eval_shape

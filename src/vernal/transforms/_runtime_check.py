@@ -12,10 +12,10 @@ The plan.
     `vmap`s, so what depends on it is not batched by it, and the host knows the failing indices.
     It is lowered to `cond(any(condition), callback, no-op)`; the callback posts the error to the
     mailbox (`_ground/_failure.py`) and raises.
-    `poison` then replaces each array by NaN where `failed` holds: an elementwise selection by a
-    scalar, which the compiler fuses into whatever makes the array, keeps sharded, and cannot drop,
-    for it knows nothing of what a callback returns. (Nobody ever sees that NaN, but see below.)
-    It is a primitive, linear in the array: derivatives pass it by.
+    `poison` (`_poison.py`) then replaces each array by NaN where `failed` holds: an elementwise
+    selection by a scalar, which the compiler fuses into whatever makes the array, keeps sharded,
+    and cannot drop, for it knows nothing of what a callback returns. (Nobody ever sees that NaN,
+    but see below.)
 
 Several devices. When a device ends its program, those that wait for it in a collective wait until
 the process is killed. So:
@@ -58,10 +58,8 @@ from .._ground import (
     Place,
     Primitive,
     RuntimeCheckError,
-    UndefinedPrimal,
     Zero,
     batch_axis_in_front,
-    by_data,
     concrete_value,
     equations_in,
     fancy_primitive_batchers,
@@ -75,6 +73,7 @@ from .._ground import (
     register_lowering,
 )
 from ..show import listed, value_error
+from ._poison import poison
 
 # The outermost frame of a program that is being traced and whose caller will look for errors left
 # with its checks.
@@ -183,7 +182,6 @@ def _flag(*args: Any, **params: Any) -> Any:
 check_p = Primitive("vernal_check")
 _call_p = Primitive("vernal_check_failed")
 _call_p.multiple_results = True
-_poison_p = Primitive("vernal_poison")
 
 
 @check_p.def_impl
@@ -247,47 +245,6 @@ register_lowering(_call_p, _call_lowered, cacheable=False)
 fancy_primitive_batchers[check_p] = _check_batched
 primitive_jvps[check_p] = _check_jvp
 primitive_transposes[check_p] = _check_transposed
-
-
-def _poisoned(x: Any, failed: Any) -> Any:
-    if x.dtype == bool:
-        value: Any = True
-    elif jnp.issubdtype(x.dtype, jnp.integer):
-        value = jnp.iinfo(x.dtype).max
-    else:
-        value = jnp.nan
-    return lax.select(failed, lax.full_like(x, value), x)
-
-
-def _poisoned_lowered(x: Any, failed: Any) -> Any:
-    y = _poisoned(x, failed)
-    # A barrier between scalars: without it every check down a chain would compute the chain again,
-    # fused with its condition. (An array is better fused.)
-    return lax.optimization_barrier(y) if y.ndim == 0 else y
-
-
-def _poisoned_batched(axis: Any, args: Any, dims: Any) -> Any:
-    x, failed = args
-    if dims[1] is None:
-        return _poison_p.bind(x, failed), dims[0]
-    # A flag of each element: what `nan` in place of an error does.
-    x, failed = (batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True))
-    shape = failed.shape + (1,) * (x.ndim - failed.ndim)
-    return _poison_p.bind(x, jnp.broadcast_to(failed.reshape(shape), x.shape)), 0
-
-
-def _poison_transposed(ct: Any, x: Any, failed: Any) -> Any:
-    known = not isinstance(failed, UndefinedPrimal) and not isinstance(ct, Zero)
-    return [_poison_p.bind(ct, failed) if known else ct, None]
-
-
-# It is linear: so an operator may hold checks, and its transpose holds them too.
-_poison_p.def_impl(_poisoned)
-_poison_p.def_abstract_eval(lambda x, failed: x)
-register_lowering(_poison_p, lower_fun(_poisoned_lowered, multiple_results=False))
-primitive_jvps[_poison_p] = lambda primals, tangents: (_poison_p.bind(*primals), tangents[0])
-primitive_transposes[_poison_p] = _poison_transposed
-fancy_primitive_batchers[_poison_p] = _poisoned_batched
 
 
 def check(condition: Any, *operands: Any, explain: str | Explain, kind: Kind = "end") -> Any:
@@ -355,20 +312,6 @@ def without_checks() -> Iterator[list[Report]]:
         yield left_out
     finally:
         _left_out.reset(token)
-
-
-def poison(x: Any, failed: Any) -> Any:
-    """Replaces an array by what nobody takes for a value, if a flag is set.
-
-    Args:
-        x: an array.
-        failed: a scalar bool.
-
-    Returns:
-        `x`; or NaN if `failed` holds, the largest integer, or True, according to the dtype. Its
-        tangent is that of `x`.
-    """
-    return by_data(_poison_p.bind, jnp.asarray(x), failed)
 
 
 def fail_if(

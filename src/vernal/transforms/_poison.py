@@ -1,0 +1,78 @@
+"""The value that stands where a check has failed and the program goes on: NaN, the largest integer,
+or True. A primitive, linear in the array, so derivatives pass it by and its transpose is itself.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from .._ground import (
+    Primitive,
+    UndefinedPrimal,
+    Zero,
+    batch_axis_in_front,
+    by_data,
+    fancy_primitive_batchers,
+    lower_fun,
+    primitive_jvps,
+    primitive_transposes,
+    register_lowering,
+)
+
+_poison_p = Primitive("vernal_poison")
+
+
+def _poisoned(x: Any, failed: Any) -> Any:
+    if x.dtype == bool:
+        value: Any = True
+    elif jnp.issubdtype(x.dtype, jnp.integer):
+        value = jnp.iinfo(x.dtype).max
+    else:
+        value = jnp.nan
+    return lax.select(failed, lax.full_like(x, value), x)
+
+
+def _poisoned_lowered(x: Any, failed: Any) -> Any:
+    y = _poisoned(x, failed)
+    # A barrier between scalars: without it every check down a chain would compute the chain again,
+    # fused with its condition. (An array is better fused.)
+    return lax.optimization_barrier(y) if y.ndim == 0 else y
+
+
+def _poisoned_batched(axis: Any, args: Any, dims: Any) -> Any:
+    x, failed = args
+    if dims[1] is None:
+        return _poison_p.bind(x, failed), dims[0]
+    # A flag of each element: what `nan` in place of an error does.
+    x, failed = (batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True))
+    shape = failed.shape + (1,) * (x.ndim - failed.ndim)
+    return _poison_p.bind(x, jnp.broadcast_to(failed.reshape(shape), x.shape)), 0
+
+
+def _poison_transposed(ct: Any, x: Any, failed: Any) -> Any:
+    known = not isinstance(failed, UndefinedPrimal) and not isinstance(ct, Zero)
+    return [_poison_p.bind(ct, failed) if known else ct, None]
+
+
+# It is linear: so an operator may hold checks, and its transpose holds them too.
+_poison_p.def_impl(_poisoned)
+_poison_p.def_abstract_eval(lambda x, failed: x)
+register_lowering(_poison_p, lower_fun(_poisoned_lowered, multiple_results=False))
+primitive_jvps[_poison_p] = lambda primals, tangents: (_poison_p.bind(*primals), tangents[0])
+primitive_transposes[_poison_p] = _poison_transposed
+fancy_primitive_batchers[_poison_p] = _poisoned_batched
+
+
+def poison(x: Any, failed: Any) -> Any:
+    """Replaces an array by what nobody takes for a value, if a flag is set.
+
+    Args:
+        x: an array.
+        failed: a scalar bool.
+
+    Returns:
+        `x`; or NaN if `failed` holds, the largest integer, or True, according to the dtype. Its
+        tangent is that of `x`.
+    """
+    return by_data(_poison_p.bind, jnp.asarray(x), failed)
