@@ -9,6 +9,7 @@ _collecting = _gc.isenabled()
 _gc.disable()
 try:
     from . import debug as debug
+    from . import harvest as harvest
     from . import loops as loops
     from . import modules as modules
     from . import nn as nn

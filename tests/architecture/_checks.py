@@ -23,6 +23,7 @@ FLOORS: dict[str, int] = {
             ["modules"],
             ["transforms"],
             ["primitives"],
+            ["harvest"],
             ["runtime"],
             ["loops"],
             ["nn", "optim", "estimators", "sharding", "saving"],

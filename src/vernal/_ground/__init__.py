@@ -34,6 +34,7 @@ from ._jax_private import fancy_primitive_batchers as fancy_primitive_batchers
 from ._jax_private import flatten_none_is_leaf as flatten_none_is_leaf
 from ._jax_private import hide_frames as hide_frames
 from ._jax_private import instantiate_zeros as instantiate_zeros
+from ._jax_private import jax_primitives as jax_primitives
 from ._jax_private import jaxprs_in_params as jaxprs_in_params
 from ._jax_private import lower_fun as lower_fun
 from ._jax_private import lower_to_python as lower_to_python
@@ -43,10 +44,13 @@ from ._jax_private import mapped_mesh_axes as mapped_mesh_axes
 from ._jax_private import name_p as name_p
 from ._jax_private import primitive_jvps as primitive_jvps
 from ._jax_private import primitive_transposes as primitive_transposes
+from ._jax_private import pvary_p as pvary_p
 from ._jax_private import register_lowering as register_lowering
 from ._jax_private import remat_p as remat_p
+from ._jax_private import reshard_p as reshard_p
 from ._jax_private import runs_alone as runs_alone
 from ._jax_private import scan_parts as scan_parts
+from ._jax_private import shard_map_p as shard_map_p
 from ._jax_private import stop_gradient_p as stop_gradient_p
 from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval

@@ -33,6 +33,7 @@ from jax._src.core import jaxprs_in_params as jaxprs_in_params  # JAX 0.10.2 to 
 # Removing and adding a batch axis of an abstract value, its sharding included: the abstract
 # evaluation of an operation under vmap. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
 from jax._src.core import mapped_aval as mapped_aval
+from jax._src.core import pvary_p as pvary_p  # JAX 0.10.2 to 0.12
 
 # The programs inside a program, to look for checks. Present in JAX 0.10.2 to 0.12. Retired by: a
 # public walk over a jaxpr.
@@ -73,6 +74,12 @@ from jax._src.interpreters.partial_eval import custom_staging_rules as custom_st
 # public way to rewrite an inner `jit`.
 from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
 
+# Operations that leave the values as they are, and the one of `shard_map`: operations are known by
+# themselves, not by their names, which anybody may give to another. Present in JAX 0.10.2 to 0.12.
+# Retired by: any JAX version with these in `jax.extend.core.primitives`.
+from jax._src.pjit import reshard_p as reshard_p
+from jax._src.shard_map import shard_map_p as shard_map_p  # JAX 0.10.2 to 0.12
+
 # The named scopes around an operation, and where the user wrote it: kept when a program is evaluated
 # operation by operation, and read for messages. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
 # version whose `eval_jaxpr` takes a function to be called for each operation.
@@ -87,6 +94,10 @@ from jax._src.traceback_util import register_exclusion
 # whose public tree_flatten can treat None as a leaf.
 from jax._src.tree_util import none_leaf_registry
 from jax.core import Tracer
+
+# The operations of JAX, by themselves. Present in JAX 0.10.2 to 0.12. Retired by: no version; they are public, but
+# `jax.extend` promises less than `jax`.
+from jax.extend.core import primitives
 
 # The derivative rules of an operation, and what they speak of: a tangent known to be zero, and the
 # argument that a transposition is with respect to. Present in JAX 0.10.2 to 0.12. Retired by: as
@@ -117,6 +128,8 @@ from jax.interpreters.mlir import emit_python_callback
 # Primitive.
 from jax.interpreters.mlir import lower_fun as lower_fun
 from jax.interpreters.mlir import register_lowering as register_lowering  # JAX 0.10.2 to 0.12
+
+jax_primitives = primitives
 
 
 def batch_axis_in_front(axis: Any, x: Any, dim: int | None) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from ..harvest import reap
 from ..modules import Module, frozen_leaves
 from ..nn import Stack
-from ..primitives import collect
 from ..show import human_bytes, human_count, path_text, short, table, tree_pformat, type_error
 from ..trees import has_shape, is_inexact_array, split, tree_at
 from ._watch import Call, Path, Recorder, layers_of
@@ -88,7 +88,7 @@ def _flops_of(call: Call) -> float | None:
 
     try:
         # Collected, for a layer may change its state.
-        analysis = jax.jit(collect(run)).lower(call.shapes).cost_analysis()
+        analysis = jax.jit(reap(run)).lower(call.shapes).cost_analysis()
     except Exception:
         # A layer that only works where it was called (with an axis name of a vmap around it), or a
         # backend that does not analyse: the count is missing, the rest of the table is not.

@@ -22,7 +22,8 @@ import numpy as np
 from jax.core import eval_jaxpr
 
 from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, strong
-from ..primitives import borrow_if_vmap, checks, record_if, records, select_if_vmap
+from ..harvest import checks, sow_if, sows
+from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import short, type_error
 from ..trees import is_array
 from ._carry import Carry, same_type
@@ -102,8 +103,8 @@ class Functions:
             active = self.cond(consts, carry, buffers)
             given = select_if_vmap(active, carry, consts[len(consts) - len(carry) :])
         body, args = self._bodies[replay], (consts, active, given, buffers, x)
-        opened = active is not None and (records(body.jaxpr) or checks(body.jaxpr))
-        new, new_buffers, out = record_if(active, body, *args) if opened else body(*args)
+        opened = active is not None and (sows(body.jaxpr) or checks(body.jaxpr))
+        new, new_buffers, out = sow_if(active, body, *args) if opened else body(*args)
         new = [strong(x) for x in new]
         if active is not None:
             new = select_if_vmap(active, new, carry)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
-from ..primitives import collect
+from ..harvest import reap
 from ..show import path_text, short, type_error, value_error
 from ..trees import set_attributes
 from ._inference import inference_mode
@@ -68,7 +68,7 @@ def apply(
             model disagree about a state that they share.
         TypeError: if the model has no method of this name.
         RuntimeError: if the state of the model is in a `State`.
-        NotImplementedError: if the model changes its state where that cannot be, see `vernal.primitives.collect`.
+        NotImplementedError: if the model changes its state where that cannot be, see `vernal.harvest.reap`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -96,7 +96,7 @@ def apply(
     values = [index.stored() for _, index in state_indices(model)]
     if not values:
         return run(values, args, kwargs), model
-    out, values = collect(run)(values, args, kwargs)
+    out, values = reap(run)(values, args, kwargs)
     return out, _with_values(model, values)
 
 

@@ -15,8 +15,8 @@ import jax
 import jax.tree_util as jtu
 
 from .._ground import strong
+from ..harvest import planted, sow
 from ..modules import Module, field
-from ..primitives import read, record
 from ..show import diff_text, message, path_text, short, tree_pformat, type_error, value_error
 from ..transforms import placed_like
 from ..trees import is_array_like
@@ -106,7 +106,7 @@ class StateIndex(Module):
         """
         if state is not None:
             return state.get(self)
-        return read(self.stored())
+        return planted(self.stored())
 
     def update(self, value: Any, through: T) -> T:
         """Sets the value in the model, inside `nn.apply`.
@@ -122,9 +122,9 @@ class StateIndex(Module):
         Raises:
             RuntimeError: outside of `nn.apply`, when it is run; if the value is in a `State`.
             ValueError: if structure, shapes or dtypes differ, or the elements of a `jax.vmap` inside of the
-                model disagree: see `vernal.primitives.record`.
+                model disagree: see `vernal.harvest.sow`.
         """
-        return record(self.stored(), value, through)
+        return sow(self.stored(), value, through)
 
     def stored(self) -> Any:
         """The value that is stored in the model, as it was before the call.

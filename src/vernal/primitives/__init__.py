@@ -2,7 +2,6 @@
 
 from .._ground import publish
 from ._borrow import borrow_if_vmap as borrow_if_vmap
-from ._collect import collect as collect
 from ._finalise import finalise_eval_jaxpr as finalise_eval_jaxpr
 from ._finalise import finalise_fn as finalise_fn
 from ._finalise import finalise_jaxpr as finalise_jaxpr
@@ -28,13 +27,8 @@ from ._primitive import filter_primitive_def as filter_primitive_def
 from ._primitive import filter_primitive_jvp as filter_primitive_jvp
 from ._primitive import filter_primitive_transpose as filter_primitive_transpose
 from ._primitive import materialise_zeros as materialise_zeros
-from ._record import read as read
-from ._record import record as record
-from ._record_if import record_if as record_if
 from ._select import select_if_vmap as select_if_vmap
 from ._select import select_if_vmap_p as select_if_vmap_p
-from ._slots import checks as checks
-from ._slots import records as records
 from ._unvmap import unvmap_all as unvmap_all
 from ._unvmap import unvmap_all_p as unvmap_all_p
 from ._unvmap import unvmap_any as unvmap_any

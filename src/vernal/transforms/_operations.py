@@ -218,7 +218,19 @@ def define(
         return _map(rules.given(params), axis, args, dims)
 
     fancy_primitive_batchers[primitive] = batch
+    _defined.add(primitive)
     return primitive
+
+
+_defined: set[Any] = set()
+
+
+def program_of(eqn: Any) -> Any:
+    """What an operation that was made by `define` computes, as a jaxpr; None for any other, whose parameters say it."""
+    if eqn.primitive not in _defined:
+        return None
+    types = [v.aval for v in eqn.invars]
+    return jax.make_jaxpr(lambda *args: eqn.primitive.impl(*args, **eqn.params))(*types).jaxpr
 
 
 def _primitive(rules: _Rules) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 from .._ground import current_scope, jaxprs_in_params
 from ..show import message
 from ..transforms import check_p
-from ._record import read_p, record_p
+from ._sow import planted_p, sow_p
 from ._views import View
 
 # For every argument or result of an operation, which part of which slot it is.
@@ -22,14 +22,14 @@ class Slots:
 
     Attributes:
         read: the slots that were read here, and by operations of which program.
-        recorded: those that were recorded, likewise.
+        sown: those that were sown, likewise.
     """
 
     def __init__(self, values: Sequence[Any], active: int | None = None):
         self.values = list(values)
         self.active = active
         self.read: set[tuple[int, int]] = set()
-        self.recorded: set[tuple[int, int]] = set()
+        self.sown: set[tuple[int, int]] = set()
 
     def used(self, views: Views) -> list[int]:
         """The numbers of the slots that an operation with these arguments can reach."""
@@ -49,13 +49,13 @@ class Slots:
         """For the program of an operation, which has its own values of these slots."""
         inner = Slots([None] * len(self.values), self.active)
         inner.set(numbers, values)
-        inner.read, inner.recorded = self.read, self.recorded
+        inner.read, inner.sown = self.read, self.sown
         return inner
 
     def inside_loop(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
         """For the program of a loop."""
         inner = self.inside(numbers, values)
-        inner.read, inner.recorded = set(), set()
+        inner.read, inner.sown = set(), set()
         return inner
 
     def leave_loop(self, inner: "Slots") -> None:
@@ -65,16 +65,16 @@ class Slots:
             inner: what `inside_loop` returned.
 
         Raises:
-            NotImplementedError: if a `read` was moved out of the loop. Differentiating a loop, JAX does so with
-                everything that seems the same at every step. The `record` beside it has stayed inside.
+            NotImplementedError: if a `planted` was moved out of the loop. Differentiating a loop, JAX does so with
+                everything that seems the same at every step. The `sow` beside it has stayed inside.
         """
-        if (inner.recorded - inner.read) & self.read:
+        if (inner.sown - inner.read) & self.read:
             raise unknown(
                 "a loop that is differentiated inside of the function, with one state for all steps",
                 "the derivative outside of `vernal.nn.apply`, or a layer for each step (a stack)",
             )
         self.read |= inner.read
-        self.recorded |= inner.recorded
+        self.sown |= inner.sown
 
 
 # Evaluates a jaxpr, given its constants and arguments, which parts of slots the arguments are, and the slots, in
@@ -83,26 +83,26 @@ Evaluate = Callable[[Any, Sequence[Any], Sequence[Any], Views, Slots], tuple[lis
 
 
 def touches(jaxpr: Any) -> bool:
-    """Whether a program reads or records, at any depth."""
-    return _has(jaxpr, (read_p, record_p))
+    """Whether a program reads or sows, at any depth."""
+    return _has(jaxpr, (planted_p, sow_p))
 
 
-def records(jaxpr: Any) -> bool:
-    """Whether a program records a slot, at any depth.
+def sows(jaxpr: Any) -> bool:
+    """Whether a program sows a slot, at any depth.
 
     Args:
         jaxpr: the program.
 
     Returns:
-        True if there is a `vernal.primitives.record` in it.
+        True if there is a `vernal.harvest.sow` in it.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal.primitives import record, records
-        >>> records(jax.make_jaxpr(lambda slot: record(slot, slot + 1, slot))(jnp.array(1)).jaxpr)
+        >>> from vernal.harvest import sow, sows
+        >>> sows(jax.make_jaxpr(lambda slot: sow(slot, slot + 1, slot))(jnp.array(1)).jaxpr)
         True
     """
-    return _has(jaxpr, (record_p,))
+    return _has(jaxpr, (sow_p,))
 
 
 def _has(jaxpr: Any, primitives: tuple[Any, ...]) -> bool:
@@ -124,7 +124,7 @@ def checks(jaxpr: Any) -> bool:
 
     Example:
         >>> import jax
-        >>> from vernal.primitives import checks
+        >>> from vernal.harvest import checks
         >>> from vernal.runtime import error_if
         >>> checks(jax.make_jaxpr(lambda x: error_if(x, x < 0, "negative"))(1.0).jaxpr)
         True
@@ -133,11 +133,11 @@ def checks(jaxpr: Any) -> bool:
 
 
 def unknown(what: str, instead: str) -> NotImplementedError:
-    """The error for a place where no state can be recorded."""
+    """The error for a place where no state can be sown."""
     return NotImplementedError(
         message(
             f"a state is used inside {what}",
-            where=current_scope() or "vernal.primitives.collect",
+            where=current_scope() or "vernal.harvest.reap",
             expected="jit, scan, while_loop, cond, switch, vmap, grad, checkpoint, shard_map, or a function with a "
             "derivative rule",
             instead=instead,

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from vernal import loops
-from vernal.primitives import collect, read, record, record_if
+from vernal.harvest import planted, reap, sow, sow_if
 
 STEPS = jnp.array([1, 3, 0])
 
 
 def decay(slot, x):
     """One step, which counts itself in one array of the slot and adds up what it sees in the other."""
-    count, total = read(slot)
-    return record(slot, (count + 1, total + x), 0.5 * x)
+    count, total = planted(slot)
+    return sow(slot, (count + 1, total + x), 0.5 * x)
 
 
 def slots(shape=()):
@@ -35,7 +35,7 @@ def fori_loop(slot, x, steps):
 
 
 def nested(slot, x, steps):
-    """The state is recorded in a compiled function, in a branch, in a loop, in the loop."""
+    """The state is sown in a compiled function, in a branch, in a loop, in the loop."""
 
     @jax.jit
     def inner(slot, x):
@@ -60,8 +60,8 @@ LOOPS = {
 def test_an_element_that_is_done_changes_its_state_no_more(loop):
     @jax.jit
     def both_ways(xs):
-        inside = collect(lambda slot: jax.vmap(loop)(slot, xs, STEPS))(slots((3,)))
-        outside = jax.vmap(lambda slot, x, n: collect(loop)(slot, x, n))(slots((3,)), xs, STEPS)
+        inside = reap(lambda slot: jax.vmap(loop)(slot, xs, STEPS))(slots((3,)))
+        outside = jax.vmap(lambda slot, x, n: reap(loop)(slot, x, n))(slots((3,)), xs, STEPS)
         return inside, outside
 
     xs = np.float32([8, 8, 8])
@@ -75,9 +75,9 @@ def test_an_element_that_is_done_changes_its_state_no_more(loop):
 def test_elements_that_share_a_state_cannot_be_done_at_different_times():
     shared = jax.vmap(while_loop, in_axes=(None, 0, 0))
     with pytest.raises(ValueError, match="the elements of `jax.vmap` disagree about a state"):
-        collect(shared)(slots(), jnp.ones(3), STEPS)
+        reap(shared)(slots(), jnp.ones(3), STEPS)
     same = jax.vmap(lambda slot, x: x * while_loop(slot, jnp.float32(4), 2), in_axes=(None, 0))
-    ys, (count, _) = collect(same)(slots(), jnp.arange(3.0))
+    ys, (count, _) = reap(same)(slots(), jnp.arange(3.0))
     np.testing.assert_allclose(ys, [0, 1, 2])
     assert count == 2
 
@@ -85,9 +85,9 @@ def test_elements_that_share_a_state_cannot_be_done_at_different_times():
 def test_the_gradient_passes_through_what_is_recorded_under_a_condition():
     def loss(x, preds):
         def run(slot, pred, x):
-            return record_if(pred, lambda slot: decay(slot, x**2), slot)
+            return sow_if(pred, lambda slot: decay(slot, x**2), slot)
 
-        ys, (count, _) = collect(jax.vmap(run, in_axes=(0, 0, None)))(slots((2,)), preds, x)
+        ys, (count, _) = reap(jax.vmap(run, in_axes=(0, 0, None)))(slots((2,)), preds, x)
         return ys.sum(), count
 
     gradient, count = jax.grad(loss, has_aux=True)(jnp.float32(3.0), jnp.array([True, False]))
@@ -96,5 +96,5 @@ def test_the_gradient_passes_through_what_is_recorded_under_a_condition():
 
 
 def test_what_can_not_be_called_is_refused():
-    with pytest.raises(TypeError, match="record_if"):
-        record_if(jnp.array(True), 1)
+    with pytest.raises(TypeError, match="sow_if"):
+        sow_if(jnp.array(True), 1)

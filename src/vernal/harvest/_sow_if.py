@@ -1,7 +1,7 @@
-"""`record_if`: slots and checks under a condition that a loop decides, one element of a batch at a time.
+"""`sow_if`: slots and checks under a condition that a loop decides, one element of a batch at a time.
 
 A loop runs its step for a whole batch until the last element is done. The carry of an element that is done is kept by
-`select_if_vmap`; this does the same for the slots that the step records, and its checks count for the others alone.
+`select_if_vmap`; this does the same for the slots that the step sows, and its checks count for the others alone.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from .._ground import convert_constvars_jaxpr
+from ..primitives import select_if_vmap
 from ..transforms import check_callable
 from ..trees import split
 from ._evaluate import evaluate
-from ._record import read, record
-from ._select import select_if_vmap
-from ._slots import Slots, Views, records
+from ._slots import Slots, Views, sows
+from ._sow import planted, sow
 from ._views import View
 
 T = TypeVar("T")
 
 
-def record_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
+def sow_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
     """Calls a function whose new values of slots, and whose checks, count only where a condition holds.
 
     As with `select_if_vmap`, `pred` is known to hold unless it belongs to a batch, as in the body of a loop that runs
@@ -39,21 +39,21 @@ def record_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
 
     Raises:
         TypeError: if `fn` is not callable, or `pred` is not a bool.
-        ValueError: if a slot that is recorded is shared by the elements of a batch, among which `pred` differs.
+        ValueError: if a slot that is sown is shared by the elements of a batch, among which `pred` differs.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal.primitives import collect, read, record, record_if
+        >>> from vernal.harvest import planted, reap, sow, sow_if
         >>> def count(slot, x):
-        ...     return record(slot, read(slot) + 1, 2 * x)
+        ...     return sow(slot, planted(slot) + 1, 2 * x)
         >>> @jax.vmap
         ... def count_if(slot, x, pred):
-        ...     return record_if(pred, count, slot, x)
+        ...     return sow_if(pred, count, slot, x)
         >>> counts, xs, preds = jnp.array([5, 5]), jnp.array([3, 4]), jnp.array([True, False])
-        >>> collect(count_if)(counts, xs, preds)
+        >>> reap(count_if)(counts, xs, preds)
         (Array([6, 8], dtype=int32), Array([6, 5], dtype=int32))
     """
-    check_callable(fn, "record_if")
+    check_callable(fn, "sow_if")
     arrays, rest = split(args)
 
     def flat(*arrays: Any) -> Any:
@@ -61,8 +61,8 @@ def record_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
 
     closed, (_, out_rest) = jax.make_jaxpr(flat, return_shape=True)(*arrays)
     inputs = [*map(jnp.asarray, closed.consts), *arrays]
-    states = records(closed.jaxpr)
-    before = read(inputs) if states else inputs
+    states = sows(closed.jaxpr)
+    before = planted(inputs) if states else inputs
     views: Views = [View(i) if states else None for i in range(len(inputs))]
     known = jnp.ones((), bool)
     active = select_if_vmap(pred, known, ~known)
@@ -70,8 +70,8 @@ def record_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
     program = convert_constvars_jaxpr(closed.jaxpr)
     out, _ = evaluate(program, (), inputs, views, slots)
     result = out_rest.fill(out)
-    recorded = sorted({slot for slot, _ in slots.recorded})
-    if not recorded:
+    sown = sorted({slot for slot, _ in slots.sown})
+    if not sown:
         return result
-    new = select_if_vmap(pred, slots.of(recorded), [before[i] for i in recorded])
-    return record([inputs[i] for i in recorded], new, result)
+    new = select_if_vmap(pred, slots.of(sown), [before[i] for i in sown])
+    return sow([inputs[i] for i in sown], new, result)

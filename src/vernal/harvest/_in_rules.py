@@ -1,10 +1,10 @@
 """Slots inside of functions with derivative rules of their own (`jax.custom_jvp`, `jax.custom_vjp`).
 
 The function gets the values of the slots as further arguments and results, and so does its rule: differentiated, such
-a function is not run, its rule is, and what that records is what counts. The rule is had, without opening
+a function is not run, its rule is, and what that sows is what counts. The rule is had, without opening
 JAX's operation, by differentiating the operation as it is and tracing that.
 
-A rule that runs the function again on the way back would record twice. It is refused.
+A rule that runs the function again on the way back would sow twice. It is refused.
 """
 
 from collections.abc import Callable, Sequence

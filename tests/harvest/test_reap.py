@@ -1,4 +1,4 @@
-"""`collect`, `read`, `record`: a state-threading transformation, against a state that is threaded by hand."""
+"""`reap`, `planted`, `sow`: a state-threading transformation, against a state that is threaded by hand."""
 
 import inspect
 
@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from vernal.primitives import collect, finalise_make_jaxpr, read, record
+from vernal.harvest import planted, reap, sow
+from vernal.primitives import create_vprim, finalise_make_jaxpr, noinline
 
 X = jnp.array([0.3, -0.7, 1.1])
 SLOT = jnp.array([1.0, 2.0, 4.0])
@@ -18,8 +20,14 @@ SLOT = jnp.array([1.0, 2.0, 4.0])
 
 def layer(slot, x):
     """Depends on its state, and on how often it was called: the order of calls matters."""
-    old = read(slot)
-    return record(slot, 0.5 * old + x, jnp.sin(x) * (1 + old.sum()))
+    old = planted(slot)
+    return sow(slot, 0.5 * old + x, jnp.sin(x) * (1 + old.sum()))
+
+
+# Operations that hide what they do with a state.
+STALE = create_vprim("stale", lambda s, x: [planted(s) + x], lambda s, x: [x], None, None)
+OTHERS_SCAN = Primitive("scan")
+OTHERS_SCAN.def_abstract_eval(lambda s, x, jaxpr: x)
 
 
 def by_hand(slot, x):
@@ -189,7 +197,7 @@ CASES = {
     ),
     "vmap of examples, with what they have in common": (
         lambda s, x: jax.vmap(
-            lambda x: record(s, lax.pmean(x, "batch") + read(s), x * x), axis_name="batch"
+            lambda x: sow(s, lax.pmean(x, "batch") + planted(s), x * x), axis_name="batch"
         )(jnp.stack([x, 2 * x]))[1],
         lambda s, x: (4 * x * x, lax.stop_gradient(1.5 * x + s)),
         SLOT,
@@ -247,7 +255,7 @@ def test_values_state_and_derivatives_are_those_of_a_state_threaded_by_hand(case
             )
             return grads, aux, mapped
 
-        return of(collect(fn)), of(hand)
+        return of(reap(fn)), of(hand)
 
     got, expected = everything(slot, X)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
@@ -255,7 +263,7 @@ def test_values_state_and_derivatives_are_those_of_a_state_threaded_by_hand(case
     if case in ("stacked in a scan", "jit", "cond"):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
-            collect(fn)(slot, X),
+            reap(fn)(slot, X),
             hand(slot, X),
         )
 
@@ -266,7 +274,7 @@ def test_forward_mode_and_second_derivatives_too(case):
 
     @jax.jit
     def hessians(x):
-        of = [lambda x, f=f: jnp.sum(f(slot, x)[0] ** 2) for f in (collect(fn), hand)]
+        of = [lambda x, f=f: jnp.sum(f(slot, x)[0] ** 2) for f in (reap(fn), hand)]
         return [jax.hessian(f)(x) for f in of]
 
     np.testing.assert_allclose(*hessians(X), rtol=1e-4, atol=1e-5)
@@ -275,7 +283,7 @@ def test_forward_mode_and_second_derivatives_too(case):
 def test_a_while_loop_threads_the_state_through_condition_and_body():
     def fn(slot, x):
         def unfinished(carry):
-            return (read(slot).sum() < 20) & (carry[1] < 10)
+            return (planted(slot).sum() < 20) & (carry[1] < 10)
 
         return lax.while_loop(unfinished, lambda c: (layer(slot, c[0]), c[1] + 1), (x, 0))
 
@@ -285,17 +293,17 @@ def test_a_while_loop_threads_the_state_through_condition_and_body():
             (x, slot), n = by_hand(slot, x), n + 1
         return (x, n), slot
 
-    got, expected = jax.jit(collect(fn))(SLOT, X + 5), hand(SLOT, X + 5)
+    got, expected = jax.jit(reap(fn))(SLOT, X + 5), hand(SLOT, X + 5)
     assert 1 < expected[0][1] < 10
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, expected)
 
 
 def test_collecting_inside_of_collecting_threads_both():
     def outer(slots, x):
-        y, inner = collect(twice)(read(slots[0]), x)
-        return record(slots, (inner, read(slots[1]) + 1), y)
+        y, inner = reap(twice)(planted(slots[0]), x)
+        return sow(slots, (inner, planted(slots[1]) + 1), y)
 
-    y, (slot, count) = jax.jit(collect(outer))((SLOT, jnp.array(0)), X)
+    y, (slot, count) = jax.jit(reap(outer))((SLOT, jnp.array(0)), X)
     expected, expected_slot = twice_by_hand(SLOT, X)
     np.testing.assert_allclose(y, expected, rtol=1e-6)
     np.testing.assert_allclose(slot, expected_slot, rtol=1e-6)
@@ -308,72 +316,72 @@ def test_shard_map_keeps_the_slots_of_each_device_and_what_they_share():
     def fn(slots, x):
         def per_device(slots, x):
             shared, own = slots
-            y = record(shared, read(shared) + lax.psum(x[0], "data"), x)
-            return record(own, read(own) + x, y)
+            y = sow(shared, planted(shared) + lax.psum(x[0], "data"), x)
+            return sow(own, planted(own) + x, y)
 
         return jax.shard_map(
             per_device, mesh=mesh, in_specs=((P(), P("data")), P("data")), out_specs=P("data")
         )(slots, x)
 
     x = jnp.arange(8.0)
-    y, (shared, own) = jax.jit(collect(fn))((jnp.array(1.0), jnp.ones(8)), x)
+    y, (shared, own) = jax.jit(reap(fn))((jnp.array(1.0), jnp.ones(8)), x)
     assert jnp.array_equal(y, x) and shared == 29 and jnp.array_equal(own, 1 + x)
 
     def disagreeing(slot, x):
         def per_device(slot, x):
-            return record(slot, x[0], x)
+            return sow(slot, x[0], x)
 
         return jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))(
             slot, x
         )
 
     with pytest.raises(ValueError, match="(?s)devices of `jax.shard_map` disagree.*'data'"):
-        collect(disagreeing)(jnp.array(1.0), x)
+        reap(disagreeing)(jnp.array(1.0), x)
 
     def in_two_parts(slot, x):
         return jax.shard_map(
-            lambda a, b, x: record(a, read(b), x),
+            lambda a, b, x: sow(a, planted(b), x),
             mesh=mesh,
             in_specs=(P(), P(), P()),
             out_specs=P(),
         )(slot[0], slot[1], x)
 
     with pytest.raises(NotImplementedError, match="in two parts at once"):
-        collect(in_two_parts)(jnp.ones((2, 3)), x)
+        reap(in_two_parts)(jnp.ones((2, 3)), x)
 
 
 def test_any_python_objects_are_arguments_and_results_and_what_is_not_recorded_stays():
     def fn(slots, x, name, scale=1):
-        return {"y": record(slots["a"], read(slots["a"]) * scale, x), "name": name, "f": jnp.sin}
+        return {"y": sow(slots["a"], planted(slots["a"]) * scale, x), "name": name, "f": jnp.sin}
 
     key = jax.random.key(3)
     slots = {"a": jnp.ones(2), "key": key, "name": "slots"}
-    out, new = collect(fn)(slots, X, "x", scale=3)
+    out, new = reap(fn)(slots, X, "x", scale=3)
     assert out["name"] == "x" and out["f"] is jnp.sin and new["name"] == "slots"
     assert jnp.array_equal(new["a"], jnp.full(2, 3.0)) and new["key"] == key
     assert jnp.array_equal(out["y"], X)
-    half = collect(lambda s, x: record(s.astype(jnp.float16), x.astype(jnp.float16), x))(SLOT, X)[1]
+    half = reap(lambda s, x: sow(s.astype(jnp.float16), x.astype(jnp.float16), x))(SLOT, X)[1]
     assert jnp.array_equal(half, X.astype(jnp.float16).astype(SLOT.dtype))
 
 
 def test_keys_and_integers_are_slots_too_and_no_type_is_weak_afterwards():
     def fn(slots, xs):
         def step(total, x):
-            key, count = read(slots)
+            key, count = planted(slots)
             key, new = jax.random.split(key)
-            return record(slots, (new, count + 1), total + x * jax.random.normal(key)), None
+            return sow(slots, (new, count + 1), total + x * jax.random.normal(key)), None
 
         return lax.scan(step, jnp.array(0.0), xs)[0]
 
     key = jax.random.key(3)
-    y, (new, count) = jax.jit(collect(fn))((key, jnp.array(0)), X)
+    y, (new, count) = jax.jit(reap(fn))((key, jnp.array(0)), X)
     expected = jnp.array(0.0)
     for x in X:
         now, key = jax.random.split(key)
         expected += x * jax.random.normal(now)
     assert count == 3 and new == key
     np.testing.assert_allclose(y, expected, rtol=1e-6)
-    _, weak = collect(lambda s, x: record(s, 1.0, x))(jnp.array(2.0), X)
+    _, weak = reap(lambda s, x: sow(s, 1.0, x))(jnp.array(2.0), X)
     assert weak == 1 and not weak.weak_type
 
 
@@ -383,7 +391,7 @@ def test_the_program_has_one_copy_of_everything_and_keeps_what_it_does_not_touch
             x = jax.nn.relu(jax.checkpoint(jnp.cos)(x))
             return lax.scan(lambda x, _: (layer(slot, x), None), x, None, length=3)[0]
 
-    jaxpr = jax.make_jaxpr(collect(fn))(SLOT, X)
+    jaxpr = jax.make_jaxpr(reap(fn))(SLOT, X)
     names = [eqn.primitive.name for eqn in jaxpr.eqns]
     assert names.count("scan") == names.count("remat2") == 1
     inner = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan").params["jaxpr"]
@@ -396,13 +404,13 @@ def test_the_program_has_one_copy_of_everything_and_keeps_what_it_does_not_touch
 def test_no_tracer_leaks():
     fn, _, slot = CASES["stacked in two scans of checkpoints"]
     with jax.checking_leaks():
-        jax.jit(jax.grad(_loss(collect(fn)), has_aux=True))(slot, X)
+        jax.jit(jax.grad(_loss(reap(fn)), has_aux=True))(slot, X)
 
 
 def test_outside_of_it_reading_is_the_identity_and_recording_an_error():
-    assert jnp.array_equal(jax.jit(jax.vmap(read))(SLOT), SLOT)
-    assert jnp.array_equal(jax.grad(lambda s: (s * read(s)).sum())(SLOT), SLOT)
-    assert not finalise_make_jaxpr(read)(SLOT).eqns
+    assert jnp.array_equal(jax.jit(jax.vmap(planted))(SLOT), SLOT)
+    assert jnp.array_equal(jax.grad(lambda s: (s * planted(s)).sum())(SLOT), SLOT)
+    assert not finalise_make_jaxpr(planted)(SLOT).eqns
     assert jax.eval_shape(layer, SLOT, X).shape == (3,)
     for fn in (layer, jax.jit(layer), jax.grad(lambda x: layer(SLOT, x).sum())):
         with pytest.raises(RuntimeError, match="(?s)nobody takes it.*nn.apply"):
@@ -417,38 +425,38 @@ def test_outside_of_it_reading_is_the_identity_and_recording_an_error():
 @pytest.mark.parametrize(
     "fn, error, text",
     [
-        (lambda s, x: record(s, x[:2], x), ValueError, r"(?s)differ in kind.*f32\[3\]"),
-        (lambda s, x: record(s, (x,), x), ValueError, "differ in kind"),
-        (lambda s, x: record(s, jnp.arange(3), x), ValueError, "differ in kind"),
-        (lambda s, x: record(s, x, "x"), ValueError, "needs something to be tied to"),
+        (lambda s, x: sow(s, x[:2], x), ValueError, r"(?s)differ in kind.*f32\[3\]"),
+        (lambda s, x: sow(s, (x,), x), ValueError, "differ in kind"),
+        (lambda s, x: sow(s, jnp.arange(3), x), ValueError, "differ in kind"),
+        (lambda s, x: sow(s, x, "x"), ValueError, "needs something to be tied to"),
         (lambda s, x: layer(s * 2, x), ValueError, "old value of a state was computed"),
         (lambda s, x: layer(s[::-1], x), ValueError, "old value of a state was computed"),
         (
-            lambda s, x: jax.vmap(lambda x: record(s, s + x, x))(x),
+            lambda s, x: jax.vmap(lambda x: sow(s, s + x, x))(x),
             ValueError,
             "(?s)elements of `jax.vmap` disagree.*depends on the element",
         ),
         (
-            lambda s, x: jax.vmap(lambda x: record(s, s + x, x), axis_name="i")(x),
+            lambda s, x: jax.vmap(lambda x: sow(s, s + x, x), axis_name="i")(x),
             ValueError,
             "axis 'i'",
         ),
         (
             lambda s, x: jax.vmap(
-                lambda s, x: lax.cond(x > 0, lambda x: record(s, x, x), lambda x: x, x)
+                lambda s, x: lax.cond(x > 0, lambda x: sow(s, x, x), lambda x: x, x)
             )(s, x),
             ValueError,
             "(?s)was computed.*`cond`",
         ),
         (
             lambda s, x: jax.vmap(
-                lambda s, x: lax.while_loop(lambda x: x < 1, lambda x: record(s, x, x + 1), x)
+                lambda s, x: lax.while_loop(lambda x: x < 1, lambda x: sow(s, x, x + 1), x)
             )(s, x),
             NotImplementedError,
             "another number of steps for each",
         ),
         (
-            lambda s, x: lax.while_loop(lambda x: record(s, x, x)[0] > 0, lambda x: x - 1, x),
+            lambda s, x: lax.while_loop(lambda x: sow(s, x, x)[0] > 0, lambda x: x - 1, x),
             NotImplementedError,
             "condition of a `while_loop`",
         ),
@@ -474,11 +482,18 @@ def test_outside_of_it_reading_is_the_identity_and_recording_an_error():
             NotImplementedError,
             "the operation `custom_",
         ),
+        (lambda s, x: noinline(layer)(s, x), NotImplementedError, "the operation `noinline`"),
+        (lambda s, x: STALE.bind(s, x)[0], NotImplementedError, "the operation `stale`"),
+        (
+            lambda s, x: OTHERS_SCAN.bind(s, x, jaxpr=jax.make_jaxpr(layer)(s, x)),
+            NotImplementedError,
+            "the operation `scan`",
+        ),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(fn, error, text):
     with pytest.raises(error, match=text):
-        jax.jit(collect(fn))(SLOT, X)
+        jax.jit(reap(fn))(SLOT, X)
 
 
 def test_a_rule_that_runs_the_function_again_on_the_way_back_is_refused():
@@ -490,11 +505,11 @@ def test_a_rule_that_runs_the_function_again_on_the_way_back_is_refused():
         lambda slot, x: (f(slot, x), (slot, x)),
         lambda kept, ct: (None, jax.vjp(lambda x: layer(kept[0], x), kept[1])[1](ct)[0]),
     )
-    assert collect(f)(SLOT, X)[0].shape == (3,)
+    assert reap(f)(SLOT, X)[0].shape == (3,)
     with pytest.raises(NotImplementedError, match="runs it again on the way back"):
-        jax.grad(_loss(collect(f)), 1, has_aux=True)(SLOT, X)
+        jax.grad(_loss(reap(f)), 1, has_aux=True)(SLOT, X)
 
 
 def test_what_is_not_a_function_is_refused():
-    with pytest.raises(TypeError, match="collect"):
-        inspect.unwrap(collect)(3)
+    with pytest.raises(TypeError, match="reap"):
+        inspect.unwrap(reap)(3)

@@ -1,4 +1,4 @@
-"""`collect`: from a function that reads and overwrites slots to one that takes them and returns them."""
+"""`reap`: from a function that reads and overwrites slots to one that takes them and returns them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ from ._slots import Slots
 from ._views import View
 
 
-def collect(fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+def reap(fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     """Makes a function that returns the new values of its slots along with its result.
 
-    Inside, `vernal.primitives.read` and `record` use the slots as variables: each `read` sees what was recorded last,
+    Inside, `vernal.harvest.planted` and `sow` use the slots as variables: each `planted` sees what was sown last,
     across calls, and in loops from one step to the next. The function is traced, as by `jax.jit`; around it and
     inside of it all of JAX's transformations may be used. Derivatives are those of the plain function, and do
     not pass through the slots.
@@ -26,28 +26,28 @@ def collect(fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
 
     Returns:
         A function of the same arguments that returns `(result, slots)`, with the last values of the slots: arrays
-        of the same shapes and dtypes. What was not recorded is as it was given.
+        of the same shapes and dtypes. What was not sown is as it was given.
 
     Raises:
         TypeError: if `fn` is not callable.
-        ValueError: at a call, if a value is recorded for an array that is not one of `slots`, nor indexed, sliced,
+        ValueError: at a call, if a value is sown for an array that is not one of `slots`, nor indexed, sliced,
             reshaped, transposed or cast from one; if devices or elements of a map disagree about a slot they share.
-        NotImplementedError: at a call, if a slot is recorded where it cannot be, such as in the condition of a loop,
+        NotImplementedError: at a call, if a slot is sown where it cannot be, such as in the condition of a loop,
             or in a `jax.checkpoint` that `fn` differentiates itself.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal.primitives import collect, read, record
+        >>> from vernal.harvest import planted, reap, sow
         >>> def count(slot, x):
-        ...     return record(slot, read(slot) + 1, 2 * x)
+        ...     return sow(slot, planted(slot) + 1, 2 * x)
         >>> def several(slot, xs):
         ...     return jax.lax.map(lambda x: count(slot, x), xs)
-        >>> collect(several)(jnp.array(0), jnp.arange(4))
+        >>> reap(several)(jnp.array(0), jnp.arange(4))
         (Array([0, 2, 4, 6], dtype=int32), Array(4, dtype=int32))
     """
-    check_callable(fn, "collect")
+    check_callable(fn, "reap")
 
-    def collected(slots: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def reaped(slots: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         values, slots_rest = split(slots)
         arrays, rest = split((args, kwargs))
 
@@ -63,4 +63,4 @@ def collect(fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         out, _ = evaluate(closed.jaxpr, closed.consts, [*values, *arrays], views, current)
         return out_rest.fill(out), slots_rest.fill(current.values)
 
-    return collected
+    return reaped

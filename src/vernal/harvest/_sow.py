@@ -1,16 +1,16 @@
 """Slots: arrays that a function reads and overwrites, as two operations in its program.
 
-`read` gives the newest value of a slot. `record` sets it, and returns something else that the function
+`planted` gives the newest value of a slot. `sow` sets it, and returns something else that the function
 goes on with, so that the operation stands in the program where the new value is due. Alone they do
-nothing: `read` is the identity, and a `record` that is run is an error. `collect` (see `_collect.py`)
+nothing: `planted` is the identity, and a `sow` that is run is an error. `reap` (see `_reap.py`)
 turns a program with both into one that returns the new values.
 
-A slot is known by where its value comes from, not by a name: the operand of `read` and `record` is the
+A slot is known by where its value comes from, not by a name: the operand of `planted` and `sow` is the
 old value. A rule of `vmap` therefore keeps the layout of the new value that of the old one, and whoever
 looks at the program finds out, by following the operand back, which array was meant.
 
 Neither carries a derivative with respect to the slot. Both remember the program that they were traced into: JAX takes
-an operation for a pure one, and may have moved a `read` out of its loop since (see `_slots.py`).
+an operation for a pure one, and may have moved a `planted` out of its loop since (see `_slots.py`).
 """
 
 from typing import Any, TypeVar
@@ -30,43 +30,43 @@ from .._ground import (
     register_lowering,
     strong,
 )
+from ..primitives import register_impl_finalisation
 from ..show import diff_text, message, value_error
 from ..trees import is_array_like, split
-from ._finalise import register_impl_finalisation
 
 T = TypeVar("T")
 
 
-def _read(slot: Any, program: int) -> Any:
+def _planted(slot: Any, program: int) -> Any:
     del program
     return slot
 
 
-def _read_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
+def _planted_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
     del axis
-    return read_p.bind(*args, **params), dims[0]
+    return planted_p.bind(*args, **params), dims[0]
 
 
-def _read_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+def _planted_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     del tangents
-    return read_p.bind(*primals, **params), Zero(jax.typeof(primals[0]).to_tangent_aval())
+    return planted_p.bind(*primals, **params), Zero(jax.typeof(primals[0]).to_tangent_aval())
 
 
-read_p = Primitive("read_slot")
-read_p.def_impl(_read)
-read_p.def_abstract_eval(_read)
-register_lowering(read_p, lower_fun(_read, multiple_results=False))
-register_impl_finalisation(read_p)
-fancy_primitive_batchers[read_p] = _read_batch
-primitive_jvps[read_p] = _read_jvp
+planted_p = Primitive("planted")
+planted_p.def_impl(_planted)
+planted_p.def_abstract_eval(_planted)
+register_lowering(planted_p, lower_fun(_planted, multiple_results=False))
+register_impl_finalisation(planted_p)
+fancy_primitive_batchers[planted_p] = _planted_batch
+primitive_jvps[planted_p] = _planted_jvp
 
 
-def parts_of_record(args: Any, n: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """What belongs to the arguments of a `record`: the new values, the slots, and the rest."""
+def parts_of_sow(args: Any, n: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """What belongs to the arguments of a `sow`: the new values, the slots, and the rest."""
     return list(args[:n]), list(args[n : 2 * n]), list(args[2 * n :])
 
 
-def _uncollected(where: str) -> RuntimeError:
+def _not_reaped(where: str) -> RuntimeError:
     return RuntimeError(
         message(
             "there is a new value of a state, and nobody takes it",
@@ -78,19 +78,19 @@ def _uncollected(where: str) -> RuntimeError:
     )
 
 
-def _record_impl(*args: Any, where: str, **params: Any) -> Any:
-    raise _uncollected(where)
+def _sow_impl(*args: Any, where: str, **params: Any) -> Any:
+    raise _not_reaped(where)
 
 
-def _record_lowering(ctx: Any, *args: Any, where: str, **params: Any) -> Any:
-    raise _uncollected(where)
+def _sow_lowering(ctx: Any, *args: Any, where: str, **params: Any) -> Any:
+    raise _not_reaped(where)
 
 
-def _record_batch(
+def _sow_batch(
     axis: Any, args: Any, dims: Any, *, n: int, where: str, program: int
 ) -> tuple[Any, Any]:
-    values, slots, rest = parts_of_record(args, n)
-    of_values, of_slots, of_rest = parts_of_record(dims, n)
+    values, slots, rest = parts_of_sow(args, n)
+    of_values, of_slots, of_rest = parts_of_sow(dims, n)
     for i, (value, slot) in enumerate(zip(of_values, of_slots, strict=True)):
         if slot is None and value is not None:
             raise value_error(
@@ -108,25 +108,25 @@ def _record_batch(
                 values[i] = jnp.broadcast_to(jnp.expand_dims(values[i], slot), jnp.shape(slots[i]))
             else:
                 values[i] = jnp.moveaxis(values[i], value, slot)
-    out = record_p.bind(*values, *slots, *rest, n=n, where=where, program=program)
+    out = sow_p.bind(*values, *slots, *rest, n=n, where=where, program=program)
     return out, of_rest
 
 
-def _record_jvp(primals: Any, tangents: Any, *, n: int, **params: Any) -> tuple[Any, Any]:
-    return record_p.bind(*primals, n=n, **params), list(tangents[2 * n :])
+def _sow_jvp(primals: Any, tangents: Any, *, n: int, **params: Any) -> tuple[Any, Any]:
+    return sow_p.bind(*primals, n=n, **params), list(tangents[2 * n :])
 
 
-record_p = Primitive("record_slot")
-record_p.multiple_results = True
-record_p.def_impl(_record_impl)
-record_p.def_abstract_eval(lambda *args, n, **params: list(args[2 * n :]))
-register_lowering(record_p, _record_lowering)
-fancy_primitive_batchers[record_p] = _record_batch
-primitive_jvps[record_p] = _record_jvp
+sow_p = Primitive("sow")
+sow_p.multiple_results = True
+sow_p.def_impl(_sow_impl)
+sow_p.def_abstract_eval(lambda *args, n, **params: list(args[2 * n :]))
+register_lowering(sow_p, _sow_lowering)
+fancy_primitive_batchers[sow_p] = _sow_batch
+primitive_jvps[sow_p] = _sow_jvp
 
 
-def read(slot: T) -> T:
-    """The newest value of a slot: inside `collect` what was recorded last, otherwise `slot` itself.
+def planted(slot: T) -> T:
+    """The newest value of a slot: inside `reap` what was sown last, otherwise `slot` itself.
 
     Args:
         slot: a tree of arrays. (What is no array in it is returned as it is.)
@@ -136,16 +136,16 @@ def read(slot: T) -> T:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from vernal.primitives import read
-        >>> read(jnp.array([1, 2]))
+        >>> from vernal.harvest import planted
+        >>> planted(jnp.array([1, 2]))
         Array([1, 2], dtype=int32)
     """
     arrays, rest = split(slot)
-    return rest.fill([read_p.bind(x, program=current_program()) for x in arrays])
+    return rest.fill([planted_p.bind(x, program=current_program()) for x in arrays])
 
 
-def record(slot: Any, value: Any, through: T) -> T:
-    """Sets a slot, for everything that comes later in the function, and for whoever called `collect`.
+def sow(slot: Any, value: Any, through: T) -> T:
+    """Sets a slot, for everything that comes later in the function, and for whoever called `reap`.
 
     It works inside `jax.jit`, `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint`, `jax.grad`, ... of the function too.
     Under `jax.vmap` the slot is either mapped, and each element sets its own, or it is not, and then the new
@@ -164,20 +164,20 @@ def record(slot: Any, value: Any, through: T) -> T:
     Raises:
         ValueError: if `value` differs from `slot` in structure, shape or dtype; if there is no array in `through`;
             if the elements of `jax.vmap` disagree about a slot that is not mapped.
-        RuntimeError: when it is run, outside of `collect`.
+        RuntimeError: when it is run, outside of `reap`.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from vernal.primitives import collect, read, record
+        >>> from vernal.harvest import planted, reap, sow
         >>> def average(count_and_sum, x):
-        ...     count, total = read(count_and_sum)
+        ...     count, total = planted(count_and_sum)
         ...     new = count + 1, total + x
-        ...     return record(count_and_sum, new, new[1] / new[0])
-        >>> y, slots = collect(average)((jnp.array(1.0), jnp.array(2.0)), jnp.array(4.0))
+        ...     return sow(count_and_sum, new, new[1] / new[0])
+        >>> y, slots = reap(average)((jnp.array(1.0), jnp.array(2.0)), jnp.array(4.0))
         >>> y, slots
         (Array(3., dtype=float32), (Array(2., dtype=float32), Array(6., dtype=float32)))
     """
-    where = current_scope() or "vernal.primitives.record"
+    where = current_scope() or "vernal.harvest.sow"
     slot, value = _arrays_in(slot), _arrays_in(value)
     (old, structure), (new, new_structure) = split(slot), split(value)
     alike = all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(old, new, strict=False))
@@ -196,9 +196,9 @@ def record(slot: Any, value: Any, through: T) -> T:
             where=where,
             expected="`through`: a tree with an array in it, that the function goes on with",
             got=repr(through),
-            instead="y = record(slot, value, y), and then use y",
+            instead="y = sow(slot, value, y), and then use y",
         )
-    out = record_p.bind(*new, *old, *arrays, n=len(new), where=where, program=current_program())
+    out = sow_p.bind(*new, *old, *arrays, n=len(new), where=where, program=current_program())
     return rest.fill(out)
 
 

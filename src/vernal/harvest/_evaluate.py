@@ -1,8 +1,8 @@
-"""Evaluating a program with slots: the current value of every slot is at hand, `read` gives it, `record` replaces it.
+"""Evaluating a program with slots: the current value of every slot is at hand, `planted` gives it, `sow` replaces it.
 
-An operation that has a program with a `read` or `record` inside (a loop, a branch, an inner `jit`, ...) is replaced by
+An operation that has a program with a `planted` or `sow` inside (a loop, a branch, an inner `jit`, ...) is replaced by
 one whose program takes the current values as further arguments and returns the new ones as further results; in a loop
-they are part of the carry, so that each step sees what the one before recorded. Every other operation is evaluated as
+they are part of the carry, so that each step sees what the one before sown. Every other operation is evaluated as
 it is, with all its derivative rules and settings.
 
 Invariants: the value of a slot keeps its type, and has no derivative (who starts stops the gradient). What is
@@ -20,15 +20,20 @@ from .._ground import (
     UNSPECIFIED,
     close_jaxpr,
     convert_constvars_jaxpr,
+    custom_jvp_call_p,
+    custom_vjp_call_p,
     equation_context,
+    jax_primitives,
     jaxprs_in_params,
+    remat_p,
     scan_parts,
+    shard_map_p,
 )
 from ..show import value_error
-from ..transforms import check_p, placed_like
-from . import _slots_in_rules as in_rules
-from ._record import parts_of_record, read_p, record_p
-from ._slots import Slots, Views, checks, records, touches, unknown
+from ..transforms import check_p, placed_like, program_of, vprim_p
+from . import _in_rules as in_rules
+from ._slots import Slots, Views, checks, sows, touches, unknown
+from ._sow import parts_of_sow, planted_p, sow_p
 from ._views import View, element, follow, only_takes_parts
 
 
@@ -57,14 +62,14 @@ def evaluate(
 def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Sequence[Any], Views]:
     """The results of one operation, and which parts of slots they are."""
     primitive = eqn.primitive
-    if primitive is read_p:
+    if primitive is planted_p:
         view = views[0]
         if view is None:
             return args, []
         slots.read.add((view.slot, eqn.params["program"]))
         return [view.get(slots.values)], []
-    if primitive is record_p:
-        return _record(args, views, slots, **eqn.params)
+    if primitive is sow_p:
+        return _sow(args, views, slots, **eqn.params)
     if primitive is check_p and slots.active is not None:
         condition = jnp.logical_and(args[0], slots.values[slots.active])
         return [primitive.bind(condition, *args[1:], **eqn.params)], []
@@ -74,9 +79,16 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
         # A check in what cannot be opened counts for everybody: no error is lost.
         with contextlib.suppress(NotImplementedError):
             return _opened(eqn, args, views, slots), []
-    if primitive.name == "jit" and any(views) and only_takes_parts(eqn.params["jaxpr"].jaxpr):
+    if (
+        primitive is jax_primitives.jit_p
+        and any(views)
+        and only_takes_parts(eqn.params["jaxpr"].jaxpr)
+    ):
         closed = eqn.params["jaxpr"]
         return evaluate(closed.jaxpr, closed.consts, args, views, slots)
+    hidden = program_of(eqn) if any(views) else None
+    if hidden is not None and touches(hidden):
+        return _opened(eqn, args, views, slots), []
     out = primitive.bind(*args, **primitive.get_bind_params(eqn.params))
     if primitive.multiple_results:
         return out, []
@@ -84,7 +96,7 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
 
 
 def _opened(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
-    rule = _RULES.get(eqn.primitive.name)
+    rule = _RULES.get(eqn.primitive)
     if rule is None:
         raise unknown(
             f"the operation `{eqn.primitive.name}`",
@@ -93,11 +105,11 @@ def _opened(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
     return rule(eqn, args, views, slots)
 
 
-def _record(
+def _sow(
     args: list[Any], views: Views, slots: Slots, n: int, where: str, program: int
 ) -> tuple[list[Any], Views]:
-    values, olds, rest = parts_of_record(args, n)
-    _, of_olds, of_rest = parts_of_record(views, n)
+    values, olds, rest = parts_of_sow(args, n)
+    _, of_olds, of_rest = parts_of_sow(views, n)
     for value, old, view in zip(values, olds, of_olds, strict=True):
         if view is None:
             raise value_error(
@@ -108,7 +120,7 @@ def _record(
                 instead="take the layer from the model that `apply` was given. Inside `jax.vmap`, a `cond` that "
                 "differs between the elements computes it: map `vernal.nn.apply` as a whole",
             )
-        slots.recorded.add((view.slot, program))
+        slots.sown.add((view.slot, program))
         view.put(slots.values, _as_before(value, jax.typeof(old), where))
     return rest, of_rest
 
@@ -224,7 +236,7 @@ def _while(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
             "a `while_loop` that `jax.vmap` maps, with another number of steps for each element",
             "`jax.vmap` of `vernal.nn.apply` as a whole",
         )
-    if records(cond.jaxpr):
+    if sows(cond.jaxpr):
         raise unknown("the condition of a `while_loop`", "the layer in its body")
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     used = slots.used(views)
@@ -307,14 +319,14 @@ def _custom_vjp(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[A
     return in_rules.custom_vjp(evaluate, eqn, args, views, slots)
 
 
-_RULES: dict[str, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
-    "cond": _cond,
-    "custom_jvp_call": _custom_jvp,
-    "custom_vjp_call": _custom_vjp,
-    "jit": _jit,
-    "remat2": _checkpoint,
-    "scan": _scan,
-    "shard_map": _shard_map,
-    "vprim": _custom_jvp,
-    "while": _while,
+_RULES: dict[Any, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
+    jax_primitives.cond_p: _cond,
+    custom_jvp_call_p: _custom_jvp,
+    custom_vjp_call_p: _custom_vjp,
+    jax_primitives.jit_p: _jit,
+    remat_p: _checkpoint,
+    jax_primitives.scan_p: _scan,
+    shard_map_p: _shard_map,
+    vprim_p: _custom_jvp,
+    jax_primitives.while_p: _while,
 }

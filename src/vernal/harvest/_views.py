@@ -1,6 +1,6 @@
 """Which part of which slot an array in a program is.
 
-`collect` follows the slots through a program. An array that is a slot, or was made of one by taking a part of it
+`reap` follows the slots through a program. An array that is a slot, or was made of one by taking a part of it
 or arranging it anew, is a `View`: it knows how to read this part of the slot, and how to put a new value of the
 part back. So a model may index, slice, reshape and transpose stacked layers before it calls them.
 """
@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from .._ground import jax_primitives as p
+from .._ground import pvary_p, reshard_p, stop_gradient_p
 
 # From an array to a part of it, and from the array and a new part to a new array.
 Get = Callable[[Any], Any]
@@ -62,7 +65,7 @@ def _reshaped(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put] | None:
     before, after = (v.aval.shape for v in (eqn.invars[0], eqn.outvars[0]))
     if np.prod(before) != np.prod(after):
         return None  # It was broadcast, not only given axes of size 1.
-    if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+    if eqn.primitive is p.reshape_p and eqn.params["dimensions"] is not None:
         return None  # It was transposed too.
     return lambda x: jnp.reshape(x, after), lambda x, new: jnp.reshape(new, before)
 
@@ -101,37 +104,29 @@ def _dynamically_sliced(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put]:
     )
 
 
-_RULES: dict[str, Callable[[Any, Sequence[Any]], tuple[Get, Put] | None]] = {
-    "broadcast_in_dim": _reshaped,
-    "convert_element_type": _cast,
-    "dynamic_slice": _dynamically_sliced,
-    "reshape": _reshaped,
-    "slice": _sliced,
-    "squeeze": _reshaped,
-    "transpose": _transposed,
+_RULES: dict[Any, Callable[[Any, Sequence[Any]], tuple[Get, Put] | None]] = {
+    p.broadcast_in_dim_p: _reshaped,
+    p.convert_element_type_p: _cast,
+    p.dynamic_slice_p: _dynamically_sliced,
+    p.reshape_p: _reshaped,
+    p.slice_p: _sliced,
+    p.squeeze_p: _reshaped,
+    p.transpose_p: _transposed,
 }
-_IDENTITIES = {
-    "copy",
-    "copy_p",
-    "pcast",
-    "pvary",
-    "reshard",
-    "sharding_constraint",
-    "stop_gradient",
-}
+_IDENTITIES = {p.copy_p, p.sharding_constraint_p, pvary_p, reshard_p, stop_gradient_p}
 # What computes an index, in the small compiled functions of `jax.numpy` and `jax.lax`.
-_INDEXING = {"add", "clamp", "ge", "lt", "max", "min", "select_n", "sub"}
+_INDEXING = {p.add_p, p.clamp_p, p.ge_p, p.lt_p, p.max_p, p.min_p, p.select_n_p, p.sub_p}
 
 
 def follow(eqn: Any, args: Sequence[Any], view: View) -> View | None:
     """What the result of an equation is, whose first argument is a view; None if it is no part of the slot."""
-    name = eqn.primitive.name
-    if name in _IDENTITIES:
+    primitive = eqn.primitive
+    if primitive in _IDENTITIES:
         return view
-    steps = _RULES[name](eqn, args) if name in _RULES else None
+    steps = _RULES[primitive](eqn, args) if primitive in _RULES else None
     return None if steps is None else view.then(*steps)
 
 
 def only_takes_parts(jaxpr: Any) -> bool:
     """Whether a program does nothing but index and arrange its argument."""
-    return all(eqn.primitive.name in _RULES.keys() | _INDEXING for eqn in jaxpr.eqns)
+    return all(eqn.primitive in _RULES.keys() | _INDEXING for eqn in jaxpr.eqns)

@@ -1,0 +1,11 @@
+"""Named values that a call leaves behind, from inside any transformation: sow them, and reap them."""
+
+from .._ground import publish
+from ._reap import reap as reap
+from ._slots import checks as checks
+from ._slots import sows as sows
+from ._sow import planted as planted
+from ._sow import sow as sow
+from ._sow_if import sow_if as sow_if
+
+publish(__name__, globals())
