@@ -21,6 +21,8 @@ try:
     from . import transforms as transforms
     from . import trees as trees
     from ._ground import clear_caches as clear_caches
+    from .loops import filter_cond as filter_cond
+    from .loops import filter_switch as filter_switch
     from .modules import AbstractClassVar as AbstractClassVar
     from .modules import AbstractVar as AbstractVar
     from .modules import Module as Module
@@ -46,7 +48,6 @@ try:
     from .show import tree_pprint as tree_pprint
     from .transforms import filter_checkpoint as filter_checkpoint
     from .transforms import filter_closure_convert as filter_closure_convert
-    from .transforms import filter_cond as filter_cond
     from .transforms import filter_custom_jvp as filter_custom_jvp
     from .transforms import filter_custom_vjp as filter_custom_vjp
     from .transforms import filter_debug_callback as filter_debug_callback
@@ -63,7 +64,6 @@ try:
     from .transforms import filter_pure_callback as filter_pure_callback
     from .transforms import filter_shard as filter_shard
     from .transforms import filter_shard_map as filter_shard_map
-    from .transforms import filter_switch as filter_switch
     from .transforms import filter_value_and_grad as filter_value_and_grad
     from .transforms import filter_vjp as filter_vjp
     from .transforms import filter_vmap as filter_vmap

@@ -25,7 +25,7 @@ def layer(slot, x):
 
 
 # Operations that hide what they do with a state.
-STALE = create_vprim("stale", lambda s, x: [planted(s) + x], lambda s, x: [x], None, None)
+STALE = create_vprim("stale", lambda s, x: [planted(s) + x], lambda s, x: [x], id, id)
 OTHERS_SCAN = Primitive("scan")
 OTHERS_SCAN.def_abstract_eval(lambda s, x, jaxpr: x)
 

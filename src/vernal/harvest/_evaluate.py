@@ -29,6 +29,7 @@ from .._ground import (
     scan_parts,
     shard_map_p,
 )
+from ..primitives import linear_call_p
 from ..show import value_error
 from ..transforms import check_p, placed_like, program_of, vprim_p
 from . import _in_rules as in_rules
@@ -319,11 +320,16 @@ def _custom_vjp(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[A
     return in_rules.custom_vjp(evaluate, eqn, args, views, slots)
 
 
+def _linear_call(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    return in_rules.linear(evaluate, eqn, args, views, slots)
+
+
 _RULES: dict[Any, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
     jax_primitives.cond_p: _cond,
     custom_jvp_call_p: _custom_jvp,
     custom_vjp_call_p: _custom_vjp,
     jax_primitives.jit_p: _jit,
+    linear_call_p: _linear_call,
     remat_p: _checkpoint,
     jax_primitives.scan_p: _scan,
     shard_map_p: _shard_map,

@@ -1,10 +1,11 @@
-"""Slots inside of functions with derivative rules of their own (`jax.custom_jvp`, `jax.custom_vjp`).
+"""Slots and checks inside of functions with rules of their own (`jax.custom_jvp`, `jax.custom_vjp`, `linear_call`).
 
 The function gets the values of the slots as further arguments and results, and so does its rule: differentiated, such
 a function is not run, its rule is, and what that sows is what counts. The rule is had, without opening
 JAX's operation, by differentiating the operation as it is and tracing that.
 
-A rule that runs the function again on the way back would sow twice. It is refused.
+A rule that runs the function again on the way back would sow twice. It is refused. Checks may stand there: the
+derivative of a loop makes its steps again, and only those of active elements count.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_jaxpr
 from jax.custom_derivatives import SymbolicZero
 
-from ..transforms import call_with_jvp
+from .._ground import Zero
+from ..primitives import linear_call
+from ..transforms import call_with_jvp, is_zero
 from ._slots import Evaluate, Slots, Views, touches, unknown
 
 
@@ -118,3 +122,46 @@ def custom_vjp(
     values, out = call(slots.of(used), args)
     slots.set(used, values)
     return out
+
+
+def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    """Likewise, for a linear function with a transpose of its own, in which there are checks but no states."""
+    del views
+    if slots.active is None or touches(eqn.params["forward"].jaxpr):
+        raise unknown("the derivative of a loop", "the derivative outside of `vernal.nn.apply`")
+    transpose = eqn.params["transposed"]
+    n = transpose.num_residuals
+    types = [jax.typeof(x) for x in args[n:]]
+
+    def masked(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def run(residuals: Any, *given: Any) -> Any:
+            active, *rest = residuals
+            closed, out = jax.make_jaxpr(fn, return_shape=True)(rest, *given)
+            flat = [*rest, *given]
+            inner = Slots([active], active=0)
+            results, _ = evaluate(closed.jaxpr, closed.consts, flat, [None] * len(flat), inner)
+            return jax.tree.unflatten(jax.tree.structure(out), results)
+
+        return run
+
+    def forward(residuals: Any, dots: list[Any]) -> list[Any]:
+        program = eqn.params["forward"]
+        return masked(lambda rest, *dots: eval_jaxpr(program.jaxpr, program.consts, *rest, *dots))(
+            residuals, *dots
+        )
+
+    def transposed(residuals: Any, cotangents: list[Any]) -> list[Any]:
+        known = [None if is_zero(ct) else ct for ct in cotangents]
+
+        def back(rest: Any, *given: Any) -> Any:
+            cts = iter(given)
+            full = [
+                Zero(v.aval.to_ct_aval()) if ct is None else next(cts)
+                for ct, v in zip(known, eqn.outvars, strict=True)
+            ]
+            return transpose(rest, full, [t.to_ct_aval() for t in types])
+
+        return masked(back)(residuals, *[ct for ct in known if ct is not None])
+
+    residuals = [slots.values[slots.active], *args[:n]]
+    return linear_call(forward, transposed, residuals, args[n:])

@@ -1,6 +1,8 @@
-"""Loops over any carry, differentiable in both directions."""
+"""Loops and branches over anything: loops are differentiable in both directions."""
 
 from .._ground import publish
+from ._branches import filter_cond as filter_cond
+from ._branches import filter_switch as filter_switch
 from ._buffers import Buffer as Buffer
 from ._buffers import MaybeBuffer as MaybeBuffer
 from ._buffers import buffer_at_set as buffer_at_set

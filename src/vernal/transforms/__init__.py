@@ -3,8 +3,6 @@
 from .._ground import publish
 from ._axes import if_array as if_array
 from ._batch import filter_vmap as filter_vmap
-from ._branches import filter_cond as filter_cond
-from ._branches import filter_switch as filter_switch
 from ._callbacks import filter_debug_callback as filter_debug_callback
 from ._callbacks import filter_io_callback as filter_io_callback
 from ._callbacks import filter_pure_callback as filter_pure_callback
@@ -63,6 +61,7 @@ from ._signatures import Signature as Signature
 from ._signatures import signature_of_call as signature_of_call
 from ._traced_shapes import TracedShapeError as TracedShapeError
 from ._transformed import Transformed as Transformed
+from ._transformed import call_inside as call_inside
 from ._transformed import check_callable as check_callable
 from ._zeros import ZeroTangent as ZeroTangent
 from ._zeros import is_zero as is_zero

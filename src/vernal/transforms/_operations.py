@@ -226,7 +226,14 @@ _defined: set[Any] = set()
 
 
 def program_of(eqn: Any) -> Any:
-    """What an operation that was made by `define` computes, as a jaxpr; None for any other, whose parameters say it."""
+    """What an operation of ours computes.
+
+    Args:
+        eqn: an operation in a program.
+
+    Returns:
+        A jaxpr; or None if `define` has not made the operation: then its parameters say it.
+    """
     if eqn.primitive not in _defined:
         return None
     types = [v.aval for v in eqn.invars]

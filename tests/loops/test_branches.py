@@ -3,6 +3,7 @@
 import functools
 import gc
 import inspect
+import re
 import weakref
 from typing import Any
 
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 import vernal
-from vernal import filter_cond, filter_switch
+from vernal import error_if, filter_cond, filter_switch
+from vernal.loops import while_loop
+from vernal.runtime import RuntimeCheckError
 
 
 class Scale(vernal.Module):
@@ -286,3 +289,60 @@ def test_what_is_wrong_is_told_by_path(case):
 def test_no_branch_is_an_error():
     with pytest.raises(ValueError, match="filter_switch needs at least one branch"):
         filter_switch(0, [], X)
+
+
+def checked(x):
+    """A check in every branch, each of which fails for what the other branch is for."""
+    return filter_cond(
+        x >= 0,
+        lambda x: jnp.sqrt(error_if(x, x < 0, "not for the negative")),
+        lambda x: error_if(2 * x, x >= 0, "only for the negative"),
+        x,
+    )
+
+
+def inside_of(wrap):
+    return lambda x: filter_switch(
+        (x < 0).astype(int), [wrap(lambda x: error_if(x, x < 0, "negative")), jnp.sin], x
+    )
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        checked,
+        inside_of(lambda f: f),
+        inside_of(jax.jit),
+        inside_of(jax.checkpoint),
+        inside_of(lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0]),
+        inside_of(
+            lambda f: (
+                lambda x: while_loop(
+                    lambda c: c[0] < 2, lambda c: (c[0] + 1, f(c[1])), (0, x), kind="checkpointed"
+                )[1]
+            )
+        ),
+        inside_of(lambda f: lambda x: filter_cond(x < 1, f, f, x)),
+    ],
+)
+def test_checks_see_only_the_elements_that_take_their_branch(fn):
+    xs = jnp.array([4.0, -1.0, 0.25])
+    for of_one in (fn, jax.grad(fn), lambda x: jax.jvp(fn, (x,), (x,))[1]):
+        expected = jnp.stack([of_one(x) for x in xs])
+        close(jax.vmap(of_one)(xs), expected)
+        close(vernal.filter_jit(jax.vmap(of_one))(xs), expected)
+        close(jax.vmap(jax.vmap(of_one))(xs[:, None])[:, 0], expected)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_checks_in_a_branch_that_is_taken_fail(batched):
+    def fn(x):
+        return filter_cond(x > 1, lambda x: error_if(x, x > 3, "too large"), jnp.sin, x)
+
+    text = "too large\n  at batch index (2,) (1 of 3)" if batched else "too large"
+    with pytest.raises(RuntimeCheckError, match=re.escape(text)):
+        jax.block_until_ready(
+            vernal.filter_jit(jax.vmap(fn) if batched else fn)(
+                jnp.array([0.4, 2.0, 4.0]) if batched else jnp.array(4.0)
+            )
+        )

@@ -6,6 +6,9 @@ So the object made from the user's function is remembered as long as that functi
 modules, by structure): a loop in Python that calls `filter_cond` with the same functions compiles
 once. While something is being traced nothing is remembered, because operands and branches may then
 hold tracers, which must not outlive the trace.
+
+Where `vmap` maps the choice, JAX computes every branch for every element. So a branch is told for
+which elements it is taken, and its checks count for these alone.
 """
 
 import functools
@@ -15,19 +18,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.core import eval_jaxpr
 
 from .._ground import callable_name, register_cache, trace_state_clean
+from ..harvest import checks, sow_if
 from ..show import diff, diff_text, message, short, type_error, value_error
+from ..transforms import call_inside, check_callable
 from ..trees import Rest, is_array, split
-from ._transformed import call_inside, check_callable
 
 T = TypeVar("T")
 
 
 class _Branch:
-    """One branch as JAX sees it: a function of the arrays of all branches and of the operands'
+    """One branch as JAX sees it: a function of the choice, the arrays of all branches and the operands'
     arrays."""
 
     def __init__(self, fn: Any, rest: Rest, index: int):
@@ -40,10 +46,24 @@ class _Branch:
             fn() if isinstance(fn, weakref.ref) else fn
         )
 
-    def __call__(self, of_branches: list[list[Any]], of_operands: list[Any]) -> Any:
+    def __call__(
+        self, choice: Any, of_branches: list[list[Any]], of_operands: list[Any]
+    ) -> tuple[list[Any], Rest]:
+        args = [*of_branches[self.index], *of_operands]
+        closed, (_, rest) = jax.make_jaxpr(self._flat, return_shape=True)(args)
+
+        def run(*args: Any) -> list[Any]:
+            return eval_jaxpr(closed.jaxpr, closed.consts, *args)
+
+        if checks(closed.jaxpr):
+            # Of a bool the first branch is for True.
+            index = self.index == 0 if choice.dtype == bool else self.index
+            return sow_if(choice == index, run, *args), rest
+        return run(*args), rest
+
+    def _flat(self, args: list[Any]) -> tuple[list[Any], Rest]:
         fn = self.fn() if isinstance(self.fn, weakref.ref) else self.fn
-        out = call_inside(fn, self.rest, [*of_branches[self.index], *of_operands])
-        return split(out)
+        return split(call_inside(fn, self.rest, args))
 
 
 # How many structures of operands are remembered for one function (and how many modules in all).
@@ -85,16 +105,18 @@ def _branch(fn: Any, operands: tuple[Any, ...], index: int) -> tuple[list[Any], 
 def _call(
     transform: str,
     select: Callable[..., Any],
+    choice: Any,
     branches: Sequence[Any],
     names: Sequence[str],
     operands: tuple[Any, ...],
 ) -> Any:
-    """Runs `select(branches, *arrays)`, and explains what JAX finds wrong with the branches'
-    results."""
+    """Runs `select(branches, choice, *arrays)`, and explains what JAX finds wrong with the branches'
+    results. `choice` is the number of the branch that it takes, or
+    whether that is the first of two."""
     for fn in branches:
         check_callable(fn, transform)
     prepared = [_branch(fn, operands, i) for i, fn in enumerate(branches)]
-    arrays = [of_branch for of_branch, _ in prepared], split(operands)[0]
+    arrays = choice, [of_branch for of_branch, _ in prepared], split(operands)[0]
     try:
         out, rest = select([branch for _, branch in prepared], *arrays)
     except TypeError as error:
@@ -142,7 +164,7 @@ def filter_cond(
 ) -> T:
     """Calls one of two functions, chosen while the compiled program runs.
 
-    It is `jax.lax.cond` for arbitrary Python objects.     Both functions are traced. They may be
+    It is `jax.lax.cond` for arbitrary Python objects. Both functions are traced. They may be
     plain functions, closures, modules or methods; gradients reach the arrays of modules and what
     closures capture. Under `vmap` with a mapped `pred` both are computed and the result is
     selected.
@@ -182,6 +204,7 @@ def filter_cond(
     return _call(
         "filter_cond",
         lambda branches, *arrays: jax.lax.cond(pred, *branches, *arrays),
+        pred,
         [true_fn, false_fn],
         ["true_fn", "false_fn"],
         operands,
@@ -234,6 +257,7 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands
     return _call(
         "filter_switch",
         lambda branches, *arrays: jax.lax.switch(index, branches, *arrays),
+        jnp.clip(index, 0, len(branches) - 1),
         branches,
         [f"branches[{i}]" for i in range(len(branches))],
         operands,
