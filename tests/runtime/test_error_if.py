@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import re
 import sys
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import vernal
+from vernal import filter_jit, loops
 from vernal.runtime import RuntimeCheckError, error_if
 
 
@@ -161,3 +163,67 @@ def test_a_check_whose_condition_would_be_transposed_says_so():
     back = jax.linear_transpose(lambda v: error_if(v, jnp.any(v < 0), "negative"), jnp.zeros(2))
     with pytest.raises(ValueError, match="a check cannot be transposed with its condition"):
         back(jnp.ones(2))
+
+
+def counting(kind, limit, steps=8, **options):
+    """Adds 1 to x in every step; x may not exceed the limit."""
+
+    def run(x):
+        def body(carry):
+            i, x = carry
+            return i + 1, error_if(x + 1, x >= limit, "too large")
+
+        return loops.while_loop(lambda c: c[0] < steps, body, (0, x), kind=kind, **options)[1]
+
+    return run
+
+
+KINDS = [
+    ("lax", {}),
+    ("lax", {"max_steps": 10}),
+    ("bounded", {"max_steps": 10}),
+    ("bounded", {"max_steps": 2**31}),
+    ("checkpointed", {}),
+    ("checkpointed", {"max_steps": 10}),
+]
+
+
+@pytest.mark.parametrize("kind, options", KINDS)
+@pytest.mark.parametrize("derivative", [False, True])
+def test_the_message_tells_the_step_and_the_element(kind, options, derivative):
+    fn = counting(kind, 4, **options)
+    if derivative:
+        plain, fn = fn, lambda x: jax.jvp(plain, (x,), (x,))
+    with pytest.raises(RuntimeCheckError, match="^too large\n  at step 4\n"):
+        jax.block_until_ready(filter_jit(fn)(jnp.float32(0)))
+    text = re.escape("too large\n  at batch index (1,) (1 of 3)\n  at step 3\n")
+    with pytest.raises(RuntimeCheckError, match=f"^{text}"):
+        jax.block_until_ready(filter_jit(jax.vmap(fn))(jnp.array([0.0, 1.0, -9.0])))
+
+
+@pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_message_tells_the_step_of_a_scan(kind, reverse):
+    def run(xs):
+        def body(total, x):
+            return total + error_if(x, x == 3, "three"), None
+
+        return loops.scan(body, 0.0, xs, kind=kind, reverse=reverse)[0]
+
+    with pytest.raises(RuntimeCheckError, match=f"^three\n  at step {1 if reverse else 3}\n"):
+        jax.block_until_ready(filter_jit(run)(jnp.arange(5.0)))
+
+
+def test_the_message_tells_the_steps_of_nested_loops():
+    def run(x):
+        inner = counting("checkpointed", 4, steps=2)
+        return loops.fori_loop(0, 4, lambda i, x: inner(x), x)
+
+    text = "^too large\n  at step 0, in step 2 of the loop around it\n"
+    with pytest.raises(RuntimeCheckError, match=text):
+        jax.block_until_ready(filter_jit(run)(jnp.float32(0)))
+    text = re.escape(
+        "too large\n  at batch indices (0,), (2,) (2 of 3)\n  at step 0, in step 2 of the loop around it\n"
+    )
+    with pytest.raises(RuntimeCheckError, match=f"^{text}"):
+        jax.block_until_ready(filter_jit(jax.vmap(run))(jnp.array([0.0, -9.0, 0.0])))

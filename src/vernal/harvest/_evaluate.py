@@ -71,12 +71,11 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
         return [view.get(slots.values)], []
     if primitive is sow_p:
         return _sow(args, views, slots, **eqn.params)
-    if primitive is check_p and slots.active is not None:
-        condition = jnp.logical_and(args[0], slots.values[slots.active])
-        return [primitive.bind(condition, *args[1:], **eqn.params)], []
+    if primitive is check_p and slots.told:
+        return [_check(args, slots, **eqn.params)], []
     if any(map(touches, jaxprs_in_params(eqn.params))):
         return _opened(eqn, args, views, slots), []
-    if slots.active is not None and any(map(checks, jaxprs_in_params(eqn.params))):
+    if slots.told and any(map(checks, jaxprs_in_params(eqn.params))):
         # A check in what cannot be opened counts for everybody: no error is lost.
         with contextlib.suppress(NotImplementedError):
             return _opened(eqn, args, views, slots), []
@@ -104,6 +103,16 @@ def _opened(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
             "the layer outside of it; a loop of `vernal.loops` of another kind than 'checkpointed'",
         )
     return rule(eqn, args, views, slots)
+
+
+def _check(args: list[Any], slots: Slots, *, loops: int, **params: Any) -> Any:
+    condition, *operands = args
+    if slots.active is not None:
+        condition = jnp.logical_and(condition, slots.values[slots.active])
+    if slots.step is not None:
+        operands.append(jnp.broadcast_to(slots.values[slots.step], condition.shape))
+        loops += 1
+    return check_p.bind(condition, *operands, loops=loops, **params)
 
 
 def _sow(

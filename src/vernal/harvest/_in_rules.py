@@ -127,7 +127,7 @@ def custom_vjp(
 def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
     """Likewise, for a linear function with a transpose of its own, in which there are checks but no states."""
     del views
-    if slots.active is None or touches(eqn.params["forward"].jaxpr):
+    if not slots.told or touches(eqn.params["forward"].jaxpr):
         raise unknown("the derivative of a loop", "the derivative outside of `vernal.nn.apply`")
     transpose = eqn.params["transposed"]
     n = transpose.num_residuals
@@ -135,10 +135,10 @@ def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: S
 
     def masked(fn: Callable[..., Any]) -> Callable[..., Any]:
         def run(residuals: Any, *given: Any) -> Any:
-            active, *rest = residuals
+            told, rest = residuals
             closed, out = jax.make_jaxpr(fn, return_shape=True)(rest, *given)
             flat = [*rest, *given]
-            inner = Slots([active], active=0)
+            inner = slots.inside(slots.told, told)
             results, _ = evaluate(closed.jaxpr, closed.consts, flat, [None] * len(flat), inner)
             return jax.tree.unflatten(jax.tree.structure(out), results)
 
@@ -163,5 +163,5 @@ def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: S
 
         return masked(back)(residuals, *[ct for ct in known if ct is not None])
 
-    residuals = [slots.values[slots.active], *args[:n]]
+    residuals = slots.of(slots.told), args[:n]
     return linear_call(forward, transposed, residuals, args[n:])

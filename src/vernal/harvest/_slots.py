@@ -19,22 +19,26 @@ class Slots:
     Args:
         values: of all slots, by number; None for those that cannot be met here.
         active: the number of one that says whether checks count here, as bool[]; None if they do.
+        step: the number of one that says which step of a loop this is, as i32[]; None if checks need not tell.
 
     Attributes:
         read: the slots that were read here, and by operations of which program.
         sown: those that were sown, likewise.
     """
 
-    def __init__(self, values: Sequence[Any], active: int | None = None):
+    def __init__(self, values: Sequence[Any], active: int | None = None, step: int | None = None):
         self.values = list(values)
         self.active = active
+        self.step = step
+        # What checks have to be told here.
+        self.told = [i for i in (active, step) if i is not None]
         self.read: set[tuple[int, int]] = set()
         self.sown: set[tuple[int, int]] = set()
 
     def used(self, views: Views) -> list[int]:
         """The numbers of the slots that an operation with these arguments can reach."""
         found = {view.slot for view in views if view is not None}
-        return sorted(found if self.active is None else {*found, self.active})
+        return sorted({*found, *self.told})
 
     def of(self, numbers: Sequence[int]) -> list[Any]:
         """The values of some of them."""
@@ -47,7 +51,7 @@ class Slots:
 
     def inside(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
         """For the program of an operation, which has its own values of these slots."""
-        inner = Slots([None] * len(self.values), self.active)
+        inner = Slots([None] * len(self.values), self.active, self.step)
         inner.set(numbers, values)
         inner.read, inner.sown = self.read, self.sown
         return inner

@@ -22,7 +22,7 @@ from ._views import View
 T = TypeVar("T")
 
 
-def sow_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
+def sow_if(pred: Any, fn: Callable[..., T], *args: Any, step: Any = None) -> T:
     """Calls a function whose new values of slots, and whose checks, count only where a condition holds.
 
     As with `select_if_vmap`, `pred` is known to hold unless it belongs to a batch, as in the body of a loop that runs
@@ -30,9 +30,10 @@ def sow_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
     stay as they are, and no check (`vernal.runtime.error_if`) fails for them.
 
     Args:
-        pred: bool[].
+        pred: bool[], or None: everything counts.
         fn: the function. What it takes and returns may be any Python objects. It is traced.
         *args: its arguments.
+        step: i32[], the number of a step, which a check that fails tells; None if this is no step.
 
     Returns:
         What `fn` returns, for all elements.
@@ -64,14 +65,23 @@ def sow_if(pred: Any, fn: Callable[..., T], *args: Any) -> T:
     states = sows(closed.jaxpr)
     before = planted(inputs) if states else inputs
     views: Views = [View(i) if states else None for i in range(len(inputs))]
-    known = jnp.ones((), bool)
-    active = select_if_vmap(pred, known, ~known)
-    slots = Slots([*map(jax.lax.stop_gradient, before), active], active=len(inputs))
+    values = [*map(jax.lax.stop_gradient, before)]
+    places: dict[str, int] = {}
+    if pred is not None:
+        places["active"] = len(values)
+        known = jnp.ones((), bool)
+        values.append(select_if_vmap(pred, known, ~known))
+    if step is not None:
+        places["step"] = len(values)
+        values.append(step)
+    slots = Slots(values, **places)
     program = convert_constvars_jaxpr(closed.jaxpr)
     out, _ = evaluate(program, (), inputs, views, slots)
     result = out_rest.fill(out)
     sown = sorted({slot for slot, _ in slots.sown})
     if not sown:
         return result
-    new = select_if_vmap(pred, slots.of(sown), [before[i] for i in sown])
+    new = slots.of(sown)
+    if pred is not None:
+        new = select_if_vmap(pred, new, [before[i] for i in sown])
     return sow([inputs[i] for i in sown], new, result)

@@ -26,7 +26,8 @@ def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, 
 
     def step(state: State) -> State:
         index, carry, buffers = state
-        carry, buffers, _ = program.functions.step(program.consts, carry, buffers, index, [], False)
+        made = count.number(index)
+        carry, buffers, _ = program.functions.step(program.consts, carry, buffers, made, [], False)
         return count.after(index), carry, buffers
 
     def repeat(run: Callable[[State], State], times: int) -> Callable[[State], State]:

@@ -13,10 +13,13 @@ class Count:
     """Counts steps up to a number of any size, in two integers of 32 bits where one is too small.
 
     Args:
-        most: how many steps may be made, or None: nothing is counted.
+        most: how many steps may be made, or None.
+        anyway: whether to count if there is no such number.
     """
 
-    def __init__(self, most: int | None):
+    def __init__(self, most: int | None, anyway: bool = False):
+        if most is None and anyway:
+            most = _WORD**2
         self.small = most is None or most < _WORD
         zero = jnp.int32(0)
         self.start: Any = None if most is None else zero if self.small else (zero, zero)
@@ -32,6 +35,14 @@ class Count:
         words, rest = index
         full = rest == _WORD - 1
         return words + full.astype(jnp.int32), jnp.where(full, 0, rest + 1)
+
+    def number(self, index: Any) -> Any:
+        """As i32[], at most the greatest that there is; None if nothing is counted."""
+        if self.small:
+            return index
+        words, rest = index
+        most = jnp.iinfo(jnp.int32).max
+        return jnp.where(words < most // _WORD, words * _WORD + rest, most)
 
     def is_left(self, index: Any) -> Any:
         """Whether one more step may be made."""
@@ -54,14 +65,15 @@ def goes_on(program: Program, count: Count, index: Any, carry: Arrays, buffers: 
 def lax_while(program: Program, max_steps: int | None) -> tuple[Arrays, Arrays]:
     """Runs a loop while its condition holds, at most `max_steps` times if that is a number; returns the final
     `(carry, buffers)`. It has no reverse mode."""
-    count = Count(max_steps)
+    count = Count(max_steps, program.functions.checked)
 
     def cond(state: Any) -> Any:
         return goes_on(program, count, *state)
 
     def body(state: Any) -> Any:
         index, carry, buffers = state
-        carry, buffers, _ = program.functions.step(program.consts, carry, buffers, index, [], False)
+        step = count.number(index)
+        carry, buffers, _ = program.functions.step(program.consts, carry, buffers, step, [], False)
         return count.after(index), carry, buffers
 
     return jax.lax.while_loop(cond, body, (count.start, program.carry, program.buffers))[1:]
@@ -73,12 +85,16 @@ def lax_scan(
     """Runs `length` steps over the stacks `xs`, the last first if `reverse`; returns the final `(carry, buffers,
     ys)`."""
 
-    def body(state: Any, x: Arrays) -> Any:
+    def body(state: Any, x: tuple[Arrays, Any]) -> Any:
         carry, buffers, y = program.functions.step(
-            program.consts, state[0], state[1], None, x, False
+            program.consts, state[0], state[1], x[1], x[0], False
         )
         return (carry, buffers), y
 
+    steps = None
+    if program.functions.checked:
+        steps = jnp.arange(length, dtype=jnp.int32)
+        steps = steps[::-1] if reverse else steps
     state = program.carry, program.buffers
-    state, ys = jax.lax.scan(body, state, xs, length, reverse=reverse, unroll=unroll)
+    state, ys = jax.lax.scan(body, state, (xs, steps), length, reverse=reverse, unroll=unroll)
     return *state, ys

@@ -85,6 +85,8 @@ class Functions:
     def __init__(self, cond: _Traced | None, body: _Traced, again: _Traced):
         self._cond = cond
         self._bodies = body, again
+        # Whether a step has a check, which is told the number of the step.
+        self.checked = checks(body.jaxpr)
 
     def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays) -> Any:
         """Whether to go on: bool[]."""
@@ -94,17 +96,20 @@ class Functions:
     def step(
         self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any, x: Arrays, replay: bool
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """One step, of which the index is not needed; returns `(carry, buffers, y)`. An element of a batch for
-        which `cond` does not hold stays as it is, and is computed with a safe carry. With `replay` the buffers have
-        their final contents."""
-        del index
+        """One step; returns `(carry, buffers, y)`. The index is only for messages. An element of a batch for which
+        `cond` does not hold stays as it is, and is computed with a safe carry. With `replay` the buffers have their
+        final contents."""
         active, given = None, carry
         if self._cond is not None:
             active = self.cond(consts, carry, buffers)
             given = select_if_vmap(active, carry, consts[len(consts) - len(carry) :])
         body, args = self._bodies[replay], (consts, active, given, buffers, x)
-        opened = active is not None and (sows(body.jaxpr) or checks(body.jaxpr))
-        new, new_buffers, out = sow_if(active, body, *args) if opened else body(*args)
+        if self.checked:
+            new, new_buffers, out = sow_if(active, body, *args, step=index)
+        elif active is not None and sows(body.jaxpr):
+            new, new_buffers, out = sow_if(active, body, *args)
+        else:
+            new, new_buffers, out = body(*args)
         new = [strong(x) for x in new]
         if active is not None:
             new = select_if_vmap(active, new, carry)

@@ -30,6 +30,9 @@ the process is killed. So:
 Exported programs can hold no callback. Inside `without_checks` programs are lowered as if every
 check held; it also tells which checks these were, so that leaving them out can be refused.
 
+Inside of a loop of ours the operands end with the numbers of the steps, which the loop adds to the traced
+body (see `harvest`): the innermost loop first.
+
 Invariants. The condition has the batch axes in front, outermost first; the operands have the same
 ones. An evaluation outside of compiled code raises at once, without a compiler.
 
@@ -106,6 +109,28 @@ def batch_text(failing: Any) -> str:
     return f"\n  at batch {which} {listed(indices)} ({len(indices)} of {failing.size})"
 
 
+def step_text(failing: Any, steps: Sequence[Any]) -> str:
+    """At which steps of the loops around it a check has failed.
+
+    Args:
+        failing: bool[batch...].
+        steps: the number of the step, i32[batch...], of every loop, the innermost first.
+
+    Returns:
+        A line; nothing if there is no loop.
+    """
+    found = list(dict.fromkeys(zip(*[x[failing].tolist() for x in steps], strict=True)))
+    if not steps or not found:
+        return ""
+    texts = [", in ".join(_nested(at)) for at in found[:3]]
+    return f"\n  at {'; '.join(texts)}{'; ...' if len(found) > 3 else ''}"
+
+
+def _nested(steps: Sequence[int]) -> Iterator[str]:
+    for i, step in enumerate(steps):
+        yield f"step {step} of the loop around it" if i else f"step {step}"
+
+
 class Report:
     """What is known of a check while tracing. Compares by identity.
 
@@ -131,29 +156,32 @@ class Report:
         # What a jaxpr shows.
         return repr(self.explain) if isinstance(self.explain, str) else "..."
 
-    def error(self, condition: Any, operands: Sequence[Any]) -> RuntimeCheckError:
+    def error(self, condition: Any, operands: Sequence[Any], loops: int = 0) -> RuntimeCheckError:
+        """What to raise. The last `loops` operands are the numbers of steps."""
         condition = np.asarray(condition)
+        arrays = [np.asarray(x) for x in operands]
+        own = len(arrays) - loops
         if isinstance(self.explain, str):
             text = self.explain + batch_text(condition)
         else:
-            text = self.explain(condition, *map(np.asarray, operands))
-        return RuntimeCheckError(text, str(self.place))
+            text = self.explain(condition, *arrays[:own])
+        return RuntimeCheckError(text + step_text(condition, arrays[own:]), str(self.place))
 
-    def end(self, condition: Any, *operands: Any) -> tuple[Any, ...]:
+    def end(self, condition: Any, *operands: Any, loops: int = 0) -> tuple[Any, ...]:
         """Ends the program of the device that calls it."""
         if not np.any(condition):
             return (np.False_,)
-        error = self.error(condition, operands)
+        error = self.error(condition, operands, loops)
         raise RuntimeCheckError(
             f"{error}\n\n{post(error)} Compile with vernal.filter_jit instead of jax.jit to see this "
             "error alone."
         )
 
-    def leave(self, condition: Any, *operands: Any) -> tuple[Any, ...]:
+    def leave(self, condition: Any, *operands: Any, loops: int = 0) -> tuple[Any, ...]:
         """Leaves the error here, and lets the device go on."""
         if not np.any(condition):
             return (np.False_,)
-        error = self.error(condition, operands)
+        error = self.error(condition, operands, loops)
         with self.lock:
             if not self.left:
                 self.left.append(error)
@@ -161,10 +189,10 @@ class Report:
                     _logger.error("%s", error)
         return (np.True_,)
 
-    def tell(self, condition: Any, *operands: Any) -> tuple[Any, ...]:
+    def tell(self, condition: Any, *operands: Any, loops: int = 0) -> tuple[Any, ...]:
         """Prints the error, and goes on."""
         if np.any(condition):
-            print(self.error(condition, operands), file=sys.stderr)
+            print(self.error(condition, operands, loops), file=sys.stderr)
             return (np.True_,)
         return (np.False_,)
 
@@ -185,16 +213,16 @@ _call_p.multiple_results = True
 
 
 @check_p.def_impl
-def _check_now(condition: Any, *operands: Any, report: Report) -> Any:
+def _check_now(condition: Any, *operands: Any, report: Report, loops: int) -> Any:
     if report.kind == "tell":
-        return report.tell(condition, *operands)[0]
+        return report.tell(condition, *operands, loops=loops)[0]
     if report.kind == "end" and np.any(condition):
-        error = report.error(condition, operands)
+        error = report.error(condition, operands, loops)
         raise error
     return np.False_
 
 
-def _check_lowered(condition: Any, *operands: Any, report: Report) -> Any:
+def _check_lowered(condition: Any, *operands: Any, report: Report, loops: int) -> Any:
     left_out = _left_out.get()
     if left_out is not None:
         left_out.append(report)
@@ -203,32 +231,32 @@ def _check_lowered(condition: Any, *operands: Any, report: Report) -> Any:
     batch = [condition] if condition.ndim else []
     return lax.cond(
         condition.any() if condition.ndim else condition,
-        lambda *args: _call_p.bind(*args, report=report, batched=bool(batch))[0],
+        lambda *args: _call_p.bind(*args, report=report, loops=loops, batched=bool(batch))[0],
         lambda *args: jnp.zeros((), bool),
         *batch,
         *operands,
     )
 
 
-def _call_lowered(ctx: Any, *args: Any, report: Report, batched: bool) -> Any:
+def _call_lowered(ctx: Any, *args: Any, report: Report, loops: int, batched: bool) -> Any:
     ending = report.leave if manual_devices(ctx) > 1 else report.end
-    act = report.tell if report.kind == "tell" else ending
+    act = functools.partial(report.tell if report.kind == "tell" else ending, loops=loops)
     callback = act if batched else functools.partial(act, np.True_)
     return lower_to_python(ctx, callback, args)
 
 
-def _check_batched(axis: Any, args: Any, dims: Any, *, report: Report) -> Any:
+def _check_batched(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
     if any(d is not None for d in dims):
         args = [batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True)]
-    return check_p.bind(*args, report=report), None
+    return check_p.bind(*args, **params), None
 
 
-def _check_jvp(primals: Any, tangents: Any, *, report: Report) -> Any:
-    flag = check_p.bind(*primals, report=report)
+def _check_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    flag = check_p.bind(*primals, **params)
     return flag, Zero(jax.typeof(flag).to_tangent_aval())
 
 
-def _check_transposed(ct: Any, *args: Any, report: Report) -> Any:
+def _check_transposed(ct: Any, *args: Any, report: Report, loops: int) -> Any:
     raise value_error(
         "a check cannot be transposed with its condition",
         where=str(report.place),
@@ -269,7 +297,7 @@ def check(condition: Any, *operands: Any, explain: str | Explain, kind: Kind = "
     report = Report(explain, kind, here(_awaiting.get()))
     eager = concrete_value(condition) is not None
     report.awaited |= eager
-    failed = check_p.bind(condition, *operands, report=report)
+    failed = check_p.bind(condition, *operands, report=report, loops=0)
     if eager:
         # An eager `shard_map` has run it on every device.
         jax.block_until_ready(concrete_value(failed))
