@@ -52,6 +52,7 @@ from ._jax_private import runs_alone as runs_alone
 from ._jax_private import scan_parts as scan_parts
 from ._jax_private import shard_map_p as shard_map_p
 from ._jax_private import stop_gradient_p as stop_gradient_p
+from ._jax_private import trace_flag as trace_flag
 from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval
 from ._keys import Alive as Alive

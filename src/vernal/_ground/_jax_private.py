@@ -12,9 +12,13 @@ from typing import Any
 
 import jax
 
+# A new setting that compiled programs depend on. Retired by: any JAX version with a public way to declare one.
 # The operations that finalisation opens, and finding the programs inside of an operation.
 # Present in JAX 0.10.2 to 0.12. Retired by: no version; this is how jaxprs are read.
-from jax._src import core  # JAX 0.10.2 to 0.12
+from jax._src import (
+    config,  # JAX 0.10.2 to 0.12
+    core,  # JAX 0.10.2 to 0.12
+)
 from jax._src.ad_checkpoint import name_p as name_p  # JAX 0.10.2 to 0.12
 from jax._src.ad_checkpoint import remat_p as remat_p  # JAX 0.10.2 to 0.12
 from jax._src.ad_util import stop_gradient_p as stop_gradient_p  # JAX 0.10.2 to 0.12
@@ -130,6 +134,14 @@ from jax.interpreters.mlir import lower_fun as lower_fun
 from jax.interpreters.mlir import register_lowering as register_lowering  # JAX 0.10.2 to 0.12
 
 jax_primitives = primitives
+
+
+def trace_flag(name: str, help: str) -> Any:
+    """A new setting of JAX, off by default, that functions may ask while they are traced: compiled programs are kept
+    for each of its values. `flag.value` is the value, and `with flag(True)` sets it for the thread."""
+    return config.bool_state(
+        name=name, default=False, help=help, include_in_jit_key=True, include_in_trace_context=True
+    )
 
 
 def batch_axis_in_front(axis: Any, x: Any, dim: int | None) -> Any:

@@ -6,6 +6,7 @@ from ._branches import filter_switch as filter_switch
 from ._buffers import Buffer as Buffer
 from ._buffers import MaybeBuffer as MaybeBuffer
 from ._buffers import buffer_at_set as buffer_at_set
+from ._debug_buffers import debug_buffers as debug_buffers
 from ._fori import fori_loop as fori_loop
 from ._map import map as map
 from ._scan import scan as scan

@@ -29,6 +29,7 @@ from ..primitives import linear_call, select_if_vmap, unvmap_any
 from ..show import short, type_error
 from ..transforms import call_with_jvp, is_zero
 from ..trees import Rest, is_array, split
+from ._buffer_states import note_read, note_write
 
 T = TypeVar("T")
 
@@ -46,8 +47,8 @@ class Buffer:
 
     It has `shape`, `dtype`, `ndim`, `size`; `buffer[index]` reads and
     `buffer.at[index].set(value, pred=True)` writes. Every location may be written once, and may be
-    read only when it has been written, or if it never is. Nothing checks that: a derivative would
-    be wrong.
+    read only when it has been written, or if it never is. Only `debug_buffers` checks that: a
+    derivative would be wrong.
 
     Loops make them. One may be given to a loop inside, as a part of its carry.
 
@@ -55,22 +56,24 @@ class Buffer:
         array: the contents.
         active: whether writes count: bool[], or None if they always do.
         replay: whether the array has its final contents, so that writes are not made.
+        state: what has happened to each place, where that is noted.
     """
 
-    __slots__ = ("_active", "_array", "_replay")
+    __slots__ = ("_active", "_array", "_replay", "_state")
 
-    def __init__(self, array: Any, active: Any = None, replay: bool = False):
+    def __init__(self, array: Any, active: Any = None, replay: bool = False, state: Any = None):
         self._array = array
         self._active = active
         self._replay = replay
+        self._state = state
 
     def holding(self, array: Any) -> "Buffer":
         """This buffer with other contents."""
-        return Buffer(array, self._active, self._replay)
+        return Buffer(array, self._active, self._replay, self._state)
 
     def inside(self, array: Any, active: Any, replay: bool) -> "Buffer":
         """This buffer as a loop inside sees it."""
-        return Buffer(array, both(self._active, active), self._replay or replay)
+        return Buffer(array, both(self._active, active), self._replay or replay, self._state)
 
     @property
     def contents(self) -> Any:
@@ -98,7 +101,7 @@ class Buffer:
         return self._array.size
 
     def __getitem__(self, index: Any) -> Any:
-        return self._array[index]
+        return note_read(self._state, index, self._array[index])
 
     @property
     def at(self) -> "_At":
@@ -140,14 +143,23 @@ for _name in _OPERATORS:
 # Defining `__eq__` has no influence on a hash that is there already.
 Buffer.__hash__ = object.__hash__
 
+
+def _again(array: Any, active: Any, state: Any, replay: bool) -> Buffer:
+    return Buffer(array, active, replay, state)
+
+
 jtu.register_pytree_with_keys(
     Buffer,
     lambda b: (
-        ((jtu.GetAttrKey("contents"), b._array), (jtu.GetAttrKey("active"), b._active)),
+        (
+            (jtu.GetAttrKey("contents"), b._array),
+            (jtu.GetAttrKey("active"), b._active),
+            (jtu.GetAttrKey("state"), b._state),
+        ),
         b._replay,
     ),
-    lambda replay, children: Buffer(*children, replay=replay),  # pyright: ignore[reportCallIssue] (children are two)
-    lambda b: ((b._array, b._active), b._replay),
+    lambda replay, children: _again(*children, replay=replay),  # pyright: ignore[reportCallIssue] (they are three)
+    lambda b: ((b._array, b._active, b._state), b._replay),
 )
 
 
@@ -180,6 +192,7 @@ class _At:
         array, index = self._buffer.contents, self._index
         value = _fitting(value, array, index)
         mask = None if pred is True else jnp.asarray(pred), self._buffer._active
+        value = note_write(self._buffer._state, index, value, mask[0])
         if self._buffer._replay:
             return self._buffer.holding(_written_already(array, index, value, mask))
         return self._buffer.holding(_written(array, index, _masked(mask, value, array[index])))

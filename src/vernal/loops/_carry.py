@@ -137,13 +137,27 @@ class Carry:
                 lists[slot.selected].append(leaf.contents if is_buffer(leaf) else leaf)
         return lists
 
-    def fill(self, arrays: Any, buffers: Any, active: Any, replay: bool) -> Any:
+    def new_buffers(self) -> list[bool]:
+        """Which of its buffers are not already those of a loop outside."""
+        slots = [slot for slot in self.slots if isinstance(slot, _Varying) and slot.selected]
+        return [slot.outer is None for slot in slots]
+
+    def fill(
+        self,
+        arrays: Any,
+        buffers: Any,
+        active: Any,
+        replay: bool,
+        states: Sequence[Any] | None = None,
+    ) -> Any:
         """The carry as the user's functions see it: `active` says whether this element of the batch still runs (or
-        is None), `replay` whether the buffers have their final contents."""
+        is None), `replay` whether the buffers have their final contents, `states` what has happened to them."""
+        of_buffers = itertools.repeat(None) if states is None else iter(states)
 
         def see(slot: _Varying, array: Any) -> Any:
             if slot.selected:
-                outer = Buffer(array) if slot.outer is None else slot.outer
+                state = next(of_buffers)
+                outer = Buffer(array, state=state) if slot.outer is None else slot.outer
                 return outer.inside(array, active, replay)
             return array if slot.outer is None else slot.outer.holding(array)
 

@@ -14,7 +14,7 @@ gradient), and a loop that runs a step in several places runs the same one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,35 @@ from ..harvest import checks, sow_if, sows
 from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import short, type_error
 from ..trees import is_array
-from ._carry import Carry, same_type
+from ._carry import same_type
 
 Arrays = list[Any]
 Body = Callable[[Any, Arrays], tuple[Any, Any]]
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """The structure of a carry (see `Carry`): between what the functions of a loop see and lists of arrays."""
+
+    def start(self, tree: Any) -> tuple[Arrays, Arrays]:
+        """The arrays and the buffers of the carry."""
+        ...
+
+    def fill(self, arrays: Arrays, buffers: Arrays, active: Any, replay: bool) -> Any:
+        """The carry as the functions see it."""
+        ...
+
+    def take(self, tree: Any, of: str) -> tuple[Arrays, Arrays]:
+        """The arrays and the buffers of what a step returned."""
+        ...
+
+    def check_types(self, before: Sequence[Any], after: Sequence[Any], of: str) -> None:
+        """Refuses a step that changes the type of an array."""
+        ...
+
+    def finish(self, arrays: Arrays, buffers: Arrays) -> Any:
+        """The carry after the loop."""
+        ...
 
 
 class _Constants:
@@ -133,7 +158,7 @@ class Program(NamedTuple):
     consts: Arrays
     carry: Arrays
     buffers: Arrays
-    layout: Carry
+    layout: Layout
     out: Any
 
     def finish(self, carry: Arrays, buffers: Arrays) -> Any:
@@ -143,7 +168,7 @@ class Program(NamedTuple):
 
 def trace_loop(
     init: Any,
-    layout: Carry,
+    layout: Layout,
     body: Body,
     cond: Callable[[Any], Any] | None = None,
     xs: Sequence[Any] = (),
@@ -205,7 +230,11 @@ def _promote(x: Any, out: Any) -> Any:
 
 
 def _trace_cond(
-    cond: Callable[[Any], Any], layout: Carry, carry: Arrays, buffers: Arrays, constants: _Constants
+    cond: Callable[[Any], Any],
+    layout: Layout,
+    carry: Arrays,
+    buffers: Arrays,
+    constants: _Constants,
 ) -> _Traced:
     def run(carry: Arrays, buffers: Arrays) -> Any:
         return _as_bool(cond(layout.fill(carry, buffers, None, False)), callable_name(cond))

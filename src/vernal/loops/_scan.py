@@ -9,6 +9,7 @@ from ..show import path_text, short, type_error, value_error
 from ..trees import Rest, is_array, split
 from ._carry import Carry, numbers_to_arrays
 from ._checkpointed import checkpointed
+from ._debug_buffers import check_buffers
 from ._lax import lax_scan
 from ._options import check_count, check_function, check_kind, check_unused, returned_by
 from ._program import trace_loop
@@ -123,25 +124,28 @@ def run_scan(
     arrays = numbers_to_arrays(arrays)
 
     def body(carry: Any, x: list[Any]) -> tuple[Any, Any]:
-        returned = f(carry, rest.fill(x))
-        if not isinstance(returned, tuple) or len(returned) != 2:
-            raise type_error(
-                "the function of a scan must return a pair",
-                where=of,
-                expected="(carry, y)",
-                got=short(returned),
-                instead="`return carry, None` if there is nothing to stack",
-            )
-        return returned[0], split(numbers_to_arrays(returned[1]))
+        carry, y = _as_pair(f(carry, rest.fill(x)), of)
+        return carry, split(numbers_to_arrays(y))
 
+    layout = Carry(init, buffers, name)
     program = trace_loop(
         init,
-        Carry(init, buffers, name),
+        layout,
         body,
         None,
         arrays,
         replays=kind == "checkpointed",
         of=of,
+    )
+    program, arrays = check_buffers(
+        program,
+        arrays,
+        init,
+        layout,
+        body,
+        None,
+        of,
+        lambda noted, xs: lax_scan(noted, xs, steps, reverse, 1)[:2],
     )
     if kind == "lax" or steps == 0:
         carry, filled, ys = lax_scan(program, arrays, steps, reverse, unroll)
@@ -160,6 +164,18 @@ def run_scan(
         ys = [y[::-1] for y in ys] if reverse else ys
     of_ys: Rest = program.out[1]
     return program.finish(carry, filled), of_ys.fill(ys)
+
+
+def _as_pair(returned: Any, of: str) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise type_error(
+            "the function of a scan must return a pair",
+            where=of,
+            expected="(carry, y)",
+            got=short(returned),
+            instead="`return carry, None` if there is nothing to stack",
+        )
+    return returned
 
 
 def number_of_steps(loop: str, xs: Any, length: int | None) -> int:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from ._bounded import bounded_while
 from ._carry import Carry
 from ._checkpointed import checkpointed
+from ._debug_buffers import check_buffers
 from ._lax import lax_while
 from ._options import check_count, check_function, check_kind, returned_by
 from ._plan import MOST_STEPS
@@ -126,13 +127,21 @@ def run_while(
 ) -> Any:
     """`while_loop` whose options are known to be right. `name` and `of` are what the user calls the carry and what
     `body` returns."""
+    layout = Carry(init, buffers, name)
+
+    def step(carry: Any, _: Any) -> tuple[Any, Any]:
+        return body(carry), ()
+
     program = trace_loop(
         init,
-        Carry(init, buffers, name),
-        lambda carry, _: (body(carry), ()),
+        layout,
+        step,
         cond,
         replays=kind == "checkpointed",
         of=of,
+    )
+    program, _ = check_buffers(
+        program, [], init, layout, step, cond, of, lambda noted, _: lax_while(noted, max_steps)
     )
     if max_steps == 0:
         last = program.carry, program.buffers

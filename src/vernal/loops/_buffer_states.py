@@ -1,0 +1,111 @@
+"""What has happened to each place of a buffer: nothing, a read, a write. Noted by `debug_buffers` alone.
+
+The state of a buffer is an array of small integers that is sown (see `harvest`), because a read has no result of its
+own in which a new state could be returned, and may stand inside of any transformation.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._ground import (
+    Primitive,
+    batch_axis_in_front,
+    fancy_primitive_batchers,
+    lower_fun,
+    register_lowering,
+)
+from ..harvest import planted, sow
+from ..show import message
+from ..transforms import batch_text, fail_if
+
+_READ, _WRITTEN, _FAILED = 1, 2, np.iinfo(np.int8).max
+
+
+def has_failed(state: Any) -> Any:
+    """Whether a check has failed that a state went through, in a program that went on: bool[]."""
+    return jnp.any(state == _FAILED)
+
+
+def note_read(state: Any, index: Any, value: Any) -> Any:
+    """Notes that a place is read.
+
+    Args:
+        state: of the buffer, or None.
+        index: the place.
+        value: what was read.
+
+    Returns:
+        The value.
+    """
+    if state is None:
+        return value
+    before = planted(state)
+    return sow(state, _union_p.bind(before, before.at[index].max(_READ, mode="clip")), value)
+
+
+def note_write(state: Any, index: Any, value: Any, pred: Any) -> Any:
+    """Notes that a place is written, and ends the program if it was read or written before.
+
+    Args:
+        state: of the buffer, or None.
+        index: the place.
+        value: what is written.
+        pred: whether it is, or None if it always is.
+
+    Returns:
+        The value.
+    """
+    if state is None or not state.size:
+        return value
+    before = planted(state)
+    times = (
+        jnp.zeros(before.shape, jnp.int32).at[index].add(1 if pred is None else pred.astype(int))
+    )
+    wrong = (times > 1) | ((times > 0) & (before > 0))
+    place = jnp.argmax(wrong)
+    shape = before.shape
+    found = jnp.ravel(before)[place]
+
+    def explain(failing: Any, place: Any, found: Any) -> str:
+        place, found = (int(x[failing].flat[0]) for x in (place, found))
+        index = tuple(map(int, np.unravel_index(place, shape)))
+        return _explanation(index, found) + batch_text(failing)
+
+    value, after = fail_if(
+        [value, jnp.where(times > 0, jnp.int8(_WRITTEN), before)],
+        jnp.any(wrong),
+        place,
+        found,
+        explain=explain,
+    )
+    return sow(state, after, value)
+
+
+def _explanation(index: tuple[int, ...], found: int) -> str:
+    did = {_READ: "after it was read", _WRITTEN: "twice"}.get(found, "twice by one write")
+    return message(
+        f"a place of a buffer is written {did}",
+        where=f"buffer.at[index].set(value), at {list(index)}",
+        expected="a place that is written once, and read only afterwards",
+        got=f"a place that is written {did}",
+        instead="keep what is overwritten in the carry, and leave it out of `buffers`",
+    )
+
+
+def _union_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, Any]:
+    before, after = args
+    if dims[0] is None:
+        # The elements of a map in the body share the buffer.
+        return _union_p.bind(before, after if dims[1] is None else after.max(dims[1])), None
+    both = (batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True))
+    return _union_p.bind(*both), 0
+
+
+# The state after a read: the second operand, in which all reads of a batch that shares the first are noted.
+_union_p = Primitive("union_of_reads")
+_union_p.def_impl(lambda before, after: after)
+_union_p.def_abstract_eval(lambda before, after: after)
+register_lowering(_union_p, lower_fun(lambda before, after: after, multiple_results=False))
+fancy_primitive_batchers[_union_p] = _union_batch

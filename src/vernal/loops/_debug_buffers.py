@@ -1,0 +1,180 @@
+"""Finding what breaks the contract of a buffer: a place that is written twice, or written after it was read.
+
+Nothing in a loop knows that: a buffer is an array and no more. So while `debug_buffers` is on, every loop with
+buffers is first run once more, as a plain loop without derivatives, whose carry also holds the states of the buffers
+(see `_buffer_states.py`). The loop itself is as always; what it starts from is threaded through the check.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._ground import trace_flag
+from ..harvest import reap
+from ..transforms import chosen, poison, replaced
+from ..trees import split
+from ._buffer_states import has_failed
+from ._carry import Carry, numbers_to_arrays
+from ._program import Program, trace_loop
+
+
+@functools.cache
+def _flag() -> Any:
+    # Not before it is needed: importing the package leaves JAX as it is.
+    return trace_flag("vernal_debug_buffers", "Check how the buffers of loops are used.")
+
+
+def debug_buffers(enable: bool = True) -> contextlib.AbstractContextManager[None]:
+    """A context in which loops check how their buffers are used.
+
+    A place of a buffer may be written once, and read when it has been written, or if it never is. A loop that
+    breaks this has a wrong derivative, without a word; in this context it raises an error. It takes at least twice the
+    time and more memory. Functions that are compiled already are compiled again inside.
+
+    Args:
+        enable: whether to check; False switches it off inside of another such context.
+
+    Returns:
+        A context manager, for the thread that enters it.
+
+    Raises:
+        RuntimeCheckError: when such a loop runs, if it writes a place that was read or written before.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.loops import debug_buffers, fori_loop
+        >>> def running_sum(xs):
+        ...     def body(i, sums):
+        ...         return sums.at[i].set(xs[i] + sums[i - 1])  # sums[-1] is read before it is written
+        ...     return fori_loop(0, 3, body, jnp.zeros(3), buffers=lambda sums: sums)
+        >>> with debug_buffers():
+        ...     running_sum(jnp.ones(3))
+        Traceback (most recent call last):
+            ...
+        vernal.runtime.RuntimeCheckError: a place of a buffer is written after it was read
+        ...
+    """
+    return _flag()(enable)
+
+
+def check_buffers(
+    program: Program,
+    xs: list[Any],
+    init: Any,
+    layout: Carry,
+    body: Callable[[Any, list[Any]], tuple[Any, Any]],
+    cond: Callable[[Any], Any] | None,
+    of: str,
+    run: Callable[[Program, list[Any]], Sequence[Any]],
+) -> tuple[Program, list[Any]]:
+    """A loop that ends the program if it misuses its buffers, where `debug_buffers` is on.
+
+    Args:
+        program: the loop.
+        xs: what is given to its steps.
+        init: its initial carry, as the user gave it.
+        layout: the structure of that.
+        body: as for `trace_loop`.
+        cond: as for `trace_loop`.
+        of: as for `trace_loop`.
+        run: runs a loop with its `xs` as one without derivatives; returns the arrays and the buffers of its last carry.
+
+    Returns:
+        The loop and `xs`, whose values and derivatives depend on the outcome.
+    """
+    watched = layout.new_buffers()
+    if not (_flag.cache_info().currsize and _flag().value and any(watched)):
+        return program, xs
+    arrays, rest = split(numbers_to_arrays(init))
+    cut = jax.lax.stop_gradient
+    noted = trace_loop(
+        rest.fill([cut(x) for x in arrays]),
+        _Watched(layout, watched, of),
+        lambda seen, x: (_step(layout, body, cond, of, seen, x), ()),
+        None if cond is None else lambda seen: cond(seen.carry()),
+        xs,
+        replays=False,
+        of=of,
+    )
+    noted = noted._replace(consts=[cut(x) for x in noted.consts])
+    states = noted.finish(*run(noted, [cut(x) for x in xs]))
+    failed = jnp.array([has_failed(state) for state in states]).any()
+    consts, carry, buffers, xs = (
+        [_tied(x, failed) for x in part]
+        for part in (program.consts, program.carry, program.buffers, xs)
+    )
+    return program._replace(consts=consts, carry=carry, buffers=buffers), xs
+
+
+def _tied(x: Any, failed: Any) -> Any:
+    """The array, which depends on a flag; as does its derivative, which alone may be asked for."""
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x * jnp.where(failed, jnp.nan, 1).astype(x.dtype)
+    return poison(x, failed)
+
+
+class _Seen(NamedTuple):
+    """A carry and the states of its buffers."""
+
+    layout: Carry
+    watched: Sequence[bool]
+    arrays: list[Any]
+    buffers: list[Any]
+    states: list[Any]
+    active: Any
+
+    def carry(self, states: Sequence[Any] | None = None) -> Any:
+        """As the user's functions see it; with `states`, their reads and writes are noted there."""
+        if states is not None:
+            states = replaced([None] * len(self.watched), self.watched, states)
+        return self.layout.fill(self.arrays, self.buffers, self.active, False, states)
+
+
+class _Watched:
+    """The structure of a carry that ends with the states of its buffers, in place of a `Carry`."""
+
+    def __init__(self, layout: Carry, watched: Sequence[bool], of: str):
+        self._layout = layout
+        self._watched = watched
+        self.check_types = layout.check_types
+
+    def start(self, tree: Any) -> tuple[list[Any], list[Any]]:
+        arrays, buffers = self._layout.start(tree)
+        new = [jnp.zeros_like(x, jnp.int8) for x in chosen(buffers, self._watched)]
+        return [*arrays, *new], buffers
+
+    def fill(self, arrays: list[Any], buffers: list[Any], active: Any, replay: bool) -> _Seen:
+        del replay
+        n = len(arrays) - sum(self._watched)
+        return _Seen(self._layout, self._watched, arrays[:n], buffers, arrays[n:], active)
+
+    def take(self, tree: _Seen, of: str) -> tuple[list[Any], list[Any]]:
+        del of
+        return [*tree.arrays, *tree.states], tree.buffers
+
+    def finish(self, arrays: list[Any], buffers: list[Any]) -> list[Any]:
+        """The states."""
+        del buffers
+        return arrays[len(arrays) - sum(self._watched) :]
+
+
+def _step(
+    layout: Carry,
+    body: Callable[[Any, list[Any]], tuple[Any, Any]],
+    cond: Callable[[Any], Any] | None,
+    of: str,
+    seen: _Seen,
+    x: list[Any],
+) -> _Seen:
+    def step(states: list[Any]) -> Any:
+        if cond is not None:
+            # A step that is made again asks it again, when more has been written.
+            cond(seen.carry(states))
+        return layout.take(body(seen.carry(states), x)[0], of)
+
+    (arrays, buffers), states = reap(step)(seen.states)
+    return seen._replace(arrays=arrays, buffers=buffers, states=states)
