@@ -3,7 +3,8 @@
 Time, XLA's compile time and compiled temporary memory, against Equinox's checkpointed loop at its default and
 `jax.lax.scan` with `jax.checkpoint` (which needs to know the number of steps and keeps every state), in one
 process and in turns. Prints a table and leaves with an error if a bar is missed; `--quick` leaves out the slow
-rows, and `--schedule` prints instead what a number of checkpoints costs.
+rows, and `--schedule` prints instead what a number of checkpoints costs. A second table has the second call of a loop
+outside of compiled code, against `jax.lax`.
 """
 
 import gc
@@ -49,6 +50,7 @@ CASES = [
     Case("16 KB MLP", 1_000, 15, 0.65),
 ]
 COMPILE_BAR, COMPILE_REPEATS = 0.7, 5
+EAGER_BAR, EAGER_CALLS = 2.0, 200
 
 
 def inputs(body: str) -> tuple[Any, jax.Array]:
@@ -157,6 +159,66 @@ def report(case: Case) -> tuple[str, list[str]]:
     return f"| {case.name} | {' | '.join(cells)} | {case.bar} |", missed
 
 
+def _going(carry: Any) -> Any:
+    return carry[0] < 10
+
+
+def _next(carry: Any) -> Any:
+    return carry[0] + 1, jnp.tanh(carry[1])
+
+
+def _scanned(x: Any, _: Any) -> Any:
+    return jnp.tanh(x), None
+
+
+def eager_cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """Loops outside of compiled code: ours, and that of `jax.lax`."""
+    x = jnp.ones(8)
+    state = jnp.int32(0), x
+
+    def scan_of(scan: Callable[..., Any]) -> Callable[[Any], Any]:
+        return lambda x: jnp.sum(scan(_scanned, x, None, length=10)[0])
+
+    return {
+        "while_loop": (
+            lambda: vernal.loops.while_loop(_going, _next, state),
+            lambda: jax.lax.while_loop(_going, _next, state),
+        ),
+        "scan": (
+            lambda: vernal.loops.scan(_scanned, x, None, length=10),
+            lambda: jax.lax.scan(_scanned, x, None, length=10),
+        ),
+        "gradient of a scan": (
+            lambda: jax.grad(scan_of(vernal.loops.scan))(x),
+            lambda: jax.grad(scan_of(jax.lax.scan))(x),
+        ),
+    }
+
+
+def report_eager() -> list[str]:
+    """The table of eager loops; returns what is missed."""
+    print(
+        f"\nThe same loop again, outside of compiled code: time relative to jax.lax (bar {EAGER_BAR})\n"
+    )
+    print("| loop | time | ours, ms |\n|---|---|---|")
+    missed = []
+    for name, pair in eager_cases().items():
+        for call in pair:
+            jax.block_until_ready([call(), call()])
+        calls = EAGER_CALLS if "gradient" not in name else EAGER_CALLS // 10
+        times: list[list[float]] = [[], []]
+        for _ in range(calls):
+            for call, taken in zip(pair, times, strict=True):
+                start = time.perf_counter()
+                jax.block_until_ready(call())
+                taken.append(time.perf_counter() - start)
+        ours, theirs = map(statistics.median, times)
+        print(f"| {name} | {ours / theirs:.2f} | {1e3 * ours:.2f} |", flush=True)
+        if ours / theirs > EAGER_BAR:
+            missed.append(f"eager {name}: {ours / theirs:.2f} > {EAGER_BAR}")
+    return missed
+
+
 def schedule() -> None:
     """What `checkpoints=` buys: forward evaluations of each step, the first one included."""
     steps = [10**k for k in range(2, 7)]
@@ -191,6 +253,7 @@ def main() -> int:
         row, found = report(case)
         print(row, flush=True)
         missed += found
+    missed += report_eager()
     print("\n" + ("\n".join(f"MISSED: {text}" for text in missed) or "All bars are met."))
     return 1 if missed else 0
 

@@ -183,7 +183,6 @@ def test_a_buffer_must_come_back():
 
 
 SELECTED = {
-    "a number": lambda c: c["n"],
     "a function": lambda c: [c["x"], c["fn"]],
     "something else": lambda c: jnp.zeros(3),
 }
@@ -194,6 +193,14 @@ def test_buffers_are_arrays_of_the_carry(case):
     init = {"n": 0, "x": jnp.zeros(3), "fn": jnp.sin}
     with pytest.raises(ValueError, match="`buffers` must select arrays of the carry"):
         count_to(2, lambda c: c, init, buffers=SELECTED[case])
+
+
+def test_a_number_may_be_a_buffer():
+    def body(c):
+        return {**c, "n": c["n"] + 1, "y": c["y"].at[()].set(2.0, pred=c["n"] == 0)}
+
+    out = count_to(2, body, {"n": 0, "y": 1.0}, buffers=lambda c: c["y"])
+    assert out["y"] == 2 and out["n"] == 2
 
 
 def test_buffers_may_select_trees_and_nothing():

@@ -13,6 +13,8 @@ from typing import Any
 import jax
 
 from ._lax import Count, goes_on
+from ._linear import with_transpose
+from ._machines import Inputs, Outputs
 from ._program import Arrays, Program
 
 State = tuple[Any, Arrays, Arrays]
@@ -21,7 +23,18 @@ State = tuple[Any, Arrays, Arrays]
 def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, Arrays]:
     """Runs a loop while its condition holds, at most `max_steps` times (at least 1), in scans of `base` steps (at
     least 2); returns the final `(carry, buffers)`."""
+    functions = program.functions
 
+    def run(z: Inputs) -> Outputs:
+        given = program._replace(consts=z.consts, carry=z.carry, buffers=z.buffers)
+        return Outputs(*_scans(given, max_steps, base), [])
+
+    z = Inputs(program.consts, program.carry, program.buffers, [])
+    out = with_transpose(functions.cond, functions.step, functions.traced_step, run, z)
+    return out.carry, out.buffers
+
+
+def _scans(program: Program, max_steps: int, base: int) -> tuple[Arrays, Arrays]:
     count = Count(max_steps)
 
     def step(state: State) -> State:

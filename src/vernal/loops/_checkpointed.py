@@ -24,7 +24,7 @@ have a tangent; `seeds` are the inputs that have one from the start; `saved` is 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..primitives import linear_call
 from ..transforms import call_with_jvp, chosen, is_zero, replaced
+from ._linear import linear_in
 from ._machines import (
     Backward,
     Forward,
@@ -40,13 +41,12 @@ from ._machines import (
     Loop,
     Outputs,
     Saved,
-    at,
     space_for_states,
     stacked_space,
 )
-from ._perturbation import perturbed_outputs
 from ._plan import make_plan
 from ._schedule import fill, sweep
+from ._spread import Spread, spread_of
 
 
 def checkpointed(
@@ -111,7 +111,7 @@ def _run(loop: Loop, z: Inputs) -> Outputs:
         out, saved = _save(loop, primals[0])
         return out, _push(loop, primals[0], saved, out, tangents[0])
 
-    return call_with_jvp(run, rule, z)
+    return call_with_jvp(run, rule, z, is_linear=linear_in(loop.cond, loop.step))
 
 
 def _save(loop: Loop, z: Inputs) -> tuple[Outputs, Saved]:
@@ -133,42 +133,10 @@ def _save(loop: Loop, z: Inputs) -> tuple[Outputs, Saved]:
     return call_with_jvp(save, rule, z)
 
 
-class _Spread(NamedTuple):
-    """Where there are tangents: `seeds` in the inputs that are given, `which` in the inputs of a
-    step, `out` in its outputs."""
-
-    seeds: Inputs
-    which: Inputs
-    out: Outputs
-
-
-def _spread(loop: Loop, z: Inputs, seeds: Inputs) -> _Spread:
-    """Follows the tangents through the carry until no more of it is reached."""
-
-    def step(*flat: Any) -> list[Any]:
-        consts, carry, buffers, xs = z.like(flat)
-        return Outputs(*loop.step(consts, carry, buffers, jnp.int32(0), at(xs, 0), False)).flat
-
-    which = seeds
-    while True:
-        flat = perturbed_outputs(step, z.flat, which.flat)
-        carry, buffers = len(z.carry), len(z.buffers)
-        new = which._replace(
-            carry=[a or b for a, b in zip(which.carry, flat[:carry], strict=True)],
-            buffers=[
-                a or b for a, b in zip(which.buffers, flat[carry : carry + buffers], strict=True)
-            ],
-        )
-        if new == which:
-            out = Outputs(which.carry, which.buffers, flat[carry + buffers :])
-            return _Spread(seeds, which, out)
-        which = new
-
-
 def _push(loop: Loop, z: Inputs, saved: Saved, out: Outputs, tangents: Inputs) -> Outputs:
     """The tangents of the outputs."""
     marks = [not isinstance(dot, SymbolicZero) for dot in tangents.flat]
-    spread = _spread(loop, z, z.like(marks))
+    spread = spread_of(loop.step, z, z.like(marks))
 
     def forward(residuals: Any, dots: list[Any]) -> list[Any]:
         return _tangents(loop, spread, residuals[0], dots)
@@ -183,7 +151,7 @@ def _push(loop: Loop, z: Inputs, saved: Saved, out: Outputs, tangents: Inputs) -
     return out.like(replaced(zeros, spread.out.flat, dots))
 
 
-def _tangents(loop: Loop, spread: _Spread, z: Inputs, dots: Sequence[Any]) -> list[Any]:
+def _tangents(loop: Loop, spread: Spread, z: Inputs, dots: Sequence[Any]) -> list[Any]:
     """The tangents of the perturbed outputs, by running the loop that carries them along."""
     marks = zip(z.flat, spread.which.flat, spread.seeds.flat, strict=True)
     # A member of the carry that is reached on the way has no tangent yet.
@@ -195,7 +163,7 @@ def _tangents(loop: Loop, spread: _Spread, z: Inputs, dots: Sequence[Any]) -> li
     return [dot for part, marks in zip(out, spread.out, strict=True) for dot in part[len(marks) :]]
 
 
-def _augmented(loop: Loop, spread: _Spread) -> Loop:
+def _augmented(loop: Loop, spread: Spread) -> Loop:
     """The loop that carries tangents along: each list is followed by the tangents of its perturbed
     members."""
     which = spread.which
@@ -222,7 +190,7 @@ def _augmented(loop: Loop, spread: _Spread) -> Loop:
 
 
 def _pull(
-    loop: Loop, spread: _Spread, z: Inputs, saved: Saved, cotangents: Sequence[Any]
+    loop: Loop, spread: Spread, z: Inputs, saved: Saved, cotangents: Sequence[Any]
 ) -> list[Any]:
     """The cotangents of the seeds, from those of the perturbed outputs (None for zero)."""
     present = [ct is not None for ct in cotangents]

@@ -1,6 +1,6 @@
 """`fori_loop`: a loop over integers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from ..show import short, type_error
 from ..trees import is_array
+from ._carry import numbers_to_arrays
+from ._once import compiled_once
 from ._options import check_count, check_function, check_kind, check_unused, returned_by
 from ._scan import run_scan
 from ._while import DEFAULT_BASE, KINDS, run_while
@@ -78,15 +80,46 @@ def fori_loop(
     most = steps if known else max_steps
     if most is not None or kind == "bounded":
         check_count("fori_loop", "max_steps", most, 0)
+    return compiled_once(
+        "fori_loop",
+        _run,
+        (body_fun, buffers),
+        lower,
+        upper,
+        numbers_to_arrays(init_val),
+        steps=steps if known else None,
+        unroll=1 if unroll is None else unroll,
+        max_steps=most,
+        kind=kind,
+        checkpoints=checkpoints,
+        base=DEFAULT_BASE if base is None else base,
+    )
+
+
+def _run(
+    functions: Sequence[Any],
+    lower: Any,
+    upper: Any,
+    init: Any,
+    *,
+    steps: int | None,
+    unroll: int | bool,
+    max_steps: int | None,
+    kind: str,
+    checkpoints: int | None,
+    base: int,
+) -> Any:
+    """`fori_loop` whose options are known to be right; `steps` is their number, if it is known."""
+    body, buffers = functions
     first, last = _bounds(lower, upper)
-    state = first, init_val
+    state = first, init
     select = None if buffers is None else lambda state: buffers(state[1])
-    names: Any = {"name": "(i, carry)", "of": returned_by(body_fun)}
+    names: Any = {"name": "(i, carry)", "of": returned_by(body)}
 
     def step(state: Any) -> Any:
-        return state[0] + 1, body_fun(*state)
+        return state[0] + 1, body(*state)
 
-    if known and kind != "bounded":
+    if steps is not None and kind != "bounded":
         out, _ = run_scan(
             lambda state, _: (step(state), None),
             state,
@@ -94,7 +127,7 @@ def fori_loop(
             steps,
             select,
             reverse=False,
-            unroll=1 if unroll is None else unroll,
+            unroll=unroll,
             kind=kind,
             checkpoints=checkpoints,
             **names,
@@ -105,10 +138,10 @@ def fori_loop(
             step,
             state,
             select,
-            max_steps=most,
+            max_steps=max_steps,
             kind=kind,
             checkpoints=checkpoints,
-            base=DEFAULT_BASE if base is None else base,
+            base=base,
             **names,
         )
     return out[1]

@@ -1,6 +1,6 @@
 """`map`: a function of one slice after another."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from ..transforms import filter_vmap
 from ..trees import is_array
 from ._carry import numbers_to_arrays
+from ._once import compiled_once
 from ._options import check_count, check_function
 from ._scan import number_of_steps, scan
 
@@ -51,6 +52,17 @@ def map(
     check_function("map", "f", f)
     if batch_size is not None:
         check_count("map", "batch_size", batch_size, 1)
+    number_of_steps("map", xs, None)
+    return compiled_once(
+        "map", _run, [f], xs, batch_size=batch_size, kind=kind, checkpoints=checkpoints
+    )
+
+
+def _run(
+    functions: Sequence[Any], xs: Any, *, batch_size: int | None, kind: str, checkpoints: Any
+) -> Any:
+    """`map` whose options are known to be right."""
+    (f,) = functions
     n = number_of_steps("map", xs, None)
     if batch_size is None:
         return _one_by_one(f, xs, kind, checkpoints)

@@ -112,6 +112,7 @@ class Functions:
         self._bodies = body, again
         # Whether a step has a check, which is told the number of the step.
         self.checked = checks(body.jaxpr)
+        self.traced_step = body.jaxpr
 
     def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays) -> Any:
         """Whether to go on: bool[]."""
@@ -216,7 +217,7 @@ def trace_loop(
     if of_cond is not None:
         # For elements of a batch that have finished, or make no step at all.
         active = functions.cond(consts, carry, buffers)
-        consts += borrow_if_vmap(active, [jax.lax.stop_gradient(x) for x in carry])
+        consts += borrow_if_vmap(active, carry)
     return Program(functions, consts, carry, buffers, layout, traced.out[2])
 
 

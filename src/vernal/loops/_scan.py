@@ -1,6 +1,6 @@
 """`scan`: a fixed number of steps over any carry."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax.tree_util as jtu
@@ -11,6 +11,7 @@ from ._carry import Carry, numbers_to_arrays
 from ._checkpointed import checkpointed
 from ._debug_buffers import check_buffers
 from ._lax import lax_scan
+from ._once import compiled_once
 from ._options import check_count, check_function, check_kind, check_unused, returned_by
 from ._program import trace_loop
 
@@ -89,19 +90,23 @@ def scan(
     if length is not None:
         check_count("scan", "length", length, 0)
     steps = number_of_steps("scan", xs, length)
-    return run_scan(
-        f,
-        init,
+    return compiled_once(
+        "scan",
+        _run,
+        (f, buffers),
+        numbers_to_arrays(init),
         xs,
         steps,
-        buffers,
         reverse=reverse,
         unroll=unroll,
         kind=kind,
         checkpoints=steps if checkpoints == "all" else checkpoints,
-        name="carry",
-        of=returned_by(f),
     )
+
+
+def _run(functions: Sequence[Any], init: Any, xs: Any, steps: int, **options: Any) -> Any:
+    f, buffers = functions
+    return run_scan(f, init, xs, steps, buffers, name="carry", of=returned_by(f), **options)
 
 
 def run_scan(

@@ -1,13 +1,14 @@
 """`while_loop`: any carry, any functions, derivatives in both directions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ._bounded import bounded_while
-from ._carry import Carry
+from ._carry import Carry, numbers_to_arrays
 from ._checkpointed import checkpointed
 from ._debug_buffers import check_buffers
 from ._lax import lax_while
+from ._once import compiled_once
 from ._options import check_count, check_function, check_kind, returned_by
 from ._plan import MOST_STEPS
 from ._program import trace_loop
@@ -44,7 +45,8 @@ def while_loop(
 
     The functions may be anything that can be called (modules, methods, closures), and the
     gradient reaches all arrays that `body_fun` closes over. They are traced once (`body_fun`
-    sometimes twice).
+    sometimes twice); outside of compiled code, once for the same function objects and types, as by
+    `filter_jit`.
 
     Under `vmap` the loop runs until every element of the batch has finished. One that has keeps
     its carry, and its writes to buffers are not made.
@@ -98,18 +100,21 @@ def while_loop(
     if max_steps is not None or kind == "bounded":
         check_count("while_loop", "max_steps", max_steps, 0)
 
-    return run_while(
-        cond_fun,
-        body_fun,
-        init_val,
-        buffers,
+    return compiled_once(
+        "while_loop",
+        _run,
+        (cond_fun, body_fun, buffers),
+        numbers_to_arrays(init_val),
         max_steps=max_steps,
         kind=kind,
         checkpoints=checkpoints,
         base=DEFAULT_BASE if base is None else base,
-        name="carry",
-        of=returned_by(body_fun),
     )
+
+
+def _run(functions: Sequence[Any], init: Any, **options: Any) -> Any:
+    cond, body, buffers = functions
+    return run_while(cond, body, init, buffers, name="carry", of=returned_by(body), **options)
 
 
 def run_while(

@@ -18,6 +18,7 @@ from .._ground import (
     fancy_primitive_batchers,
     lower_fun,
     primitive_jvps,
+    primitive_transposes,
     register_lowering,
 )
 from ._finalise import register_impl_finalisation
@@ -66,6 +67,8 @@ register_lowering(borrow_if_vmap_p, lower_fun(_own, multiple_results=True))
 register_impl_finalisation(borrow_if_vmap_p)
 fancy_primitive_batchers[borrow_if_vmap_p] = _batch
 primitive_jvps[borrow_if_vmap_p] = _jvp
+# Nothing depends differentiably on what is borrowed.
+primitive_transposes[borrow_if_vmap_p] = lambda cotangents, *args: [None] * len(args)
 
 
 def borrow_if_vmap(active: Any, arrays: list[Any]) -> list[Any]:
@@ -86,4 +89,5 @@ def borrow_if_vmap(active: Any, arrays: list[Any]) -> list[Any]:
         >>> borrow(jnp.array([False, True, False]), jnp.array([1, 2, 3]))
         Array([2, 2, 2], dtype=int32)
     """
-    return borrow_if_vmap_p.bind(active, *arrays)
+    # One by one: of an operation that is transposed, all results are what its arguments are.
+    return [borrow_if_vmap_p.bind(active, x)[0] for x in arrays]

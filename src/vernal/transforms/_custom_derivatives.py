@@ -74,12 +74,20 @@ class _WithJvp:
         fn: the function, of trees of arrays.
         rule: `rule(primals, tangents)`.
         args: the structure of the arguments.
+        is_linear: as for `call_with_jvp`.
     """
 
     is_written = True
 
-    def __init__(self, fn: Callable[..., Any], rule: Callable[..., Any], args: Any):
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        rule: Callable[..., Any],
+        args: Any,
+        is_linear: Callable[..., bool] | None,
+    ):
         self.name = callable_name(fn)
+        self._is_linear = is_linear
         self._fn = fn
         self._rule = rule
         self._args = args
@@ -107,36 +115,56 @@ class _WithJvp:
 
     def transpose(self, cotangents: Any, *args: Any) -> list[Any]:
         """That of the function itself, if it is linear."""
-        places = [i for i, x in enumerate(args) if isinstance(x, UndefinedPrimal)]
+        wanted = [isinstance(x, UndefinedPrimal) for x in args]
+        avals = [x.aval for x in chosen(args, wanted)]
 
-        def of_wanted(*given: Any) -> list[Any]:
-            known = list(args)
-            for i, x in zip(places, given, strict=True):
-                known[i] = x
-            return [x for x in self.compute(*known) if is_inexact(x)]
+        def of_wanted(*new: Any) -> list[Any]:
+            given = replaced(args, wanted, new)
+            if self._is_linear is None:
+                out = self.compute(*given)
+            else:
+                out = vprim_p.bind(*map(as_jax, given), rules=self)
+            return [x for x in out if is_inexact(x)]
 
         cts = [
             instantiate_zeros(ct)
             for ct in cotangents
             if is_inexact(ct.aval if isinstance(ct, Zero) else ct)
         ]
+        zeros = [placed_like(jnp.zeros(a.shape, a.dtype), a) for a in avals]
+        if self._is_linear is not None:
+            point = self._args.unflatten(map(as_jax, replaced(args, wanted, zeros)))
+            marks = self._args.unflatten(wanted)
+            if not all(map(is_inexact, avals)) or not self._is_linear(*point, *marks):
+                raise self._no_transpose("one that is not linear")
         try:
-            found = jax.linear_transpose(of_wanted, *[args[i].aval for i in places])(cts)
+            if self._is_linear is None:
+                found = jax.linear_transpose(of_wanted, *avals)(cts)
+            else:
+                # A linear function is its own derivative.
+                found = jax.vjp(of_wanted, *zeros)[1](cts)
         except Exception as error:
-            raise value_error(
-                f"`{self.name}` cannot be transposed",
-                where=f"jax.linear_transpose of `{self.name}`",
-                expected="a function that is linear, made of operations that JAX can transpose",
-                got=f"{type(error).__name__} where it is transposed",
-                instead="`jax.vjp`, which takes the derivative first",
-            ) from error
-        out: list[Any] = [None] * len(args)
-        for i, ct in zip(places, found, strict=True):
-            out[i] = placed_like(ct, args[i].aval.to_ct_aval())
-        return out
+            raise self._no_transpose(f"{type(error).__name__} where it is transposed") from error
+        of_args: list[Any] = [None] * len(args)
+        cts = [placed_like(ct, a.to_ct_aval()) for ct, a in zip(found, avals, strict=True)]
+        return replaced(of_args, wanted, cts)
+
+    def _no_transpose(self, got: str) -> ValueError:
+        return value_error(
+            f"`{self.name}` cannot be transposed",
+            where=f"jax.linear_transpose of `{self.name}`",
+            expected="a function that is linear, made of operations that JAX can transpose",
+            got=got,
+            instead="`jax.vjp`, which takes the derivative first",
+        )
 
 
-def call_with_jvp(fn: Callable[..., Any], rule: Callable[..., Any], *args: Any) -> Any:
+def call_with_jvp(
+    fn: Callable[..., Any],
+    rule: Callable[..., Any],
+    *args: Any,
+    is_linear: Callable[..., bool] | None = None,
+) -> Any:
     """Calls a function that has a rule for its derivative.
 
     Args:
@@ -145,12 +173,14 @@ def call_with_jvp(fn: Callable[..., Any], rule: Callable[..., Any], *args: Any) 
             zero; returns the result and, in the same structure, its tangents, with `SymbolicZero` for zero. Must be
             linear in the tangents.
         *args: the arguments.
+        is_linear: for a function that is made of operations without a transpose: `is_linear(*args, *marks)`, whether it
+            is linear in the arguments that are marked. Then its transpose is that of its derivative.
 
     Returns:
         `fn(*args)`.
     """
     arrays, structure = jtu.tree_flatten(args)
-    rules = _WithJvp(fn, rule, structure)
+    rules = _WithJvp(fn, rule, structure, is_linear)
     out = vprim_p.bind(*map(as_jax, arrays), rules=rules)
     return rules.out.unflatten(out)
 

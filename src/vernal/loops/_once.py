@@ -1,0 +1,83 @@
+"""Loops outside of compiled code, compiled once for the same functions and types.
+
+The user's functions are known by identity, as those of `jax.lax` and of `filter_jit`; a module, or a method of one, by
+its structure. A program must not keep a function alive, nor the arrays that it closes over: it holds weak
+references, and goes with the first function that goes.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from .._ground import current_program, register_cache
+from ..transforms import filter_jit
+from ..trees import is_array
+
+_programs: dict[Any, "_Program"] = {}
+register_cache(_programs.clear)
+
+
+class _Program:
+    """A compiled function that runs a loop, with some of the user's functions.
+
+    Args:
+        name: of the loop.
+        run: runs the loop, given a tuple of functions.
+        functions: the functions; None in the place of one that is given at each call.
+        key: of the program in the cache.
+    """
+
+    def __init__(self, name: str, run: Callable[..., Any], functions: Sequence[Any], key: Any):
+        def forget(_: Any) -> None:
+            _programs.pop(key, None)
+
+        self._run = run
+        self._references = [None if f is None else weakref.ref(f, forget) for f in functions]
+        self.__name__ = self.__qualname__ = name
+        self.compiled = filter_jit(self)
+
+    def is_of(self, functions: Sequence[Any]) -> bool:
+        """Whether these are its functions, and none of them has taken the place of another in memory."""
+        pairs = zip(self._references, functions, strict=True)
+        return all(reference is None or reference() is fn for reference, fn in pairs)
+
+    def __call__(self, trees: Sequence[Any], *args: Any, **options: Any) -> Any:
+        pairs = zip(self._references, trees, strict=True)
+        functions = [tree if reference is None else reference() for reference, tree in pairs]
+        return self._run(functions, *args, **options)
+
+
+def compiled_once(
+    name: str, run: Callable[..., Any], functions: Sequence[Any], *args: Any, **options: Any
+) -> Any:
+    """Calls `run(functions, *args, **options)`, which runs a loop; outside of compiled code, as a compiled function.
+
+    Args:
+        name: of the loop.
+        run: a function that lives as long as the package.
+        functions: the user's functions; None for one that was not given.
+        *args: arguments.
+        **options: more of them.
+
+    Returns:
+        What `run` returns.
+    """
+    if current_program() or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (declared at run time)
+        return run(functions, *args, **options)
+    leaves = [f if f is None or jtu.all_leaves([f]) else None for f in functions]
+    trees = [None if leaf is not None else f for f, leaf in zip(functions, leaves, strict=True)]
+    key = run, *[id(leaf) for leaf in leaves]
+    try:
+        program = _programs.get(key)
+        if program is None or not program.is_of(leaves):
+            program = _programs[key] = _Program(name, run, leaves, key)
+        for x in jtu.tree_leaves((trees, args, options)):
+            if not is_array(x):
+                hash(x)
+    except TypeError:
+        # What cannot be hashed, or referred to weakly, cannot be found again.
+        return run(functions, *args, **options)
+    return program.compiled(trees, *args, **options)

@@ -1,0 +1,151 @@
+"""`jax.linear_transpose` of loops whose steps are linear, against the transpose of the matrix; and refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal.loops import fori_loop, map, scan, while_loop
+
+W = jnp.array([[0.9, -0.3], [0.2, 1.1]])
+X = jnp.array([1.0, -2.0])
+KINDS = {
+    "checkpointed": {"kind": "checkpointed"},
+    "checkpointed, bound": {"kind": "checkpointed", "max_steps": 5},
+    "checkpointed, few": {"kind": "checkpointed", "max_steps": 5, "checkpoints": 1},
+    "bounded": {"kind": "bounded", "max_steps": 5, "base": 2},
+}
+
+
+def repeated(w, x, **options):
+    """Three steps, and what is counted beside."""
+
+    def body(carry):
+        i, x, bias = carry
+        return i + 1, w @ x - x * bias, bias
+
+    return while_loop(lambda c: c[0] < 3, body, (0, x, jnp.float32(0.5)), **options)[1]
+
+
+def written(w, x, **options):
+    def body(carry):
+        i, x, out = carry
+        return i + 1, w @ x, out.at[i].set(x)
+
+    init = 0, x, jnp.zeros((3, 2))
+    select = {"buffers": lambda c: c[2]}
+    return while_loop(lambda c: c[0] < 3, body, init, **select, **options)[2]
+
+
+def nested(w, x, **options):
+    return while_loop(
+        lambda c: c[0] < 2,
+        lambda c: (
+            c[0] + 1,
+            fori_loop(0, c[0], lambda j, x: w @ x, repeated(w, c[1], **options), **options),
+        ),
+        (0, x),
+        **options,
+    )[1]
+
+
+FUNCTIONS = {"repeated": repeated, "written": written, "nested": nested}
+SCANS = {
+    "scan": lambda w, x: scan(
+        lambda c, k: (w @ c * k, c), x, jnp.arange(1.0, 4.0), kind="checkpointed"
+    ),
+    "scan of what is transposed": lambda w, x: scan(
+        lambda c, x: (c + x, w[0, 0] * x), 0.0, x, kind="checkpointed"
+    ),
+    "reverse": lambda w, x: scan(
+        lambda c, k: (w @ c * k, c), x, jnp.arange(1.0, 4.0), kind="checkpointed", reverse=True
+    ),
+    "fori_loop": lambda w, x: fori_loop(0, 3, lambda i, x: w @ x, x, kind="checkpointed"),
+    "map": lambda w, x: map(lambda x: w * x, x, kind="checkpointed"),
+    "lax scan": lambda w, x: scan(lambda c, k: (w @ c * k, c), x, jnp.arange(1.0, 4.0)),
+}
+ALL = {
+    f"{name}, {kind}": lambda w, x, fn=fn, options=options: fn(w, x, **options)
+    for name, fn in FUNCTIONS.items()
+    for kind, options in KINDS.items()
+} | SCANS
+
+
+def transposed(fn, w, x, cts):
+    return jax.linear_transpose(lambda x: fn(w, x), x)(cts)[0]
+
+
+def flat(fn, w):
+    """The function as a matrix."""
+    columns = [fn(w, e) for e in jnp.eye(2)]
+    return jnp.stack([jnp.concatenate([y.ravel() for y in jax.tree.leaves(c)]) for c in columns], 1)
+
+
+@pytest.mark.parametrize("fn", ALL.values(), ids=ALL)
+def test_it_is_that_of_the_matrix(fn):
+    out = fn(W, X)
+    leaves, tree = jax.tree.flatten(out)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    cts = [jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)]
+    given = tree.unflatten(cts)
+    matrix = jax.jit(lambda w: flat(fn, w))(W)
+    expected = matrix.T @ jnp.concatenate([ct.ravel() for ct in cts])
+    np.testing.assert_allclose(transposed(fn, W, X, given), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(lambda w, x, cts: transposed(fn, w, x, cts))(W, X, given), expected, rtol=1e-5
+    )
+    # Its derivative with respect to what is not transposed, and for a batch of that.
+    value = lambda w: transposed(fn, w, X, given).sum()  # noqa: E731
+    plain = lambda w: (flat(fn, w).T @ jnp.concatenate([ct.ravel() for ct in cts])).sum()  # noqa: E731
+    np.testing.assert_allclose(jax.grad(value)(W), jax.grad(plain)(W), rtol=1e-4, atol=1e-5)
+    many = jnp.stack([W, 2 * W])
+    np.testing.assert_allclose(
+        jax.vmap(value)(many), jnp.stack([plain(w) for w in many]), rtol=1e-4
+    )
+    back = jax.vmap(lambda w: jax.linear_transpose(lambda x: fn(w, x), X)(given)[0])(many)
+    np.testing.assert_allclose(back[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_of_a_mapped_loop(kind):
+    steps = jnp.array([0, 1, 3])
+
+    def of_one(x, n):
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, W @ c[1]), (0, x), **kind)[1]
+
+    xs = jnp.arange(6.0).reshape(3, 2)
+    back = jax.linear_transpose(lambda xs: jax.vmap(of_one)(xs, steps), xs)(xs)[0]
+    expected = [np.linalg.matrix_power(W.T, n) @ x for x, n in zip(xs, steps, strict=True)]
+    np.testing.assert_allclose(back, np.stack(expected), rtol=1e-5)
+
+
+REFUSED = {
+    "sin": (lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1]))),
+    "a square": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * c[1])),
+    "a condition": (lambda c: c[1].sum() < 3, lambda c: (c[0] + 1, 2 * c[1])),
+    "a counter": (
+        lambda c: c[0] < 3,
+        lambda c: (c[0] + 1 + (c[1].sum() > 0).astype(int), 2 * c[1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
+@pytest.mark.parametrize("cond, body", REFUSED.values(), ids=REFUSED)
+def test_what_is_not_linear_is_refused(cond, body, kind):
+    fn = lambda x: while_loop(cond, body, (0, x), kind=kind, max_steps=5)[1]  # noqa: E731
+    with pytest.raises(ValueError, match="cannot be transposed\n"):
+        jax.linear_transpose(fn, X)(X)
+    jax.grad(lambda x: fn(x).sum())(X)
+
+
+def test_the_error_says_why():
+    def fn(kind, body):
+        return lambda x: while_loop(lambda c: c[0] < 3, body, (0, x), kind=kind, max_steps=5)[1]
+
+    with pytest.raises(
+        ValueError, match="`run` cannot be transposed\n(?s:.)*one that is not linear"
+    ):
+        jax.linear_transpose(fn("checkpointed", lambda c: (c[0] + 1, c[1] ** 2)), X)(X)
+    with pytest.raises(ValueError, match="this loop cannot be transposed"):
+        jax.linear_transpose(fn("bounded", lambda c: (c[0] + 1, jnp.sin(c[1]))), X)(X)
