@@ -5,6 +5,7 @@ is forgotten anywhere on the way leaves a zero where a number belongs.
 """
 
 import functools
+import itertools
 import math
 import os
 
@@ -123,6 +124,7 @@ SUBJECTS = {
     "checkpointed without bound": (looped("checkpointed", with_jvp, None), twice(jnp.sin)),
     "loop in a loop": (looped("checkpointed", scanned("lax", with_jvp)), twice(twice(jnp.sin))),
     "scan": (scanned("checkpointed", with_jvp), twice(jnp.sin)),
+    "custom_vjp in a loop": (looped("checkpointed", with_vjp), twice(jnp.sin)),
     "map": (mapped, lambda x: jnp.sin(x) + jnp.sin(x * x)),
     "error_if": (checked, jnp.sin),
     "trace": (trace, lambda x: jnp.trace(matrix_of(x))),
@@ -151,7 +153,14 @@ X = jnp.float32(0.8)
 
 # Loops take long to trace: all of their cells are for the desk (`VERNAL_ALL_COMPOSITIONS=1`, 20 minutes), and CI takes
 # those with two transformations inside that change the program.
-LOOPS = {"bounded", "checkpointed", "checkpointed without bound", "loop in a loop", "scan"}
+LOOPS = {
+    "bounded",
+    "checkpointed",
+    "checkpointed without bound",
+    "loop in a loop",
+    "scan",
+    "custom_vjp in a loop",
+}
 CHANGING = ("jvp", "vjp", "vmap", "scan")
 
 
@@ -169,7 +178,7 @@ def composed(f, names):
 def refusal(subject, names):
     """The error that a cell has to be, or None."""
     derivatives = [name for name in names if name in ("jvp", "vjp")]
-    if subject == "custom_vjp" and derivatives[-1:] == ["jvp"]:
+    if subject.startswith("custom_vjp") and derivatives[-1:] == ["jvp"]:
         return TypeError, "has no derivative in forward mode"
     if has_no_reverse_mode(names):
         return ValueError, "Reverse-mode differentiation does not work"
@@ -222,7 +231,7 @@ def test_derivatives_of_every_order_inside_a_scan(subject):
 
 
 @pytest.mark.parametrize(
-    ("core", "kind"), [(with_jvp, "checkpointed"), (with_jvp, "bounded"), (with_vjp, "bounded")]
+    ("core", "kind"), [*itertools.product([with_jvp, with_vjp], ["checkpointed", "bounded"])]
 )
 def test_the_third_derivative_through_scan_and_loop(core, kind):
     def around(loop):

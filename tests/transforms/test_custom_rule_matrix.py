@@ -153,12 +153,7 @@ CELLS = {
     for place in AROUND
     for derivative in transforms
 }
-# The second derivative of a checkpointed loop runs its body in forward mode, which a rule for reverse mode has not.
-REFUSED = [
-    CELLS.pop("custom_vjp-while_loop-jvp_of_vjp"),
-    *((with_vjp, around, directional) for around in AROUND.values()),
-]
-# A bounded loop runs the rules in its forward pass.
+REFUSED = [(with_vjp, around, directional) for around in AROUND.values()]
 in_bounded_while_loop = while_loop_of(
     functools.partial(while_loop, max_steps=4, kind="bounded", base=2)
 )

@@ -12,11 +12,13 @@ from typing import Any
 
 import jax
 
-from ._lax import Count, goes_on
+from ..primitives import unvmap_any
+from ._lax import Count
 from ._linear import with_transpose
 from ._machines import Inputs, Outputs
 from ._program import Arrays, Program
 
+DEFAULT_BASE = 16
 State = tuple[Any, Arrays, Arrays]
 
 
@@ -24,23 +26,24 @@ def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, 
     """Runs a loop while its condition holds, at most `max_steps` times (at least 1), in scans of `base` steps (at
     least 2); returns the final `(carry, buffers)`."""
     functions = program.functions
+    z = Inputs(program.consts, program.carry, program.buffers, [])
 
     def run(z: Inputs) -> Outputs:
-        given = program._replace(consts=z.consts, carry=z.carry, buffers=z.buffers)
-        return Outputs(*_scans(given, max_steps, base), [])
+        return scans(functions.cond, functions.step, z, max_steps, base)
 
-    z = Inputs(program.consts, program.carry, program.buffers, [])
     out = with_transpose(functions.cond, functions.step, functions.traced_step, run, z)
     return out.carry, out.buffers
 
 
-def _scans(program: Program, max_steps: int, base: int) -> tuple[Arrays, Arrays]:
+def scans(
+    cond: Callable[..., Any], step: Callable[..., Any], z: Inputs, max_steps: int, base: int
+) -> Outputs:
+    """The loop, given its functions and what it starts from."""
     count = Count(max_steps)
 
-    def step(state: State) -> State:
+    def once(state: State) -> State:
         index, carry, buffers = state
-        made = count.number(index)
-        carry, buffers, _ = program.functions.step(program.consts, carry, buffers, made, [], False)
+        carry, buffers, _ = step(z.consts, carry, buffers, count.number(index), [], False)
         return count.after(index), carry, buffers
 
     def repeat(run: Callable[[State], State], times: int) -> Callable[[State], State]:
@@ -48,13 +51,15 @@ def _scans(program: Program, max_steps: int, base: int) -> tuple[Arrays, Arrays]
         run = jax.checkpoint(run, prevent_cse=False)
 
         def body(state: State, _: None) -> tuple[State, None]:
-            alive = goes_on(program, count, *state)
+            index, carry, buffers = state
+            alive = unvmap_any(cond(z.consts, carry, buffers)) & count.is_left(index)
             return jax.lax.cond(alive, run, lambda state: state, state), None
 
         return lambda state: jax.lax.scan(body, state, length=times)[0]
 
-    run, steps = step, 1
+    run, steps = once, 1
     while steps * base < max_steps:
         run, steps = repeat(run, base), steps * base
     run = repeat(run, -(-max_steps // steps))
-    return run((count.start, program.carry, program.buffers))[1:]
+    _, carry, buffers = run((count.start, z.carry, z.buffers))
+    return Outputs(carry, buffers, [])

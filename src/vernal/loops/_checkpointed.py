@@ -33,6 +33,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..primitives import linear_call
 from ..transforms import call_with_jvp, chosen, is_zero, replaced
+from ._bounded import DEFAULT_BASE, scans
 from ._linear import linear_in
 from ._machines import (
     Backward,
@@ -44,7 +45,8 @@ from ._machines import (
     space_for_states,
     stacked_space,
 )
-from ._plan import make_plan
+from ._perturbation import differentiable
+from ._plan import MOST_STEPS, make_plan
 from ._schedule import fill, sweep
 from ._spread import Spread, spread_of
 
@@ -60,6 +62,7 @@ def checkpointed(
     max_steps: int | None,
     length: int | None,
     checkpoints: int | None,
+    one_way: bool,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """A loop that is differentiable in forward and reverse mode, with few states in memory.
 
@@ -77,6 +80,7 @@ def checkpointed(
         max_steps: the number of steps at most, or None.
         length: the number of steps of a scan.
         checkpoints: how many states are kept for reverse mode; None for the default.
+        one_way: whether a step has a derivative in reverse mode alone.
 
     Returns:
         The final carry, the final buffers, and what a scan's steps returned, stacked up.
@@ -86,7 +90,7 @@ def checkpointed(
     state_bytes = sum(x.size * x.dtype.itemsize for x in z.carry)
     # The size is not known if it is symbolic, in a program for export.
     known = state_bytes if isinstance(state_bytes, int) else None
-    loop = Loop(cond, step, max_steps, make_plan(max_steps, checkpoints, known))
+    loop = Loop(cond, step, max_steps, make_plan(max_steps, checkpoints, known), one_way)
     if max_steps == 0:
         return z.carry, z.buffers, stacked_space(loop, z)
     out = _run(loop, z)
@@ -127,7 +131,10 @@ def _save(loop: Loop, z: Inputs) -> tuple[Outputs, Saved]:
 
     def rule(primals: Any, tangents: Any) -> Any:
         out, saved = _save(loop, primals[0])
-        dots = _push(loop, primals[0], saved, out, tangents[0])
+        if loop.one_way:
+            dots = _derivative_of_pass(loop, primals[0], tangents[0])
+        else:
+            dots = _push(loop, primals[0], saved, out, tangents[0])
         return (out, saved), (dots, jax.tree.map(SymbolicZero.from_primal_value, saved))
 
     return call_with_jvp(save, rule, z)
@@ -210,6 +217,8 @@ def _pull(
         return chosen(end.flat, chosen(seeds, which.flat))
 
     def rule(primals: Any, tangents: Any) -> Any:
+        if loop.one_way:
+            return _derivative_of_pullback(loop, spread, present, primals, tangents)
         z, _, cts = primals
         moved = z.like([not isinstance(dot, SymbolicZero) for dot in tangents[0].flat])
         moved_cts = [not isinstance(dot, SymbolicZero) for dot in tangents[2]]
@@ -234,6 +243,60 @@ def _pull(
         return call_with_jvp(pull, rule, *primals), linear_call(forward, transposed, (z, cts), dots)
 
     return call_with_jvp(pull, rule, z, saved, chosen(cotangents, present))
+
+
+# A step of a loop may have a derivative in reverse mode alone, by which nothing can be pushed forward. Differentiated
+# again, such a loop is one made of scans, which JAX differentiates as often as it likes.
+
+
+def _derivative_of_pass(loop: Loop, z: Inputs, tangents: Inputs) -> Outputs:
+    """The tangents of the outputs of `save`, in which every step runs by its rule already."""
+    moved = [not isinstance(dot, SymbolicZero) for dot in tangents.flat]
+    marks = z.like([differentiable(x) for x in z.flat])
+
+    def outputs(*new: Any) -> Outputs:
+        return _pullback(lambda z: _plain(loop, z), z.put(z.like(moved), new), marks)[0]
+
+    return jax.jvp(outputs, tuple(chosen(z.flat, moved)), tuple(chosen(tangents.flat, moved)))[1]
+
+
+def _derivative_of_pullback(
+    loop: Loop, spread: Spread, present: list[bool], primals: Any, tangents: Any
+) -> Any:
+    """`pull` and its tangents."""
+    (z, _, cts), (z_dots, _, ct_dots) = primals, tangents
+    flat, dots = [*z.flat, *cts], [*z_dots.flat, *ct_dots]
+    moved = [not isinstance(dot, SymbolicZero) for dot in dots]
+
+    def pull(*new: Any) -> list[Any]:
+        values = replaced(flat, moved, new)
+        z_new, cts_new = z.like(values[: len(z.flat)]), values[len(z.flat) :]
+
+        def outputs(z: Inputs) -> list[Any]:
+            return chosen(chosen(_plain(loop, z).flat, spread.out.flat), present)
+
+        return list(_pullback(outputs, z_new, spread.seeds)[1](cts_new))
+
+    return jax.jvp(pull, tuple(chosen(flat, moved)), tuple(chosen(dots, moved)))
+
+
+def _plain(loop: Loop, z: Inputs) -> Outputs:
+    """The loop, made of what JAX can differentiate."""
+    if loop.cond is not None:
+        if loop.max_steps is None:
+            # Four levels: more would take long to compile.
+            return scans(loop.cond, loop.step, z, MOST_STEPS, 256)
+        return scans(loop.cond, loop.step, z, loop.max_steps, DEFAULT_BASE)
+
+    def body(state: Any, x: Any) -> Any:
+        (carry, buffers), (index, x) = state, x
+        carry, buffers, y = loop.step(z.consts, carry, buffers, index, x, False)
+        return (carry, buffers), y
+
+    xs = jnp.arange(loop.max_steps, dtype=jnp.int32), z.xs
+    body = jax.checkpoint(body, prevent_cse=False)
+    (carry, buffers), ys = lax.scan(body, (z.carry, z.buffers), xs)
+    return Outputs(carry, buffers, ys)
 
 
 def _or_zeros(cotangents: Sequence[Any], zeros: Sequence[Any]) -> list[Any]:

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from ..show import short, type_error
 from ..trees import is_array
+from ._bounded import DEFAULT_BASE
 from ._carry import numbers_to_arrays
 from ._once import compiled_once
 from ._options import check_count, check_function, check_kind, check_unused, returned_by
 from ._scan import run_scan
-from ._while import DEFAULT_BASE, KINDS, run_while
+from ._while import KINDS, run_while
 
 T = TypeVar("T")
 

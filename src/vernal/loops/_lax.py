@@ -57,18 +57,15 @@ class Count:
 _WORD = 2**30
 
 
-def goes_on(program: Program, count: Count, index: Any, carry: Arrays, buffers: Arrays) -> Any:
-    """Whether any element of the batch takes another step: bool[], without a batch axis."""
-    return unvmap_any(program.functions.cond(program.consts, carry, buffers)) & count.is_left(index)
-
-
 def lax_while(program: Program, max_steps: int | None) -> tuple[Arrays, Arrays]:
     """Runs a loop while its condition holds, at most `max_steps` times if that is a number; returns the final
     `(carry, buffers)`. It has no reverse mode."""
     count = Count(max_steps, program.functions.checked)
 
     def cond(state: Any) -> Any:
-        return goes_on(program, count, *state)
+        index, carry, buffers = state
+        going = program.functions.cond(program.consts, carry, buffers)
+        return unvmap_any(going) & count.is_left(index)
 
     def body(state: Any) -> Any:
         index, carry, buffers = state

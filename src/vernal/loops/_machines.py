@@ -23,13 +23,15 @@ from ._schedule import Filled
 class Loop(NamedTuple):
     """What a loop does, without arrays.
 
-    `cond` is None for a scan, which makes `max_steps` steps.
+    `cond` is None for a scan, which makes `max_steps` steps. `one_way` says that a step has a derivative in
+    reverse mode alone.
     """
 
     cond: Callable[..., Any] | None
     step: Callable[..., tuple[list[Any], list[Any], list[Any]]]
     max_steps: int | None
     plan: Plan
+    one_way: bool = False
 
 
 class Inputs(NamedTuple):

@@ -25,6 +25,7 @@ from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, stron
 from ..harvest import checks, sow_if, sows
 from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import short, type_error
+from ..transforms import one_way
 from ..trees import is_array
 from ._carry import same_type
 
@@ -113,6 +114,8 @@ class Functions:
         # Whether a step has a check, which is told the number of the step.
         self.checked = checks(body.jaxpr)
         self.traced_step = body.jaxpr
+        # Whether a step has a derivative in reverse mode alone.
+        self.one_way = one_way(body.jaxpr)
 
     def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays) -> Any:
         """Whether to go on: bool[]."""

@@ -165,6 +165,7 @@ def run_scan(
             max_steps=None,
             length=steps,
             checkpoints=checkpoints,
+            one_way=program.functions.one_way,
         )
         ys = [y[::-1] for y in ys] if reverse else ys
     of_ys: Rest = program.out[1]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ._bounded import bounded_while
+from ._bounded import DEFAULT_BASE, bounded_while
 from ._carry import Carry, numbers_to_arrays
 from ._checkpointed import checkpointed
 from ._debug_buffers import check_buffers
@@ -15,7 +15,6 @@ from ._program import trace_loop
 
 T = TypeVar("T")
 KINDS = "lax", "checkpointed", "bounded"
-DEFAULT_BASE = 16
 
 
 def while_loop(
@@ -169,5 +168,6 @@ def run_while(
             max_steps=max_steps,
             length=None,
             checkpoints=checkpoints,
+            one_way=program.functions.one_way,
         )[:2]
     return program.finish(*last)

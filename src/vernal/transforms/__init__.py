@@ -34,6 +34,7 @@ from ._linear import filter_vjp as filter_vjp
 from ._lowered import Compiled as Compiled
 from ._lowered import Lowered as Lowered
 from ._operations import define as define
+from ._operations import one_way as one_way
 from ._operations import program_of as program_of
 from ._operations import vprim_p as vprim_p
 from ._placement import axis_names as axis_names

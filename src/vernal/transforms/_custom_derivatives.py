@@ -75,6 +75,7 @@ class _WithJvp:
         rule: `rule(primals, tangents)`.
         args: the structure of the arguments.
         is_linear: as for `call_with_jvp`.
+        one_way: as for `call_with_jvp`.
     """
 
     is_written = True
@@ -85,8 +86,10 @@ class _WithJvp:
         rule: Callable[..., Any],
         args: Any,
         is_linear: Callable[..., bool] | None,
+        one_way: bool,
     ):
         self.name = callable_name(fn)
+        self.one_way = one_way
         self._is_linear = is_linear
         self._fn = fn
         self._rule = rule
@@ -164,6 +167,7 @@ def call_with_jvp(
     rule: Callable[..., Any],
     *args: Any,
     is_linear: Callable[..., bool] | None = None,
+    one_way: bool = False,
 ) -> Any:
     """Calls a function that has a rule for its derivative.
 
@@ -175,12 +179,13 @@ def call_with_jvp(
         *args: the arguments.
         is_linear: for a function that is made of operations without a transpose: `is_linear(*args, *marks)`, whether it
             is linear in the arguments that are marked. Then its transpose is that of its derivative.
+        one_way: whether the rule serves reverse mode alone.
 
     Returns:
         `fn(*args)`.
     """
     arrays, structure = jtu.tree_flatten(args)
-    rules = _WithJvp(fn, rule, structure, is_linear)
+    rules = _WithJvp(fn, rule, structure, is_linear, one_way)
     out = vprim_p.bind(*map(as_jax, arrays), rules=rules)
     return rules.out.unflatten(out)
 
@@ -197,6 +202,7 @@ class _ByTranspose:
 
     # Nothing is computed where it is only transposed.
     is_written = False
+    one_way = True
 
     def __init__(self, name: str, back: Callable[..., Any], count: int, out: Sequence[Any]):
         self.name = f"derivative of {name}"
@@ -214,9 +220,8 @@ class _ByTranspose:
             f"`{self._fn_name}` has no derivative in forward mode",
             where=f"`{self._fn_name}`",
             expected="reverse mode (`jax.grad`, `jax.vjp`), which is what its rule is for",
-            got="forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`, a checkpointed loop differentiated twice)",
-            instead="`filter_custom_jvp`, which serves both modes; `jax.jacrev` in place of `jax.jacfwd`; a loop of "
-            "kind 'bounded'",
+            got="forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`)",
+            instead="`filter_custom_jvp`, which serves both modes; `jax.jacrev` in place of `jax.jacfwd`",
         )
 
     def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:

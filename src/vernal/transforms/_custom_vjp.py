@@ -112,7 +112,9 @@ class _CustomVjp(Transformed[P, T]):
         first = len(split(args[0])[0])
         core = _Core(call, make_fwd, make_bwd, first, self.bwd.symbolic_zeros)
         fn = core.function(callable_name(self.fn))
-        out, out_rest = call_with_jvp(fn, core.derivative, outside, of_fwd, of_bwd, arrays)
+        out, out_rest = call_with_jvp(
+            fn, core.derivative, outside, of_fwd, of_bwd, arrays, one_way=True
+        )
         return out_rest.fill(out)
 
 

@@ -36,6 +36,8 @@ from .._ground import (
     close_jaxpr,
     convert_constvars_jaxpr,
     custom_staging_rules,
+    custom_vjp_call_p,
+    equations_in,
     fancy_primitive_batchers,
     lower_fun,
     mapped_aval,
@@ -67,6 +69,7 @@ class _Rules:
     jvp: Callable[..., Any]
     transpose: Callable[..., Any]
     is_written = True
+    one_way = False
 
     def given(self, params: dict[str, Any]) -> "_Rules":
         """The rules for these parameters."""
@@ -89,6 +92,7 @@ class _Mapped:
     def __init__(self, rules: Any, axis: Any, dims: Sequence[int | None]):
         self.name = f"vmap({rules.name})"
         self.is_written = rules.is_written
+        self.one_way = rules.one_way
         self._rules = rules
         self._axis = axis
         self._dims = list(dims)
@@ -240,6 +244,19 @@ def program_of(eqn: Any) -> Any:
     return jax.make_jaxpr(lambda *args: eqn.primitive.impl(*args, **eqn.params))(*types).jaxpr
 
 
+def one_way(jaxpr: Any) -> bool:
+    """Whether a function with a derivative for reverse mode alone is somewhere in a program.
+
+    Args:
+        jaxpr: the program.
+    """
+    return any(
+        eqn.primitive is custom_vjp_call_p
+        or (eqn.primitive is vprim_p and eqn.params["rules"].one_way)
+        for eqn in equations_in(jaxpr)
+    )
+
+
 def _primitive(rules: _Rules) -> Any:
     primitive = Primitive(rules.name)
     primitive.multiple_results = True
@@ -264,6 +281,7 @@ class _Written:
 
     def __init__(self, rules: Any, program: Any, count: int):
         self.name = rules.name
+        self.one_way = rules.one_way
         self._rules = rules
         self._program = program
         self._count = count
