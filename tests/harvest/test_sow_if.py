@@ -98,3 +98,47 @@ def test_the_gradient_passes_through_what_is_recorded_under_a_condition():
 def test_what_can_not_be_called_is_refused():
     with pytest.raises(TypeError, match="sow_if"):
         sow_if(jnp.array(True), 1)
+
+
+def counted(kind):
+    def loop(slot, x):
+        def body(carry):
+            i, x = carry
+            return i + 1, sow(slot, planted(slot) + 1, jnp.sin(x))
+
+        return loops.while_loop(lambda c: c[0] < 3, body, (0, x), kind=kind, max_steps=4)[1]
+
+    return loop
+
+
+DERIVATIVES = {
+    "grad": jax.grad,
+    "jacfwd": jax.jacfwd,
+    "hessian": jax.hessian,
+    "jvp": lambda f, argnums: lambda s, x: jax.jvp(lambda x: f(s, x), (x,), (x,)),
+    "vmap grad": lambda f, argnums: (
+        lambda s, x: jax.vmap(lambda x: jax.grad(f, argnums)(s, x))(jnp.stack([x, x]))
+    ),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+def test_the_derivative_of_a_loop_counts_no_step_twice(derivative):
+    slot, x = jnp.array(0), jnp.float32(0.5)
+    with pytest.raises(NotImplementedError, match="derivative of a checkpointed loop"):
+        reap(derivative(counted("checkpointed"), 1))(slot, x)
+    if derivative is not DERIVATIVES["vmap grad"]:
+        assert reap(derivative(counted("bounded"), 1))(slot, x)[1] == 3
+    assert reap(counted("checkpointed"))(slot, x)[1] == 3
+
+
+@pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
+def test_a_condition_may_change_no_state(kind):
+    def loop(slot, x):
+        def cond(x):
+            return sow(slot, planted(slot) + 1, x) < 3
+
+        return loops.while_loop(cond, lambda x: x + 1, x, kind=kind, max_steps=4)
+
+    with pytest.raises(NotImplementedError, match="a state is changed in the condition of a loop"):
+        reap(loop)(jnp.array(0), jnp.float32(0))

@@ -176,3 +176,50 @@ def test_a_compiled_function_is_compiled_again_and_only_inside():
         with debug_buffers(False):
             assert compiled(XS) == before
     assert compiled(XS) == before
+
+
+def stale(write):
+    def run(xs):
+        def body(i, c):
+            b, total = c
+            new, read = write(b, i, xs[i])
+            return new, total * jnp.sin(read)
+
+        return fori_loop(
+            0, 3, body, (jnp.full(6, 0.5), 1.0), kind="checkpointed", buffers=lambda c: c[0]
+        )[1]
+
+    return run
+
+
+def after_the_write(write):
+    """The write comes first in the program."""
+
+    def run(b, i, x):
+        new = b.at[i].set(x)
+        return write(b, new, i, x)
+
+    return run
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda b, new, i, x: (new, b[i]),
+        lambda b, new, i, x: (new, jax.lax.cond(x > 0, lambda b: b[i], lambda b: x, b)),
+        lambda b, new, i, x: (new.at[i + 3].set(b[i]), x),
+        lambda b, new, i, x: (new, jax.vmap(lambda j: b[j])(i[None]).sum()),
+    ],
+)
+def test_an_old_version_is_not_read_where_a_later_one_was_written(way, write):
+    fn = way(stale(after_the_write(write)))
+    text = "^a place of a buffer is read from before it was written\n"
+    with debug_buffers(), pytest.raises(RuntimeCheckError, match=text):
+        jax.block_until_ready(vernal.filter_jit(fn)(XS))
+
+
+def test_an_old_version_may_be_read_elsewhere():
+    fn = stale(after_the_write(lambda b, new, i, x: (new, b[5] + new[i])))
+    with debug_buffers():
+        np.testing.assert_allclose(vernal.filter_jit(jax.grad(fn))(XS), jax.grad(fn)(XS))

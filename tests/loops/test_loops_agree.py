@@ -140,3 +140,20 @@ def test_gradients_of_a_batch_of_loops_that_share_a_field(kind):
         return sum(loss(unrolled)(field, x, n) for x, n in zip(xs, stops, strict=True))
 
     close(jax.jit(jax.grad(ours, (0, 1)))(field, xs), jax.grad(want, (0, 1))(field, xs), 1e-5)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit])
+@pytest.mark.parametrize(
+    "kind", [{"kind": "lax"}, {"kind": "checkpointed"}, {"kind": "bounded", "max_steps": 4}]
+)
+def test_collectives_over_an_axis_of_which_nothing_is_mapped(kind, around):
+    def summed(x):
+        def body(c):
+            i, c, at = c
+            return i + 1, jax.lax.psum(c, "q"), at + jax.lax.axis_index("q")
+
+        return while_loop(lambda c: c[0] < 3, body, (0, 1.0, 0), **kind)[1:]
+
+    total, at = around(jax.vmap(summed, axis_name="q"))(jnp.arange(3.0))
+    np.testing.assert_array_equal(total, [27, 27, 27])
+    np.testing.assert_array_equal(at, [0, 3, 6])

@@ -167,3 +167,19 @@ def test_a_function_that_cannot_be_referred_to_weakly_is_run():
 def test_it_runs_without_jit_too():
     with jax.disable_jit():
         assert scan(lambda c, x: (c + x, None), 0.0, XS)[0] == 6
+
+
+def test_a_function_that_closes_over_a_tracer_is_another_one_each_time():
+    rebound = jnp.float32(2)
+
+    def body(c, x):
+        return c * rebound, None
+
+    def run(value):
+        nonlocal rebound
+        rebound = value
+        return scan(body, jnp.float32(1), None, length=2)[0]
+
+    assert run(jnp.float32(2)) == 4
+    assert jax.grad(run)(3.0) == 6
+    assert jax.grad(run)(4.0) == 8

@@ -119,6 +119,19 @@ def test_of_a_mapped_loop(kind):
     np.testing.assert_allclose(back, np.stack(expected), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_of_a_mapped_loop_from_what_all_share(kind):
+    scales = jnp.array([1.0, 0.0, 3.0])
+
+    def of_one(a, x):
+        return while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, a * c[1]), (0, x), **kind)[1]
+
+    back = jax.linear_transpose(lambda x: jax.vmap(of_one, (0, None))(scales, x), X)(
+        jnp.ones((3, 2))
+    )[0]
+    np.testing.assert_allclose(back, jnp.full(2, (scales**2).sum()))
+
+
 REFUSED = {
     "sin": (lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1]))),
     "a square": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * c[1])),

@@ -61,6 +61,8 @@ def custom_jvp(
     used = slots.used(views)
 
     program = eqn.params.get("call_jaxpr") or eqn.params["program"]
+    if getattr(eqn.params.get("rules"), "replays", False) and touches(program.jaxpr):
+        raise in_derivative()
 
     def call(values: list[Any], args: list[Any]) -> Any:
         return _inside(evaluate, program, args, views, slots, values)
@@ -124,11 +126,18 @@ def custom_vjp(
     return out
 
 
+def in_derivative() -> NotImplementedError:
+    return unknown(
+        "the derivative of a checkpointed loop, which makes its steps again",
+        "a loop of kind 'bounded', or a scan of kind 'lax'",
+    )
+
+
 def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
     """Likewise, for a linear function with a transpose of its own, in which there are checks but no states."""
     del views
     if not slots.told or touches(eqn.params["forward"].jaxpr):
-        raise unknown("the derivative of a loop", "the derivative outside of `vernal.nn.apply`")
+        raise in_derivative()
     transpose = eqn.params["transposed"]
     n = transpose.num_residuals
     types = [jax.typeof(x) for x in args[n:]]

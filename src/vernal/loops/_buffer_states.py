@@ -28,11 +28,17 @@ def has_failed(state: Any) -> Any:
     return jnp.any(state == _FAILED)
 
 
-def note_read(state: Any, index: Any, value: Any) -> Any:
-    """Notes that a place is read.
+def written_now(state: Any) -> Any:
+    """The places that are written, as far as the program has come; None if there is no state."""
+    return None if state is None else planted(state) == _WRITTEN
+
+
+def note_read(state: Any, known: Any, index: Any, value: Any) -> Any:
+    """Notes that a place is read, and ends the program if it was written to a later version of the buffer.
 
     Args:
         state: of the buffer, or None.
+        known: the places that were written when the buffer was made.
         index: the place.
         value: what was read.
 
@@ -42,7 +48,11 @@ def note_read(state: Any, index: Any, value: Any) -> Any:
     if state is None:
         return value
     before = planted(state)
-    return sow(state, _union_p.bind(before, before.at[index].max(_READ, mode="clip")), value)
+    old = (before[index] == _WRITTEN) & ~known[index]
+    after = _union_p.bind(before, before.at[index].max(_READ, mode="clip"))
+    # The check is seen by what depends on the state, which alone is looked at in the end.
+    value, after = fail_if([value, after], jnp.any(old), explain=_OLD)
+    return sow(state, after, value)
 
 
 def note_write(state: Any, index: Any, value: Any, pred: Any) -> Any:
@@ -92,6 +102,15 @@ def _explanation(index: tuple[int, ...], found: int) -> str:
         got=f"a place that is written {did}",
         instead="keep what is overwritten in the carry, and leave it out of `buffers`",
     )
+
+
+_OLD = message(
+    "a place of a buffer is read from before it was written",
+    where="buffer[index]",
+    expected="the buffer that the last write has returned",
+    got="one from before a write, which a derivative sees as it is after it",
+    instead="go on with what `.set` returns; keep what is overwritten in the carry, and leave it out of `buffers`",
+)
 
 
 def _union_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ from ..primitives import linear_call, select_if_vmap, unvmap_any
 from ..show import short, type_error
 from ..transforms import call_with_jvp, is_zero
 from ..trees import Rest, is_array, split
-from ._buffer_states import note_read, note_write
+from ._buffer_states import note_read, note_write, written_now
 
 T = TypeVar("T")
 
@@ -57,23 +57,33 @@ class Buffer:
         active: whether writes count: bool[], or None if they always do.
         replay: whether the array has its final contents, so that writes are not made.
         state: what has happened to each place, where that is noted.
+        known: the places that were written when this buffer was made, where that is noted.
     """
 
-    __slots__ = ("_active", "_array", "_replay", "_state")
+    __slots__ = ("_active", "_array", "_known", "_replay", "_state")
 
-    def __init__(self, array: Any, active: Any = None, replay: bool = False, state: Any = None):
+    def __init__(
+        self,
+        array: Any,
+        active: Any = None,
+        replay: bool = False,
+        state: Any = None,
+        known: Any = None,
+    ):
         self._array = array
         self._active = active
         self._replay = replay
         self._state = state
+        self._known = known
 
     def holding(self, array: Any) -> "Buffer":
-        """This buffer with other contents."""
-        return Buffer(array, self._active, self._replay, self._state)
+        """This buffer with other contents, as they are now."""
+        return Buffer(array, self._active, self._replay, self._state, written_now(self._state))
 
     def inside(self, array: Any, active: Any, replay: bool) -> "Buffer":
         """This buffer as a loop inside sees it."""
-        return Buffer(array, both(self._active, active), self._replay or replay, self._state)
+        active, replay = both(self._active, active), self._replay or replay
+        return Buffer(array, active, replay, self._state, written_now(self._state))
 
     @property
     def contents(self) -> Any:
@@ -101,7 +111,7 @@ class Buffer:
         return self._array.size
 
     def __getitem__(self, index: Any) -> Any:
-        return note_read(self._state, index, self._array[index])
+        return note_read(self._state, self._known, index, self._array[index])
 
     @property
     def at(self) -> "_At":
@@ -144,8 +154,8 @@ for _name in _OPERATORS:
 Buffer.__hash__ = object.__hash__
 
 
-def _again(array: Any, active: Any, state: Any, replay: bool) -> Buffer:
-    return Buffer(array, active, replay, state)
+def _again(array: Any, active: Any, state: Any, known: Any, replay: bool) -> Buffer:
+    return Buffer(array, active, replay, state, known)
 
 
 jtu.register_pytree_with_keys(
@@ -155,11 +165,12 @@ jtu.register_pytree_with_keys(
             (jtu.GetAttrKey("contents"), b._array),
             (jtu.GetAttrKey("active"), b._active),
             (jtu.GetAttrKey("state"), b._state),
+            (jtu.GetAttrKey("known"), b._known),
         ),
         b._replay,
     ),
-    lambda replay, children: _again(*children, replay=replay),  # pyright: ignore[reportCallIssue] (they are three)
-    lambda b: ((b._array, b._active, b._state), b._replay),
+    lambda replay, children: _again(*children, replay=replay),  # pyright: ignore[reportCallIssue] (they are four)
+    lambda b: ((b._array, b._active, b._state, b._known), b._replay),
 )
 
 

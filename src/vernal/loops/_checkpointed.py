@@ -240,9 +240,10 @@ def _pull(
             return list(back(cts)), chosen(out, moved_cts)
 
         dots = chosen(tangents[0].flat, moved.flat), chosen(tangents[2], moved_cts)
-        return call_with_jvp(pull, rule, *primals), linear_call(forward, transposed, (z, cts), dots)
+        out = call_with_jvp(pull, rule, *primals, replays=True)
+        return out, linear_call(forward, transposed, (z, cts), dots)
 
-    return call_with_jvp(pull, rule, z, saved, chosen(cotangents, present))
+    return call_with_jvp(pull, rule, z, saved, chosen(cotangents, present), replays=True)
 
 
 # A step of a loop may have a derivative in reverse mode alone, by which nothing can be pushed forward. Differentiated

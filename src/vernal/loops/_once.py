@@ -5,12 +5,14 @@ its structure. A program must not keep a function alive, nor the arrays that it 
 references, and goes with the first function that goes.
 """
 
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
+from jax.core import Tracer
 
 from .._ground import current_program, register_cache
 from ..transforms import filter_jit
@@ -50,6 +52,15 @@ class _Program:
         return self._run(functions, *args, **options)
 
 
+def _holds_tracer(fn: Any) -> bool:
+    """Whether a function closes over a value of a transformation outside, and so is another function at every call."""
+    cells = getattr(fn, "__closure__", None) or ()
+    return any(cell != _EMPTY and isinstance(cell.cell_contents, Tracer) for cell in cells)
+
+
+_EMPTY = types.CellType()
+
+
 def compiled_once(
     name: str, run: Callable[..., Any], functions: Sequence[Any], *args: Any, **options: Any
 ) -> Any:
@@ -65,7 +76,7 @@ def compiled_once(
     Returns:
         What `run` returns.
     """
-    if current_program() or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (declared at run time)
+    if current_program() or any(map(_holds_tracer, functions)) or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (declared at run time)
         return run(functions, *args, **options)
     leaves = [f if f is None or jtu.all_leaves([f]) else None for f in functions]
     trees = [None if leaf is not None else f for f, leaf in zip(functions, leaves, strict=True)]

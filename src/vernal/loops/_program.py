@@ -24,7 +24,7 @@ from jax.core import eval_jaxpr
 from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, strong
 from ..harvest import checks, sow_if, sows
 from ..primitives import borrow_if_vmap, select_if_vmap
-from ..show import short, type_error
+from ..show import message, short, type_error
 from ..transforms import one_way
 from ..trees import is_array
 from ._carry import same_type
@@ -215,6 +215,15 @@ def trace_loop(
     # A carry is weakly typed only while it is traced: so that `x * 2` has the type it should have.
     carry = [strong(x) for x in arrays]
     of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
+    if of_cond is not None and sows(of_cond.jaxpr):
+        raise NotImplementedError(
+            message(
+                "a state is changed in the condition of a loop",
+                where=f"`{callable_name(cond)}`",
+                expected="a condition that changes nothing: how often it is asked is not said",
+                instead="the layer in the body of the loop",
+            )
+        )
     functions = Functions(of_cond, traced, again)
     consts = constants.arrays()
     if of_cond is not None:

@@ -181,7 +181,7 @@ def _transpose_forward(
     return out
 
 
-linear_call_p = define("linear_call", _compute, _abstract, _jvp, _transpose)
+linear_call_p = define("linear_call", _compute, _abstract, _jvp, _transpose, True)
 
 
 def linear_call(

@@ -76,6 +76,7 @@ class _WithJvp:
         args: the structure of the arguments.
         is_linear: as for `call_with_jvp`.
         one_way: as for `call_with_jvp`.
+        replays: as for `call_with_jvp`.
     """
 
     is_written = True
@@ -87,9 +88,11 @@ class _WithJvp:
         args: Any,
         is_linear: Callable[..., bool] | None,
         one_way: bool,
+        replays: bool,
     ):
         self.name = callable_name(fn)
         self.one_way = one_way
+        self.replays = replays
         self._is_linear = is_linear
         self._fn = fn
         self._rule = rule
@@ -168,6 +171,7 @@ def call_with_jvp(
     *args: Any,
     is_linear: Callable[..., bool] | None = None,
     one_way: bool = False,
+    replays: bool = False,
 ) -> Any:
     """Calls a function that has a rule for its derivative.
 
@@ -180,12 +184,13 @@ def call_with_jvp(
         is_linear: for a function that is made of operations without a transpose: `is_linear(*args, *marks)`, whether it
             is linear in the arguments that are marked. Then its transpose is that of its derivative.
         one_way: whether the rule serves reverse mode alone.
+        replays: whether the function makes the steps of a loop again, after another one has made them.
 
     Returns:
         `fn(*args)`.
     """
     arrays, structure = jtu.tree_flatten(args)
-    rules = _WithJvp(fn, rule, structure, is_linear, one_way)
+    rules = _WithJvp(fn, rule, structure, is_linear, one_way, replays)
     out = vprim_p.bind(*map(as_jax, arrays), rules=rules)
     return rules.out.unflatten(out)
 
@@ -203,6 +208,7 @@ class _ByTranspose:
     # Nothing is computed where it is only transposed.
     is_written = False
     one_way = True
+    replays = False
 
     def __init__(self, name: str, back: Callable[..., Any], count: int, out: Sequence[Any]):
         self.name = f"derivative of {name}"

@@ -61,6 +61,7 @@ class _Rules:
         abstract: `(*avals) -> (avals, effects)`.
         jvp: `(primals, tangents) -> (arrays, tangents)`.
         transpose: `(cotangents, *args) -> cotangents`.
+        replays: as for `define`.
     """
 
     name: str
@@ -68,6 +69,7 @@ class _Rules:
     abstract: Callable[..., Any]
     jvp: Callable[..., Any]
     transpose: Callable[..., Any]
+    replays: bool = False
     is_written = True
     one_way = False
 
@@ -77,7 +79,7 @@ class _Rules:
             functools.partial(rule, **params)
             for rule in (self.compute, self.abstract, self.jvp, self.transpose)
         )
-        return _Rules(self.name, compute, abstract, jvp, transpose)
+        return _Rules(self.name, compute, abstract, jvp, transpose, self.replays)
 
 
 class _Mapped:
@@ -93,6 +95,7 @@ class _Mapped:
         self.name = f"vmap({rules.name})"
         self.is_written = rules.is_written
         self.one_way = rules.one_way
+        self.replays = rules.replays
         self._rules = rules
         self._axis = axis
         self._dims = list(dims)
@@ -165,7 +168,10 @@ class _Mapped:
 
         def transpose_of_one(*values: Any) -> list[Any]:
             one: list[Any] = [None] * len(args)
-            cts = [Zero(self._one(ct.aval, 0)) if isinstance(ct, Zero) else ct for ct in cotangents]
+            cts = [
+                Zero(self._one(ct.aval, 0 if is_mapped else None)) if isinstance(ct, Zero) else ct
+                for ct, is_mapped in zip(cotangents, self.is_mapped or [], strict=True)
+            ]
             for i, x in zip(known, values[: len(known)], strict=True):
                 one[i] = x
             for i, ct in zip(live, values[len(known) :], strict=True):
@@ -200,6 +206,7 @@ def define(
     abstract: Callable[..., Any],
     jvp: Callable[..., Any],
     transpose: Callable[..., Any],
+    replays: bool = False,
 ) -> Any:
     """A new operation from four rules.
 
@@ -209,11 +216,12 @@ def define(
         abstract: `(*avals, **params) -> (avals, effects)`.
         jvp: `(primals, tangents, **params) -> (arrays, tangents)`, where `Zero` stands for zero.
         transpose: `(cotangents, *args, **params) -> cotangents`, None for an argument that has none.
+        replays: whether it computes again what another operation has computed.
 
     Returns:
         The primitive.
     """
-    rules = _Rules(name, compute, abstract, jvp, transpose)
+    rules = _Rules(name, compute, abstract, jvp, transpose, replays)
     primitive = _primitive(rules)
 
     def batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
@@ -282,6 +290,7 @@ class _Written:
     def __init__(self, rules: Any, program: Any, count: int):
         self.name = rules.name
         self.one_way = rules.one_way
+        self.replays = rules.replays
         self._rules = rules
         self._program = program
         self._count = count
@@ -347,9 +356,18 @@ def _unmapped(out: Any) -> tuple[Any, list[None]]:
 def _batch_again(
     axis: Any, args: Any, dims: Any, rules: Any, program: Any = None
 ) -> tuple[Any, Any]:
-    if all(dim is None for dim in dims):
+    if all(dim is None for dim in dims) and not _uses(axis, args, rules, program):
         return _unmapped(vprim_p.bind(*args, rules=rules, program=program))
     return _map(rules, axis, args, dims)
+
+
+def _uses(axis: Any, args: Any, rules: Any, program: Any) -> bool:
+    """Whether an operation asks for the mapped axis by its name, as collectives do."""
+    if program is None:
+        effects = rules.abstract(*map(jax.typeof, args))[1]
+    else:
+        effects = program.effects
+    return any(getattr(effect, "name", None) == axis.name for effect in effects)
 
 
 vprim_p = _primitive(
