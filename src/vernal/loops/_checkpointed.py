@@ -62,7 +62,7 @@ def checkpointed(
     max_steps: int | None,
     length: int | None,
     checkpoints: int | None,
-    one_way: bool,
+    one_way: bool = False,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """A loop that is differentiable in forward and reverse mode, with few states in memory.
 

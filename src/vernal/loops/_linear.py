@@ -53,7 +53,7 @@ def with_transpose(
         marks = [not isinstance(dot, jax.custom_derivatives.SymbolicZero) for dot in dots]
 
         def of_chosen(*new: Any) -> Outputs:
-            return run(primals[0].put(z.like(marks), new))
+            return run(primals[0].put(primals[0].like(marks), new))
 
         return jax.jvp(of_chosen, tuple(chosen(primals[0].flat, marks)), tuple(chosen(dots, marks)))
 
