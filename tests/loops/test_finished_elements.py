@@ -143,11 +143,16 @@ def test_the_gradient_under_vmap_is_that_of_each_element_alone(kind, max_steps):
 )
 def test_any_number_of_steps_may_be_the_greatest(kind, max_steps):
     def value(x):
-        body = lambda c: (c[0] + 1, jnp.sin(c[1]) * x)  # noqa: E731
+        def body(c):
+            return (c[0] + 1, jnp.sin(c[1]) * x)
+
         return loops.while_loop(lambda c: c[0] < 3, body, (0, x), kind=kind, max_steps=max_steps)[1]
 
     x = jnp.float32(0.7)
-    unrolled = lambda x: jnp.sin(jnp.sin(jnp.sin(x) * x) * x) * x  # noqa: E731
+
+    def unrolled(x):
+        return jnp.sin(jnp.sin(jnp.sin(x) * x) * x) * x
+
     want = jax.jvp(unrolled, (x,), (x,))
     np.testing.assert_allclose(jax.jvp(value, (x,), (x,)), want, rtol=1e-6)
     if kind != "lax":

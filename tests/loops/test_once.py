@@ -138,7 +138,10 @@ def test_functions_and_what_they_hold_are_let_go():
 
     for _ in range(5):
         held = Held()
-        fn = lambda c, x, held=held: (c + x, None)  # noqa: E731
+
+        def fn(c, x, held=held):
+            return (c + x, None)
+
         scan(fn, 0.0, XS)
         jax.grad(lambda x, fn=fn: scan(fn, x, XS, kind="checkpointed")[0])(1.0)
         alive.append(weakref.ref(held))

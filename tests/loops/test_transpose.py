@@ -95,8 +95,13 @@ def test_it_is_that_of_the_matrix(fn):
         jax.jit(lambda w, x, cts: transposed(fn, w, x, cts))(W, X, given), expected, rtol=1e-5
     )
     # Its derivative with respect to what is not transposed, and for a batch of that.
-    value = lambda w: transposed(fn, w, X, given).sum()  # noqa: E731
-    plain = lambda w: (flat(fn, w).T @ jnp.concatenate([ct.ravel() for ct in cts])).sum()  # noqa: E731
+
+    def value(w):
+        return transposed(fn, w, X, given).sum()
+
+    def plain(w):
+        return (flat(fn, w).T @ jnp.concatenate([ct.ravel() for ct in cts])).sum()
+
     np.testing.assert_allclose(jax.grad(value)(W), jax.grad(plain)(W), rtol=1e-4, atol=1e-5)
     many = jnp.stack([W, 2 * W])
     np.testing.assert_allclose(
@@ -146,7 +151,9 @@ REFUSED = {
 @pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
 @pytest.mark.parametrize("cond, body", REFUSED.values(), ids=REFUSED)
 def test_what_is_not_linear_is_refused(cond, body, kind):
-    fn = lambda x: while_loop(cond, body, (0, x), kind=kind, max_steps=5)[1]  # noqa: E731
+    def fn(x):
+        return while_loop(cond, body, (0, x), kind=kind, max_steps=5)[1]
+
     with pytest.raises(ValueError, match="cannot be transposed\n"):
         jax.linear_transpose(fn, X)(X)
     jax.grad(lambda x: fn(x).sum())(X)

@@ -42,7 +42,8 @@ def debug_buffers(enable: bool = True) -> contextlib.AbstractContextManager[None
         A context manager, for the thread that enters it.
 
     Raises:
-        RuntimeCheckError: when such a loop runs, if it writes a place that was read or written before.
+        RuntimeCheckError: when such a loop runs, if it writes a place that was read or written before, or reads an old
+            version of a place.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,7 +94,7 @@ def check_buffers(
     cut = jax.lax.stop_gradient
     noted = trace_loop(
         rest.fill([cut(x) for x in arrays]),
-        _Watched(layout, watched, of),
+        _Watched(layout, watched),
         lambda seen, x: (_step(layout, body, cond, of, seen, x), ()),
         None if cond is None else lambda seen: cond(seen.carry()),
         xs,
@@ -137,7 +138,7 @@ class _Seen(NamedTuple):
 class _Watched:
     """The structure of a carry that ends with the states of its buffers, in place of a `Carry`."""
 
-    def __init__(self, layout: Carry, watched: Sequence[bool], of: str):
+    def __init__(self, layout: Carry, watched: Sequence[bool]):
         self._layout = layout
         self._watched = watched
         self.check_types = layout.check_types
