@@ -157,6 +157,13 @@ def test_by_default_small_states_are_all_kept():
     assert not plans.make_plan(32, 31, state_bytes=1).every
 
 
+@pytest.mark.parametrize(
+    ("state_bytes", "kept"), [(0, 256), (8, 256), (64, 128), (100, 82), (10**9, 82)]
+)
+def test_without_a_bound_more_states_are_kept_if_they_are_small(state_bytes, kept):
+    assert plans.make_plan(None, None, state_bytes=state_bytes).checkpoints == kept
+
+
 def test_capacity_is_the_binomial_coefficient():
     assert [plans.capacity(3, sweeps) for sweeps in range(5)] == [1, 4, 10, 20, 35]
 

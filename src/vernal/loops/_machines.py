@@ -135,12 +135,11 @@ class _Machine:
 
     @staticmethod
     def last_below(rows: Any, row: Any, bound: Any) -> tuple[Any, Any]:
-        entries = at(
-            [jnp.zeros((len(rows), len(rows[0])), jnp.int32) + np.array(rows, np.int32)], row
-        )[0]
-        before = jnp.concatenate([jnp.zeros(1, jnp.int32), entries[:-1]])
-        below = entries < bound
-        return jnp.max(jnp.where(below, before, 0)), jnp.max(jnp.where(below, entries, 0))
+        # Two zeros in front, so that there are two entries below any bound.
+        table = jnp.zeros((len(rows), len(rows[0]) + 2), jnp.int32)
+        entries = at([table + np.pad(np.array(rows, np.int32), ((0, 0), (2, 0)))], row)[0]
+        below = jnp.sum(entries < bound, dtype=jnp.int32)
+        return tuple(at([entries], jnp.maximum(below - k, 0))[0] for k in (2, 1))
 
     @staticmethod
     def load(table: Any, index: Any) -> Any:

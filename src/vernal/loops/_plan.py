@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 # The largest number of steps: counters are 32 bits wide.
 MOST_STEPS = 2**31 - 1
-# How many states are kept by default when the number of steps is not bounded.
-DEFAULT_CHECKPOINTS = 82
-# All of them are kept by default if they take no more than this together.
+# How many states are kept by default when the number of steps is not bounded: more of small ones.
+FEWEST, MOST = 82, 256
+# So many bytes of states are kept by default, whatever their number.
 SMALL = 2**13
 
 
@@ -45,11 +45,12 @@ def capacity(slots: int, sweeps: int) -> int:
     return out
 
 
-def default_checkpoints(max_steps: int | None, state_bytes: int | None) -> int:
+def default_checkpoints(max_steps: int | None, state_bytes: int | None = None) -> int:
     """The fewest states with which no step is computed more than twice, about `sqrt(2 max_steps)`; or
-    all, if they are small."""
+    all, if they are small. Without a bound a fixed number; more if they are small."""
     if max_steps is None:
-        return DEFAULT_CHECKPOINTS
+        fitting = FEWEST if state_bytes is None else SMALL // max(1, state_bytes)
+        return min(max(FEWEST, fitting), MOST)
     if state_bytes is not None and max_steps * state_bytes <= SMALL:
         return max_steps
     # The least for which `capacity(slots, 2)` is enough.
