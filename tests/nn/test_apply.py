@@ -198,14 +198,20 @@ def test_a_stack_keeps_the_state_of_each_layer(getkey):
 def test_keys_and_training_are_for_the_call_and_the_model_keeps_its_own(getkey):
     key, x = getkey(), jnp.ones((5, 3))
     model = nn.Sequential([Block(getkey()), nn.Dropout(0.5)])
-    model = nn.inference_mode(model)
     y, new = nn.apply(model, x, key=key)
     expected, _ = nn.apply(model, x, method=lambda m, x: nn.keys(m, key)(x))
     assert (y == 0).any() and jnp.array_equal(y, expected)
     assert jax.tree.structure(new) == jax.tree.structure(model)
     assert not vernal.tree_equal(new, model)
     y, same = nn.apply(new, x, train=False)
-    assert vernal.tree_equal(same, new) and jnp.array_equal(y, new(x))
+    assert vernal.tree_equal(same, new) and jnp.array_equal(y, nn.inference_mode(new)(x))
+    # Nothing but `inference_mode` takes a layer out of inference.
+    used = nn.inference_mode(new)
+    for train in (None, True, False):
+        again, same = nn.apply(used, x, train=train, key=key)
+        assert vernal.tree_equal(same, used) and jnp.array_equal(again, y)
+    with pytest.raises(TypeError, match="(?s)whether layers train is known while tracing.*train="):
+        inspect.unwrap(nn.apply)(model, x, train=jnp.array(True))
 
 
 class Two(vernal.Module):

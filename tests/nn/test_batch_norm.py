@@ -29,8 +29,9 @@ def statistics(norm):
 
 
 def with_random_weights(norm, key):
-    """The layer with weights, biases and running statistics that are not the starting ones."""
+    """The layer with weights, biases and running statistics as after many batches."""
     values = jax.random.uniform(key, (4, norm.input_size), minval=0.5, maxval=2.0)
+    norm = tree_at(lambda m: m.num_batches_tracked.init, norm, jnp.array(1000.0))
     return tree_at(lambda m: (m.weight, m.bias, *statistics(m)), norm, tuple(values))
 
 
@@ -81,9 +82,10 @@ def test_every_way_to_say_which_axes_are_the_batch_gives_the_same(getkey):
         close(outcome, expected)
 
 
-def test_channels_come_last_unless_it_is_said_otherwise(getkey):
-    xs = jax.random.normal(getkey(), (2, 5, 3))
-    flat, norm = step(nn.BatchNorm(3), xs)
+def test_several_axes_of_batch_are_said_to_be_such(getkey):
+    # All axes of one length: nothing but the number of spatial axes tells them apart.
+    xs = jax.random.normal(getkey(), (3, 3, 3))
+    flat, norm = step(nn.BatchNorm(3, num_spatial_dims=0), xs)
     images, other = step(nn.BatchNorm(3, num_spatial_dims=1), xs.swapaxes(1, 2))
     close((flat, statistics(norm)), (images.swapaxes(1, 2), statistics(other)))
 
@@ -250,7 +252,7 @@ def test_half_precision_goes_in_and_out_and_statistics_are_in_float32(getkey):
     assert (ys.dtype, norm.weight.dtype) == (jnp.bfloat16, jnp.bfloat16)
     assert after.running_var.init.dtype == jnp.float32
     wide = np.asarray(xs, np.float64)
-    close(statistics(after), (0.5 * wide.mean(0), 0.5 + 0.5 * wide.var(0, ddof=1)), 1e-4)
+    close(statistics(after), (wide.mean(0), wide.var(0, ddof=1)), 1e-4)
     close(ys.astype(jnp.float32), (wide - wide.mean(0)) / wide.std(0), 0.02)
     # A model that is cast as a whole keeps the types that it was given.
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), norm)
@@ -288,7 +290,7 @@ def test_running_statistics_are_buffers(getkey):
 
 def test_it_is_carried_by_scan_and_mapped_over_as_an_ensemble(getkey):
     xs = jax.random.normal(getkey(), (5, 4, 3)) + 1
-    norm = nn.BatchNorm(3, momentum=0.5)
+    norm = with_random_weights(nn.BatchNorm(3, momentum=0.5), getkey())
 
     @jax.jit
     def all_at_once(norm, xs):
@@ -301,7 +303,9 @@ def test_it_is_carried_by_scan_and_mapped_over_as_an_ensemble(getkey):
         expected, norm = step(norm, x)
         close(y, expected)
     close(statistics(last), statistics(norm))
-    close(both[1], 2 * both[0] + 1)
+    weight, bias = np.asarray(norm.weight), np.asarray(norm.bias)
+    plain = (np.asarray(both[0]) - bias) / weight
+    close(both[1], plain * (weight + 1) + bias + 1, 1e-4)
     close(norms.running_mean.init[1] - norms.running_mean.init[0], 0.5 * np.ones(3))
 
 
@@ -320,11 +324,17 @@ def test_training_without_taking_the_new_statistics_is_refused(getkey):
 
 def test_an_input_whose_channels_are_elsewhere_is_refused():
     norm = nn.inference_mode(nn.BatchNorm(3))
+    for shape in [(2, 3, 5, 5), (16, 8, 3), (3, 3, 3)]:
+        with pytest.raises(
+            ValueError,
+            match=r"(?s)does not know which axis.*\(batch, channels=3\).*num_spatial_dims=2",
+        ):
+            norm(jnp.ones(shape))
     with pytest.raises(
         ValueError,
-        match=r"(?s)does not find its channels.*\(\.\.\., channels=3\).*num_spatial_dims=2",
+        match=r"(?s)does not find its channels.*\(\.\.\., channels=3\).*num_spatial_dims=1",
     ):
-        norm(jnp.ones((2, 3, 5, 5)))
+        norm(jnp.ones((3, 5)))
     with pytest.raises(ValueError, match=r"(?s)expected: \(channels=3, any\)\n *got: \(4, 5\)"):
         nn.BatchNorm(3, "batch")(jnp.ones((4, 5)))
     with pytest.raises(ValueError, match="does not find its channels"):
@@ -363,3 +373,99 @@ def test_wrong_settings_are_refused(settings, text):
 def test_complex_numbers_are_refused():
     with pytest.raises(ValueError, match="(?s)argument `x`.*real numbers"):
         nn.BatchNorm(3)(jnp.ones((2, 3), jnp.complex64))
+
+
+def after_steps(norm, batches):
+    for xs in batches:
+        _, norm = step(norm, xs)
+    return norm
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99, 0.9999, None])
+def test_running_statistics_are_the_weighted_average_of_all_batches(momentum, getkey):
+    batches = [(1 + i) * jax.random.normal(getkey(), (8, 3)) + i for i in range(5)]
+    norm = after_steps(nn.BatchNorm(3, momentum=momentum), batches)
+    weights = np.array([(1.0 if momentum is None else momentum) ** (4 - i) for i in range(5)])
+    wide = np.asarray(batches, np.float64)
+    moments = wide.mean(1), wide.var(1, ddof=1)
+    close(statistics(norm), tuple(np.average(m, axis=0, weights=weights) for m in moments), 1e-4)
+    assert norm.num_batches_tracked.value() == 5
+
+
+def test_with_momentum_one_statistics_stay(getkey):
+    norm = nn.BatchNorm(3, momentum=1.0)
+    close(
+        statistics(after_steps(norm, [jax.random.normal(getkey(), (8, 3))] * 2)), statistics(norm)
+    )
+
+
+def test_one_step_is_enough_for_inference(getkey):
+    xs = 5 * jax.random.normal(getkey(), (256, 3)) + 30
+    for mode in ("batch", "ema"):
+        ys, norm = step(nn.BatchNorm(3, mode=mode), xs)
+        close(nn.inference_mode(norm)(xs), ys, 0.02)
+
+
+SPELLINGS = {
+    "frozen": lambda model: vernal.freeze(model, "norm"),
+    "frozen by a function": lambda model: vernal.freeze(model, lambda m: m.norm),
+    "with more": lambda model: vernal.freeze(model, ["norm", "**.bias"]),
+    "inference mode": nn.inference_mode,
+    "inference mode of a part": lambda model: tree_at(
+        lambda m: m.norm, model, replace_fn=nn.inference_mode
+    ),
+    "a flag": lambda model: tree_at(lambda m: m.norm.inference, model, True),
+}
+
+
+class WithHead(vernal.Module):
+    norm: nn.BatchNorm
+    head: nn.Linear
+
+    def __call__(self, xs):
+        return self.head(self.norm(xs))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("train", [None, True, False])
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_fine_tuning_keeps_the_statistics_and_uses_them(spelling, train, affine, getkey):
+    norm = nn.BatchNorm(3, channelwise_affine=affine)
+    pretrained = after_steps(norm, [2 * jax.random.normal(getkey(), (16, 3)) + 1])
+    model = spelling(WithHead(pretrained, nn.Linear(3, 3, key=getkey())))
+    xs = jax.random.normal(getkey(), (4, 3))
+
+    @vernal.filter_jit
+    def tune(model):
+        def loss(model):
+            ys, model = nn.apply(model, xs, train=train)
+            return (ys**2).sum(), (ys, model)
+
+        grads, (ys, model) = vernal.filter_grad(loss, has_aux=True)(model)
+        return ys, vernal.apply_updates(model, grads)
+
+    ys, tuned = tune(model)
+    for before, after in zip(
+        (*statistics(pretrained), pretrained.num_batches_tracked.init),
+        (*statistics(tuned.norm), tuned.norm.num_batches_tracked.init),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(before, after)
+    close(ys, model.head(nn.inference_mode(pretrained)(xs)))
+
+
+def test_an_unfrozen_layer_trains_again(getkey):
+    xs = jax.random.normal(getkey(), (4, 3))
+    unfrozen = vernal.unfreeze(vernal.freeze(nn.BatchNorm(3), "**"))
+    assert vernal.tree_equal(unfrozen, nn.BatchNorm(3))
+    # Frozen weights alone do not stop the statistics: they are no part of what was frozen.
+    for norm in (unfrozen, vernal.freeze(unfrozen, ["weight", "bias"])):
+        assert step(norm, xs)[1].num_batches_tracked.value() == 1
+
+
+def test_a_frozen_layer_with_its_state_outside_keeps_it(getkey):
+    norm, state = nn.make_with_state(nn.BatchNorm)(3)
+    xs = jax.random.normal(getkey(), (4, 3)) + 5
+    ys, after = vernal.freeze(norm, "**")(xs, state)
+    close(after.get(norm.running_mean), np.zeros(3))
+    close(ys, xs, 1e-3)

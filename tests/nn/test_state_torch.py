@@ -51,10 +51,14 @@ def test_batch_norm_over_fifty_steps(theirs, spatial, shape):
         theirs = theirs(3, momentum=0.1, dtype=torch.float64)
         for parameter in theirs.parameters():
             torch.nn.init.uniform_(parameter, 0.5, 2.0)
-        their_step(theirs, numbers.normal(size=shape), np.ones(shape))
+        # So many that what PyTorch starts from counts no more.
+        for _ in range(200):
+            theirs(torch.tensor(numbers.normal(size=shape)))
         ours = nn.BatchNorm(3, momentum=0.9, num_spatial_dims=spatial)
-        rules, ignore = {"**.running_*.init": "**.running_*"}, ["**.num_batches_tracked"]
-        ours = from_torch(ours, theirs.state_dict(), rules, ignore=ignore)
+        names = ["running_mean", "running_var", "num_batches_tracked"]
+        rules = {f"**.{name}.init": f"**.{name}" for name in names}
+        ours = from_torch(ours, theirs.state_dict(), rules)
+        assert ours.num_batches_tracked.value() == 200
         for step in range(STEPS):
             x = numbers.normal(np.sin(step), 1 + step / 10, shape)
             weights = numbers.normal(size=shape)
@@ -67,6 +71,24 @@ def test_batch_norm_over_fifty_steps(theirs, spatial, shape):
             close(ours.running_mean.init, theirs.running_mean)
             close(ours.running_var.init, theirs.running_var)
         close(nn.inference_mode(ours)(x), theirs.eval()(torch.tensor(x)))
+
+
+def test_from_the_first_batch_on_statistics_are_pytorchs_without_the_start():
+    numbers = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        theirs = torch.nn.BatchNorm1d(3, momentum=0.1, dtype=torch.float64)
+        average = torch.nn.BatchNorm1d(3, momentum=None, dtype=torch.float64)
+        ours, cumulative = nn.BatchNorm(3, momentum=0.9), nn.BatchNorm(3, momentum=None)
+        for n in range(1, 11):
+            x = numbers.normal(size=(5, 3)) * n
+            for module in (theirs, average):
+                module(torch.tensor(x))
+            ours, cumulative = (nn.apply(norm, x)[1] for norm in (ours, cumulative))
+            start = 0.9**n
+            close(ours.running_mean.init, theirs.running_mean / (1 - start))
+            close(ours.running_var.init, (theirs.running_var - start) / (1 - start))
+            close(cumulative.running_mean.init, average.running_mean)
+            close(cumulative.running_var.init, average.running_var)
 
 
 WEIGHTS = {

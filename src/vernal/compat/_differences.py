@@ -32,7 +32,7 @@ DIFFERENCES = {
     "tree_at": (BETTER, "reaches structure too; refuses one node twice"),
     "tree_serialise_leaves": (BETTER, "`vernal.save` stores names instead of positions, and random keys too"),
     "tree_deserialise_leaves": (BETTER, "names the leaf that does not fit; refuses a path with more leaves"),
-    "nn.BatchNorm": (DIFFERS, "batch statistics by default; `nn.apply` collects the state"),
+    "nn.BatchNorm": (DIFFERS, "batch statistics by default, `momentum=0.9`; averages without the start; `nn.apply`"),
     "nn.SpectralNorm": (BETTER, "`nn.apply` collects the state"),
     "nn.Dropout": (DIFFERS, "`p` and `inference` are structure; one key for a batch gives independent masks"),
     "nn.RotaryPositionalEmbedding": (BETTER, "`theta` holds for every instance; absolute positions"),

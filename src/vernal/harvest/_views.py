@@ -14,6 +14,7 @@ import numpy as np
 
 from .._ground import jax_primitives as p
 from .._ground import pvary_p, reshard_p, stop_gradient_p
+from ..transforms import explicit_mesh, placed_like, split_over
 
 # From an array to a part of it, and from the array and a new part to a new array.
 Get = Callable[[Any], Any]
@@ -54,10 +55,20 @@ class View(NamedTuple):
 
 def element(view: View, index: Any) -> View:
     """The part with this index along the first axis."""
+
+    def put(x: Any, new: Any) -> Any:
+        changed = jax.lax.dynamic_update_index_in_dim(_together(x), new, index, 0)
+        return placed_like(changed, jax.typeof(x))
+
     return view.then(
-        lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, keepdims=False),
-        lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, index, 0),
+        lambda x: jax.lax.dynamic_index_in_dim(_together(x), index, 0, keepdims=False), put
     )
+
+
+def _together(x: Any) -> Any:
+    """An array that is not split along its first axis over explicit axes of a mesh: JAX indexes no other."""
+    mesh = explicit_mesh(x)
+    return x if mesh is None else split_over(x, mesh, [None, *jax.typeof(x).sharding.spec[1:]])
 
 
 def _reshaped(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put] | None:

@@ -9,7 +9,7 @@ the old one.
 """
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -19,7 +19,7 @@ import jax.tree_util as jtu
 from ..show import FROZEN, listed, short, type_error, value_error
 from ..trees import Pattern, is_inexact_array, path_name, picked_nodes
 from ._attributes import attributes_of
-from ._marks import buffer_leaves, is_marked, is_module, own, remark
+from ._marks import HELD, buffer_leaves, is_marked, is_module, own, remark
 
 T = TypeVar("T")
 
@@ -51,6 +51,48 @@ def frozen_leaves(pytree: Any) -> list[bool]:
         for path, x in own(node)[0]:
             frozen.extend(frozen_leaves(x) if is_module(x) else [path_name(path) in names])
     return frozen
+
+
+def is_frozen(module: Any) -> bool:
+    """Whether `freeze` covers a whole layer: all of its arrays, buffers included. Such a layer changes in nothing, so
+    one with state leaves that as it is.
+
+    Args:
+        module: the layer, or any tree.
+
+    Returns:
+        True if it has arrays, and `freeze` was asked for each of them.
+
+    Example:
+        >>> import vernal
+        >>> norm = vernal.nn.BatchNorm(2)
+        >>> [vernal.modules.is_frozen(vernal.freeze(norm, where)) for where in ("weight", "**")]
+        [False, True]
+    """
+    found = _covered_leaves(module)
+    return bool(found) and all(found)
+
+
+def _covered_leaves(pytree: Any) -> list[bool]:
+    """For every leaf whether `freeze` was asked for it. Of a buffer the mark alone does not say so."""
+
+    def below(node: Any) -> Iterator[bool]:
+        for x in jtu.tree_leaves(node, is_leaf=is_module):
+            if not is_module(x):
+                # In no module: a leaf that no mark can be on.
+                next(buffers)
+                yield False
+                continue
+            names = attributes_of(x).get(FROZEN, ())
+            for path, part in own(x)[0]:
+                if is_module(part):
+                    yield from below(part)
+                else:
+                    name = path_name(path)
+                    yield (HELD + name if next(buffers) else name) in names
+
+    buffers = iter(buffer_leaves(pytree))
+    return list(below(pytree))
 
 
 def _patterns(where: Any, transform: str) -> list[str]:
@@ -122,7 +164,8 @@ def freeze(model: T, where: Where) -> T:
 
     `filter_grad` and the other derivatives of this library do not compute a gradient for a frozen
     array (None stands in its place), an `Optimizer` has no state for it and leaves it as it is,
-    also with weight decay. Nothing else changes: the arrays are the same objects in the same
+    also with weight decay. A layer with state that is frozen as a whole, such as a `BatchNorm`, keeps
+    its statistics, and uses them. Nothing else changes: the arrays are the same objects in the same
     places, with the same names in checkpoints. (`jax.grad` knows nothing of marks, and
     differentiates all.)
 
@@ -154,7 +197,10 @@ def freeze(model: T, where: Where) -> T:
         >>> grads.layers[0].weight is None, grads.layers[1].weight.shape
         (True, (1, 8))
     """
-    return remark(model, iter(_covered(model, where, "freeze")), set.union)
+    chosen, buffers = _covered(model, where, "freeze"), buffer_leaves(model)
+    model = remark(model, iter(chosen), set.union)
+    held = (c and b for c, b in zip(chosen, buffers, strict=True))
+    return remark(model, held, lambda old, here: old | {HELD + name for name in here})
 
 
 def unfreeze(model: T, where: Where = "**") -> T:
@@ -184,8 +230,13 @@ def unfreeze(model: T, where: Where = "**") -> T:
         >>> vernal.unfreeze(frozen) == model
         True
     """
-    chosen = _covered(model, where, "unfreeze", apart=buffer_leaves(model))
-    return remark(model, iter(chosen), set.difference)
+    buffers, asked = buffer_leaves(model), _covered_leaves(model)
+    apart = [b and not a for b, a in zip(buffers, asked, strict=True)]
+    chosen = _covered(model, where, "unfreeze", apart=apart)
+    free = (c and not b for c, b in zip(chosen, buffers, strict=True))
+    model = remark(model, free, set.difference)
+    held = (c and b for c, b in zip(chosen, buffers, strict=True))
+    return remark(model, held, lambda old, here: old - {HELD + name for name in here})
 
 
 def _is_parameter(x: Any) -> bool:

@@ -19,6 +19,9 @@ from ._sorting import Kind, Mixed
 from ._structure import KEY, assemble
 
 _SHOWN = 10
+# In the mark, before the name of a buffer that `freeze` was asked for. Its class freezes it anyway; now its value stays
+# as well.
+HELD = "="
 
 
 def is_module(x: Any) -> bool:

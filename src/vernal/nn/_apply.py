@@ -20,7 +20,7 @@ def apply(
     model: T,
     *args: Any,
     key: PRNGKeyArray | None = None,
-    train: bool = True,
+    train: bool | None = None,
     method: str | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> tuple[Any, T]:
@@ -45,6 +45,11 @@ def apply(
 
     And in use, `nn.inference_mode(model)(x)`, or `nn.apply(model, x, train=False)[0]`.
 
+    A layer trains unless it is told not to: by its own flag (`BatchNorm(..., inference=True)`, or
+    `nn.inference_mode(model.backbone)` for a part), or because it is frozen as a whole
+    (`vernal.freeze(model, "backbone")`). Such a layer keeps its statistics, and normalises by them, so this is how a
+    model is fine-tuned.
+
     The gradient is that of the plain call: state is a buffer, through which no derivative passes. The model that comes
     back has the structure of the one given, so it can be carried through `jax.lax.scan`. `apply` traces the model, as
     `jax.jit` does: compile what is around it, and do not branch on values of arrays in Python.
@@ -55,7 +60,8 @@ def apply(
         key: a random key, from which every layer that needs randomness is given its own (see `vernal.nn.keys`). It is
             not passed on: for a model whose own call wants a `key`, write
             `nn.apply(model, x, method=lambda model, x: model(x, key=key))`.
-        train: whether the layers train: sets `inference` to the opposite on all of them, for this call.
+        train: False puts every layer into inference, for this call. With True or None each layer does as it is told:
+            nothing takes one out of inference but `nn.inference_mode(model, False)`.
         method: what to call instead of the model itself: the name of one of its methods, or a function that takes
             the model first.
         **kwargs: further arguments.
@@ -66,7 +72,7 @@ def apply(
     Raises:
         ValueError: if one `StateIndex` is in two places of the model; if the elements of a `jax.vmap` inside of the
             model disagree about a state that they share.
-        TypeError: if the model has no method of this name.
+        TypeError: if the model has no method of this name, or `train` is no bool.
         RuntimeError: if the state of the model is in a `State`.
         NotImplementedError: if the model changes its state where that cannot be, see `vernal.harvest.reap`.
 
@@ -86,11 +92,20 @@ def apply(
         >>> print(y, model[1].mean.value())
         [-0.25  0.75] 0.25
     """
+    if not (train is None or isinstance(train, bool)):
+        raise type_error(
+            "whether layers train is known while tracing",
+            where="apply(model, ..., train=...)",
+            expected="True, False or None",
+            got=short(train),
+            instead="filter_cond(train, lambda: apply(model, x), lambda: apply(model, x, train=False))",
+        )
     _refuse_twice(model)
     call = _to_call(model, method)
 
     def run(values: list[Any], args: Any, kwargs: Any) -> Any:
-        mine = inference_mode(_with_values(model, values), not train)
+        mine = _with_values(model, values)
+        mine = inference_mode(mine) if train is False else mine
         return call(mine if key is None else keys(mine, key), *args, **kwargs)
 
     values = [index.stored() for _, index in state_indices(model)]

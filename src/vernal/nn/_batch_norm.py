@@ -19,6 +19,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import field
 from ..show import short, value_error
+from ._inference import in_inference
 from ._init import weight_dtype
 from ._layer_arguments import check_size
 from ._mesh import beside
@@ -37,8 +38,9 @@ class BatchNorm(StatefulLayer):
     Shift", ICML 2015, arXiv:1502.03167.
 
     **Which axes are the batch.** One example has the shape `(channels, *spatial)`, with `num_spatial_dims` spatial
-    axes, and all axes in front of it are the batch: `(*batch, channels, *spatial)`. So `BatchNorm(3)` takes
-    `(batch, 3)`, and `BatchNorm(3, num_spatial_dims=2)` takes `(batch, 3, height, width)`. With `axis_name` the batch
+    axes, and all axes in front of it are the batch: `(*batch, channels, *spatial)`. `BatchNorm(3)` takes `(batch, 3)`;
+    anything with more axes needs their number: `BatchNorm(3, num_spatial_dims=2)` takes `(batch, 3, height, width)`,
+    and `num_spatial_dims=0` several axes of batch, `(batch, time, 3)`. With `axis_name` the batch
     is (also) over those named axes: `jax.vmap(layer, axis_name="batch")`, or those of the mesh in `jax.shard_map`, so
     that all devices normalise by the statistics of the whole batch. (Under plain `jax.jit` a batch that is sharded over
     devices is one array: no name is needed.) An `axis_name` alone means that one example has as many spatial axes as it
@@ -47,12 +49,14 @@ class BatchNorm(StatefulLayer):
     In inference the leading axes are mapped over as in any other layer. While training they are not: `layer(xs)`
     normalises over them, and `jax.vmap(layer)(xs)` without a name would normalise each example by itself.
 
-    **Running statistics** are buffers (see `vernal.field`), `running_mean` and `running_var`. They start as 0 and 1, so
-    that inference before any training changes nothing, and are updated as
-    `running = momentum * running + (1 - momentum) * batch`, with the unbiased variance of the batch, as in PyTorch,
-    whose `momentum=0.1` is `momentum=0.9` here. What is still left of the starting values after `n` steps is
-    `momentum**n`. The new statistics come back from `vernal.nn.apply`, or through `state`.
-    (`vernal.saving.from_torch` finds PyTorch's by the rule `{"**.running_*.init": "**.running_*"}`.)
+    **Running statistics** are buffers (see `vernal.field`): `running_mean`, `running_var`, and `num_batches_tracked`,
+    of how many batches they are. They start as 0 and 1, so that inference before any training changes nothing. After
+    `n` batches they are the average of all of them, the last with weight 1, the one before with `momentum`, then
+    `momentum**2`, ...; the starting values do not count. So one batch is enough for a sensible inference. The variance
+    in them is the unbiased one. (PyTorch's `momentum=0.1` is `momentum=0.9` here. There the starting values count, by
+    `momentum**n`; what is loaded from PyTorch is used as it is.) The new statistics come back from `vernal.nn.apply`,
+    or through `state`. They stay as they are in inference, and if the layer is frozen as a whole (`vernal.freeze`):
+    then it normalises by them.
 
     Args:
         input_size: the number of channels.
@@ -60,14 +64,16 @@ class BatchNorm(StatefulLayer):
         eps: added to the variance.
         channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and `bias`
             (zeros).
-        momentum: how much of the running statistics is kept at each step, from 0 to 1.
+        momentum: how much less a batch counts than the next one, from 0 to 1. None: all count alike. With 1 the
+            statistics stay what they are.
         inference: True normalises by the running statistics, and leaves them as they are.
         dtype: of `weight` and `bias`; JAX's default float if None. The statistics have at least float32.
         mode: by what to normalise while training. `"batch"`: the statistics of the batch. `"ema"`: the running
             statistics, this batch included, so that training and inference do the same (gradients go through the part
-            of this batch); the first batch sets them, and the variance in them is the biased one, as in Equinox.
-        num_spatial_dims: how many axes one example has behind its channels. None: any number if `axis_name` is given,
-            else 0.
+            of this batch); the first batch sets them, each further one counts by `1 - momentum`, and the variance in
+            them is the biased one, as in Equinox.
+        num_spatial_dims: how many axes one example has behind its channels. None: any number if `axis_name` is given;
+            otherwise the input is `(batch, channels)`.
 
     Raises:
         ValueError: if a size is wrong, `momentum` is not within 0 and 1, the mode is unknown, or `dtype` is complex.
@@ -82,7 +88,7 @@ class BatchNorm(StatefulLayer):
         [[-1. -1.]
          [ 1.  1.]]
         >>> print(norm.running_mean.init, norm.running_var.init)
-        [0.01 0.03] [1.01 1.07]
+        [1. 3.] [2. 8.]
         >>> nn.apply(norm, xs, train=False)[0].shape
         (2, 2)
     """
@@ -91,10 +97,10 @@ class BatchNorm(StatefulLayer):
     bias: Array | None
     running_mean: StateIndex
     running_var: StateIndex
-    # 1 until the first batch has set the running statistics. (A float, because plain `jax.grad` refuses anything else.)
-    fresh: StateIndex | None
+    # A float, because plain `jax.grad` refuses anything else.
+    num_batches_tracked: StateIndex
     inference: bool
-    momentum: float
+    momentum: float | None
     input_size: int = field(static=True)
     axis_name: str | tuple[str, ...] | None = field(static=True)
     eps: float = field(static=True)
@@ -108,7 +114,7 @@ class BatchNorm(StatefulLayer):
         axis_name: str | Sequence[str] | None = None,
         eps: float = 1e-5,
         channelwise_affine: bool = True,
-        momentum: float = 0.99,
+        momentum: float | None = 0.9,
         inference: bool = False,
         dtype: DTypeLike | None = None,
         mode: Literal["batch", "ema"] = "batch",
@@ -118,7 +124,7 @@ class BatchNorm(StatefulLayer):
         real: Any = weight_dtype("BatchNorm", dtype)
         if mode not in ("batch", "ema"):
             raise _wrong("mode", 'one of "batch" and "ema"', mode)
-        if not 0 <= momentum <= 1:
+        if momentum is not None and not 0 <= momentum <= 1:
             raise _wrong(
                 "momentum",
                 "how much is kept, from 0 to 1 (PyTorch's momentum=0.1 is 0.9 here)",
@@ -144,7 +150,7 @@ class BatchNorm(StatefulLayer):
         self.bias = jnp.zeros(input_size, real) if channelwise_affine else None
         self.running_mean = StateIndex(widen(jnp.zeros(input_size, real)))
         self.running_var = StateIndex(widen(jnp.ones(input_size, real)))
-        self.fresh = StateIndex(widen(jnp.ones((), real))) if mode == "ema" else None
+        self.num_batches_tracked = StateIndex(widen(jnp.zeros((), real)))
 
     @jax.named_scope("vernal.nn.BatchNorm")
     def __call__(
@@ -178,7 +184,7 @@ class BatchNorm(StatefulLayer):
         wide = widen(x)
         # With 1 for every axis but the channels': then it can be combined with `x`.
         shape = tuple(n if axis == channel else 1 for axis, n in enumerate(x.shape))
-        slots = [self.running_mean, self.running_var, *([] if self.fresh is None else [self.fresh])]
+        slots = [self.running_mean, self.running_var, self.num_batches_tracked]
         old = [slot.value(state) for slot in slots]
 
         def per_channel(values: Array) -> Array:
@@ -186,21 +192,20 @@ class BatchNorm(StatefulLayer):
 
         mean, var = map(per_channel, old[:2])
         new: list[Array] = []
-        if not (self.inference if inference is None else inference):
-            kept: Any = self.momentum
-            if self.mode == "ema":
-                kept = kept * (1 - old[2].astype(wide.dtype))
+        if not in_inference(self, inference):
             batch_mean, batch_var, count = self._of_the_batch(wide, channel)
             unbiased = batch_var if self.mode == "ema" else batch_var * (count / (count - 1))
-            new_mean = kept * mean + (1 - kept) * batch_mean
-            new_var = kept * var + (1 - kept) * unbiased
-            new = [new_mean, new_var, jnp.zeros(())]
+            tracked = old[2] + 1
+            share = self._share(tracked).astype(wide.dtype)
+            new_mean = mean + share * (batch_mean - mean)
+            new_var = var + share * (unbiased - var)
+            new = [new_mean, new_var, tracked]
             mean, var = (new_mean, new_var) if self.mode == "ema" else (batch_mean, batch_var)
         y = (wide - mean) * lax.rsqrt(var + self.eps)
         if self.weight is not None and self.bias is not None:
             y = y * per_channel(self.weight) + per_channel(self.bias)
         y = narrow(y, x)
-        # There may be fewer slots (only mode "ema" has three), and in inference nothing is new.
+        # In inference nothing is new.
         for slot, before, value in zip(slots, old, new, strict=False):
             value = lax.stop_gradient(value).reshape(before.shape).astype(before.dtype)
             if state is None:
@@ -209,8 +214,28 @@ class BatchNorm(StatefulLayer):
                 state = state.set(slot, value)
         return y if state is None else (y, state)
 
+    def _share(self, tracked: Array) -> Array:
+        """How much the last of so many batches counts in the running statistics."""
+        if self.momentum is None:
+            return 1 / tracked
+        kept = jnp.asarray(self.momentum, tracked.dtype)
+        if self.mode == "ema":
+            return jnp.where(tracked > 1, 1 - kept, 1)
+        # `1 - momentum` of `1 - momentum**tracked`, without the error of a difference of nearly equal numbers.
+        whole = -jnp.expm1(tracked * jnp.log(kept))
+        return jnp.where(kept < 1, (1 - kept) / jnp.where(kept < 1, whole, 1), 0)
+
     def _channel_axis(self, x: Array) -> int:
         spatial = self.num_spatial_dims
+        if spatial is None and self.axis_name is None and x.ndim > 2:
+            raise value_error(
+                "`BatchNorm` does not know which axis has the channels",
+                where="argument `x`",
+                expected=f"(batch, channels={self.input_size}), or num_spatial_dims=...",
+                got=f"{x.shape}",
+                instead="BatchNorm(..., num_spatial_dims=2) for images, 1 for signals, "
+                "0 for vectors with several axes of batch",
+            )
         if spatial is None:
             spatial = 0 if self.axis_name is None else x.ndim - 1
         channel = x.ndim - 1 - spatial

@@ -1,7 +1,8 @@
-"""`inference_mode`: from training to use, and back."""
+"""`inference_mode`: from training to use, and back; and which of the two a layer is in."""
 
 from typing import Any
 
+from ..modules import is_frozen
 from ..trees import set_attributes
 
 
@@ -30,3 +31,15 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
         Array([0., 0.], dtype=float32)
     """
     return set_attributes(pytree, "inference", value)
+
+
+def in_inference(layer: Any, inference: bool | None) -> bool:
+    """Whether a layer with state uses what it has, rather than train.
+
+    Args:
+        layer: the layer, with an attribute `inference`.
+        inference: what the call says, or None.
+    """
+    if inference is not None:
+        return inference
+    return layer.inference or is_frozen(layer)

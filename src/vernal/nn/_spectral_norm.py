@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import field
 from ..show import short, value_error
 from ..trees import is_inexact_array, tree_at
+from ._inference import in_inference
 from ._layer_arguments import check_size
 from ._mesh import whole
 from ._precision import widen
@@ -123,7 +124,7 @@ class SpectralNorm(StatefulLayer):
         matrix = _matrix(weight)
         old = self.vectors.value(state)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
-        if not (self.inference if inference is None else inference):
+        if not in_inference(self, inference):
             fixed = lax.stop_gradient(matrix)
             u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
             new = u.astype(old[0].dtype), v.astype(old[1].dtype)

@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 
 from .._ground import strong
 from ..harvest import planted, sow
-from ..modules import Module, field
+from ..modules import Module, field, is_frozen
 from ..show import diff_text, message, path_text, short, tree_pformat, type_error, value_error
 from ..transforms import placed_like
 from ..trees import is_array_like
@@ -109,7 +109,7 @@ class StateIndex(Module):
         return planted(self.stored())
 
     def update(self, value: Any, through: T) -> T:
-        """Sets the value in the model, inside `nn.apply`.
+        """Sets the value in the model, inside `nn.apply`. A value that is frozen (`vernal.freeze`) stays as it is.
 
         Args:
             value: the new value, with the structure, shapes and dtypes of the old one.
@@ -124,7 +124,7 @@ class StateIndex(Module):
             ValueError: if structure, shapes or dtypes differ, or the elements of a `jax.vmap` inside of the
                 model disagree: see `vernal.harvest.sow`.
         """
-        return sow(self.stored(), value, through)
+        return through if is_frozen(self) else sow(self.stored(), value, through)
 
     def stored(self) -> Any:
         """The value that is stored in the model, as it was before the call.

@@ -11,7 +11,6 @@ from ...nn import AdaptivePool as AdaptivePool
 from ...nn import AvgPool1d as AvgPool1d
 from ...nn import AvgPool2d as AvgPool2d
 from ...nn import AvgPool3d as AvgPool3d
-from ...nn import BatchNorm as BatchNorm
 from ...nn import Conv as Conv
 from ...nn import Conv1d as Conv1d
 from ...nn import Conv2d as Conv2d
@@ -47,3 +46,4 @@ from ...nn import WeightNorm as WeightNorm
 from ...nn import delete_init_state as delete_init_state
 from ...nn import inference_mode as inference_mode
 from ...nn import make_with_state as make_with_state
+from ._batch_norm import BatchNorm as BatchNorm
