@@ -193,25 +193,24 @@ def has_reverse(name, kind):
     return kind != "lax" or name in ("scanned", "mapped")
 
 
-def over_devices(fn, mesh, ins, outs):
-    """`fn` of one device's `x` and `m`, and `w`."""
+EACH = P("data")
+
+
+def spread(fn, mesh, outs=EACH):
+    """A function of one device's `x` and `m`, and of `w`, as one of all `x`, and `w`."""
 
     def local(x, m, w):
         out = fn(x[0], m[0], w)
         return jax.tree.map(lambda y, spec: y[None] if spec else y, out, outs)
 
-    spread = jax.shard_map(local, mesh=mesh, in_specs=(*ins, P()), out_specs=outs)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(EACH, EACH, P()), out_specs=outs)
 
     @jax.jit
     def run(x, w):
         x, m = (jax.device_put(a, jax.NamedSharding(mesh, P("data"))) for a in (x, BOUNDS))
-        return spread(x, m, jax.device_put(w, jax.NamedSharding(mesh, P())))
+        return mapped(x, m, jax.device_put(w, jax.NamedSharding(mesh, P())))
 
     return run
-
-
-def spread(fn, mesh, outs=P("data")):
-    return over_devices(fn, mesh, (P("data"), P("data")), outs)
 
 
 def total(fn, mesh):
@@ -247,7 +246,7 @@ def test_value_and_forward_derivative(name, kind, mesh_kind):
         dx, dw = DX[jax.lax.axis_index("data")], DW
         return jax.jvp(lambda x, w: one(x, m, w), (x, w), (dx, dw))
 
-    inside = spread(pushed, mesh, (P("data"), P("data")))(X, W)
+    inside = spread(pushed, mesh, (EACH, EACH))(X, W)
     outside = jax.jit(lambda x, w: jax.jvp(total(one, mesh), (x, w), (DX, DW)))(X, W)
     want = jax.jvp(expected(unrolled), (X, W), (DX, DW))
     assert_close([y.sum() for y in inside], want)
@@ -261,7 +260,7 @@ def test_gradient_inside_and_outside(name, kind, mesh_kind):
     loop, unrolled, _ = LOOPS[name]
     mesh = mesh_of(mesh_kind)
     one = functools.partial(loop, kind)
-    inside = spread(jax.grad(one, (0, 2)), mesh, (P("data"), P()))
+    inside = spread(jax.grad(one, (0, 2)), mesh, (EACH, P()))
     outside = jax.jit(jax.grad(total(one, mesh), (0, 1)))
     if not has_reverse(name, kind):
         for gradient in (inside, outside):
@@ -318,7 +317,7 @@ def test_second_derivative_inside(name, kind):
         dots = DX[jax.lax.axis_index("data")], DW
         return jax.jvp(gradient, (x, w), dots)[1]
 
-    got = spread(one, mesh_of("auto"), (P("data"), P()))
+    got = spread(one, mesh_of("auto"), (EACH, P()))
     if not has_reverse(name, kind):
         with no_reverse():
             got(X, W)
@@ -344,10 +343,391 @@ def test_vmap_inside(name, kind):
     mesh = mesh_of("auto")
     fn = total(one, mesh)
     assert_close(jax.jit(fn)(X, W), want(X, W))
-    inside = spread(jax.grad(one, (0, 2)), mesh, (P("data"), P()))
+    inside = spread(jax.grad(one, (0, 2)), mesh, (EACH, P()))
     if has_reverse(name, kind):
         assert_close(inside(X, W), jax.grad(want, (0, 1))(X, W))
         assert_close(jax.jit(jax.grad(fn, (0, 1)))(X, W), jax.grad(want, (0, 1))(X, W))
     else:
         with no_reverse():
             inside(X, W)
+
+
+# What the devices decide by themselves.
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_devices_that_stop_by_themselves_are_summed_over_once_after_the_loop(kind):
+    """A sum inside of the loop would wait for those that have left it."""
+    fn = total(functools.partial(own_bound, kind), mesh_of("auto"))
+    assert str(jax.make_jaxpr(jax.grad(fn, 1))(X, W)).count("psum") == 1
+
+
+WAITING = r"cannot wait for each other\n  where: {}\n(.|\n)*`\w+` over 'data'(.|\n)*pmax"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collective_where_devices_stop_by_themselves_is_refused(kind):
+    def one(x, m, w):
+        def body(carry):
+            y, n = carry
+            return jax.lax.pmean(y, "data") + x, n + 1
+
+        return while_loop(lambda c: c[1] < m, body, (x, 0), kind=kind, max_steps=4)[0].sum()
+
+    with pytest.raises(ValueError, match=WAITING.format("what `body` returns")):
+        spread(one, mesh_of("auto"))(X, W)
+
+
+def test_a_collective_in_a_loop_inside_is_found_too():
+    def one(x, m, w):
+        def body(carry):
+            y, n = carry
+            step = lambda y, _: (jax.lax.psum(y, "data") + x, None)  # noqa: E731 (one line)
+            return scan(step, y, None, 2, kind="checkpointed")[0], n + 1
+
+        return while_loop(lambda c: c[1] < m, body, (x, 0))[0].sum()
+
+    with pytest.raises(ValueError, match=WAITING.format("what `body` returns")):
+        spread(one, mesh_of("auto"))(X, W)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_devices_that_stop_together_may_wait_for_each_other(kind):
+    def one(x, m, w):
+        def cond(carry):
+            return jax.lax.pmin(carry[1] - m, "data") < 0
+
+        def body(carry):
+            y, n = carry
+            return jax.lax.pmean(jnp.tanh(w @ y), "data") + x, n + 1
+
+        return while_loop(cond, body, (x, 0), kind=kind, max_steps=4)[0].sum()
+
+    def want(x, w):
+        y = x
+        # As many steps as the last device wants.
+        for _ in range(3):
+            y = jnp.tanh(y @ w.T).mean(0)[None] + x
+        return y.sum()
+
+    fn = total(one, mesh_of("auto"))
+    assert_close(jax.jit(fn)(X, W), want(X, W))
+    if kind != "lax":
+        assert_close(jax.jit(jax.grad(fn, (0, 1)))(X, W), jax.grad(want, (0, 1))(X, W))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collective_over_another_axis_is_allowed(kind):
+    """The condition differs along `a` alone, and along `b` there is a mean in each step."""
+    mesh = mesh_of("auto", (2, 2), ("a", "b"))
+
+    def local(x, w):
+        def body(carry):
+            y, n = carry
+            return jax.lax.pmean(jnp.tanh(w @ y + x[0, 0]), "b"), n + 1
+
+        start = jnp.ones(3), 0
+        most = jax.lax.axis_index("a") * 2 + 1
+        y, _ = while_loop(lambda c: c[1] < most, body, start, kind=kind, max_steps=4)
+        return (y.sum() + (y * x[0, 0]).sum())[None, None]
+
+    def of_all(x, w):
+        out = jax.shard_map(local, mesh=mesh, in_specs=(P("a", "b"), P()), out_specs=P("a", "b"))(
+            x, w
+        )
+        return out.sum()
+
+    def want(x, w):
+        total = jnp.zeros(())
+        for a in range(2):
+            y = jnp.ones(3)
+            for _ in range(a * 2 + 1):
+                y = (jnp.tanh(w @ y + x[a, 0]) + jnp.tanh(w @ y + x[a, 1])) / 2
+            total = total + 2 * y.sum() + (y * x[a].sum(0)).sum()
+        return total
+
+    x = X.reshape(2, 2, 3)
+    assert_close(jax.jit(of_all)(x, W), want(x, W))
+    if kind != "lax":
+        assert_close(jax.jit(jax.grad(of_all, (0, 1)))(x, W), jax.grad(want, (0, 1))(x, W))
+
+
+class Box:
+    """Nothing that JAX, or anybody, looks into."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hidden_array_has_a_forward_derivative_and_its_gradient_is_refused(kind):
+    def one(x, m, w):
+        box = Box()
+        box.w = w
+
+        def body(carry):
+            h, n = carry
+            return jnp.tanh(box.w @ h + 1.0), n + 1
+
+        h, _ = while_loop(lambda c: c[1] < m, body, (jnp.ones(3), 0), kind=kind, max_steps=4)
+        return (h * x).sum()
+
+    fn = total(one, mesh_of("auto"))
+    got = jax.jit(lambda x, w: jax.jvp(fn, (x, w), (DX, DW)))(X, W)
+    assert_close(got, jax.jvp(expected(own_bound_unrolled), (X, W), (DX, DW)))
+    if kind != "lax":
+        with pytest.raises(ValueError, match=r"no gradient here\n(.|\n)*`body`(.|\n)*in the carry"):
+            jax.grad(fn, 1)(X, W)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_may_end_with_what_differs_less_than_its_start(kind):
+    def one(x, m, w):
+        def body(carry):
+            y, n = carry
+            return jnp.ones(3) * n, n + 1
+
+        y, _ = while_loop(lambda c: c[1] < 3, body, (x, 0), kind=kind, max_steps=4)
+        return y.sum()
+
+    assert_close(spread(one, mesh_of("auto"))(X, W), np.full(DEVICES, 6.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_keep_giving_way_to_other_dtypes(kind):
+    def one(x, m, w):
+        def body(carry):
+            y, n = carry
+            return y * x.astype(jnp.bfloat16), n + 1
+
+        y, n = while_loop(lambda c: c[1] < m, body, (1.0, 0), kind=kind, max_steps=4)
+        assert y.dtype == jnp.bfloat16 and n.dtype == jnp.int32
+        return y.astype(jnp.float32)
+
+    got = spread(lambda x, m, w: one(x[0], m, w), mesh_of("auto"))(jnp.full((4, 3), 2.0), W)
+    assert_close(got, 2.0**BOUNDS)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_linear_loop_is_transposed(kind):
+    def one(x, m, w):
+        start = jnp.zeros(3), 0
+        body = lambda c: (2 * c[0] + x, c[1] + 1)  # noqa: E731 (one line)
+        return while_loop(lambda c: c[1] < 3, body, start, kind=kind, max_steps=4)[0].sum()
+
+    fn = total(one, mesh_of("auto"))
+    (got,) = jax.linear_transpose(lambda x: fn(x, W), X)(jnp.ones(()))
+    assert_close(got, np.full(X.shape, 7.0))
+
+
+def misused(kind, x, m, w):
+    """The last device, which alone comes so far, writes a place twice."""
+
+    def body(carry):
+        states, n = carry
+        return states.at[jnp.minimum(n, 1)].set(x * w[0, 0]), n + 1
+
+    states, _ = while_loop(
+        lambda c: c[1] < m,
+        body,
+        (jnp.zeros((4, 3)), 0),
+        kind=kind,
+        max_steps=4,
+        buffers=lambda c: c[0],
+    )
+    return states.sum()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_use_of_buffers_is_checked(kind):
+    def one(loop, x, m, w):
+        with vernal.loops.debug_buffers():
+            return loop(kind, x, m, w)
+
+    mesh = mesh_of("auto")
+    fine = total(functools.partial(one, buffered), mesh)
+    assert_close(jax.jit(fine)(X, W), expected(buffered_unrolled)(X, W))
+    if kind != "lax":
+        want = jax.grad(expected(buffered_unrolled), (0, 1))(X, W)
+        assert_close(jax.jit(jax.grad(fine, (0, 1)))(X, W), want)
+    with pytest.raises(RuntimeCheckError, match="a place of a buffer is written twice"):
+        vernal.filter_jit(spread(functools.partial(one, misused), mesh))(X, W)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_check_in_a_loop_fails_for_the_device_at_fault(kind, gradient):
+    def one(x, m, w):
+        def body(carry):
+            h, n = carry
+            h = error_if(jnp.tanh(w @ h + x), (n == 2) & (m == 3), "too far")
+            return h, n + 1
+
+        return while_loop(lambda c: c[1] < m, body, (jnp.ones(3), 0), kind=kind, max_steps=4)[
+            0
+        ].sum()
+
+    mesh = mesh_of("auto")
+    fn = spread(one, mesh)
+    if gradient:
+        if kind == "lax":
+            fn = lambda x, w: jax.jvp(total(one, mesh), (x, w), (DX, DW))  # noqa: E731 (one line)
+        else:
+            fn = jax.grad(total(one, mesh), (0, 1))
+    with pytest.raises(RuntimeCheckError, match="too far\n  at step 2"):
+        vernal.filter_jit(fn)(X, W)
+
+
+# Branches.
+
+
+def own_branch(x, m, w):
+    """What is taken differs between the devices; each result varies in another way in each branch."""
+    taken = vernal.filter_cond(
+        m > 1,
+        lambda x, y: (w @ x, jnp.sin(w).sum(), jnp.ones(())),
+        lambda x, y: (x * y, jnp.zeros(()), y.sum() * x[0]),
+        x,
+        w[0],
+    )
+    assert all(jax.typeof(y).manual_axis_type.varying == {"data"} for y in taken)
+    return (taken[0] ** 2).sum() + taken[1] + taken[2]
+
+
+def own_branch_unrolled(x, m, w):
+    if m > 1:
+        return ((w @ x) ** 2).sum() + jnp.sin(w).sum() + 1.0
+    return ((x * w[0]) ** 2).sum() + w[0].sum() * x[0]
+
+
+def same_branch(x, m, w):
+    """All devices take the same branch, and its results differ in what they vary over."""
+    y, z = vernal.filter_switch(
+        (w[0, 0] > 5).astype(int), [lambda v: (v @ x, v.sum()), lambda v: (v.sum(0), x[0])], w
+    )
+    alike = vernal.filter_cond(w[0, 0] > 5, jnp.sum, jnp.max, w)
+    assert not jax.typeof(alike).manual_axis_type.varying
+    return (y**2).sum() + z + alike * x[1]
+
+
+def same_branch_unrolled(x, m, w):
+    return ((w @ x) ** 2).sum() + w.sum() + jnp.max(w) * x[1]
+
+
+def own_switch(x, m, w):
+    branches = [lambda v: v.sum(), lambda v: (v @ x).sum(), lambda v: (x**2).sum() * v[0, 0]]
+    return vernal.filter_switch(m, branches, w)
+
+
+def own_switch_unrolled(x, m, w):
+    return [w.sum(), (w @ x).sum(), (x**2).sum() * w[0, 0]][min(m, 2)]
+
+
+BRANCHES = {
+    "own_branch": (own_branch, own_branch_unrolled),
+    "same_branch": (same_branch, same_branch_unrolled),
+    "own_switch": (own_switch, own_switch_unrolled),
+}
+
+
+@BY_BOTH
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches(name, mesh_kind):
+    one, unrolled = BRANCHES[name]
+    mesh = mesh_of(mesh_kind)
+    fn, want = total(one, mesh), expected(unrolled)
+    both, dots = (0, 1), ((X, W), (DX, DW))
+    assert_close(jax.jit(fn)(X, W), want(X, W))
+    assert_close(jax.jit(lambda *args: jax.jvp(fn, *args))(*dots), jax.jvp(want, *dots))
+    assert_close(jax.jit(jax.grad(fn, both))(X, W), jax.grad(want, both)(X, W))
+    inside = spread(jax.grad(one, (0, 2)), mesh, (EACH, P()))
+    assert_close(inside(X, W), jax.grad(want, both)(X, W))
+    for over in ORDERS:
+        got = jax.jit(product_of_hessian(fn, over))(X, W)
+        assert_close(got, product_of_hessian(want, over)(X, W))
+
+
+def test_branches_under_vmap():
+    def one(x, m, w):
+        both = jax.vmap(lambda x, m: own_branch(x, m, w))
+        return both(jnp.stack([x, 2 * x]), jnp.stack([m, 3 - m])).sum()
+
+    def want(x, w):
+        total = jnp.zeros(())
+        for i, m in enumerate(BOUNDS):
+            total += own_branch_unrolled(x[i], m, w) + own_branch_unrolled(2 * x[i], 3 - m, w)
+        return total
+
+    got = jax.jit(jax.value_and_grad(total(one, mesh_of("auto")), (0, 1)))
+    assert_close(got(X, W), jax.value_and_grad(want, (0, 1))(X, W))
+
+
+def test_a_collective_in_a_branch_that_a_device_takes_by_itself_is_refused():
+    def waits(x):
+        return jax.lax.psum(x, "data")
+
+    def in_cond(x, m, w):
+        return vernal.filter_cond(m > 1, lambda x: x, waits, x).sum()
+
+    def in_switch(x, m, w):
+        return vernal.filter_switch(m, [waits, lambda x: x], x).sum()
+
+    mesh = mesh_of("auto")
+    with pytest.raises(ValueError, match=WAITING.format("false_fn of filter_cond")):
+        spread(in_cond, mesh)(X, W)
+    with pytest.raises(ValueError, match=WAITING.format(r"branches\[0\] of filter_switch")):
+        spread(in_switch, mesh)(X, W)
+
+
+def test_the_gradient_of_a_hidden_array_in_a_branch_is_refused():
+    def one(x, m, w):
+        box = Box()
+        box.w = w
+
+        def taken(x):
+            return box.w @ x
+
+        return vernal.filter_cond(m > 1, taken, lambda x: x, x).sum()
+
+    fn = total(one, mesh_of("auto"))
+    assert np.isfinite(jax.jvp(fn, (X, W), (DX, DW))[1])
+    with pytest.raises(ValueError, match=r"no gradient here\n  where: `taken`"):
+        jax.grad(fn, 1)(X, W)
+
+
+def test_branches_of_different_structure_are_explained():
+    def one(x, m, w):
+        return vernal.filter_cond(m > 1, lambda x: x, lambda x: (x, x), x).sum()
+
+    with pytest.raises(TypeError, match="the branches return different things"):
+        spread(one, mesh_of("auto"))(X, W)
+
+
+def test_a_check_in_a_branch_fails_for_the_device_that_takes_it():
+    def one(x, m, w, least):
+        fails = lambda x: error_if(x, x[0] > least, "not here")  # noqa: E731 (one line)
+        return vernal.filter_cond(m > 2, fails, lambda x: w @ x, x).sum()
+
+    mesh, ones = mesh_of("auto"), jnp.ones((DEVICES, 3))
+    fine = vernal.filter_jit(spread(functools.partial(one, least=2.0), mesh))
+    assert np.isfinite(fine(ones, W)).all()
+    with pytest.raises(RuntimeCheckError, match="not here"):
+        vernal.filter_jit(spread(functools.partial(one, least=0.0), mesh))(ones, W)
+
+
+@BY_BOTH
+def test_a_recurrent_layer_in_filter_shard_map(mesh_kind, getkey):
+    """Its parameters are shared, its sequences are not, and it starts from zeros."""
+    layer = vernal.nn.GRU(3, 4, key=getkey())
+    xs = jax.random.normal(getkey(), (8, 5, 3))
+    mesh = mesh_of(mesh_kind)
+
+    def loss(layer, xs):
+        return jnp.mean(layer(xs)[0] ** 2)
+
+    def local(layer, xs):
+        value, gradient = vernal.filter_value_and_grad(loss)(layer, xs)
+        n = jax.lax.axis_size("data")
+        return jax.lax.pmean(value, "data"), jax.tree.map(lambda g: g / n, gradient)
+
+    run = vernal.filter_shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    place = lambda tree, *spec: vernal.filter_shard(tree, jax.NamedSharding(mesh, P(*spec)))  # noqa: E731 (one line)
+    got = vernal.filter_jit(run)(place(layer), place(xs, "data"))
+    assert_close(got, vernal.filter_value_and_grad(loss)(layer, xs))

@@ -32,7 +32,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from ..primitives import local_linear_call
-from ..transforms import call_with_jvp, chosen, is_zero, placed_like, replaced
+from ..transforms import call_with_jvp, chosen, is_zero, replaced
 from ._bounded import DEFAULT_BASE, scans
 from ._linear import linear_in
 from ._machines import (

@@ -211,7 +211,7 @@ def trace_loop(
     while True:
         constants = _Constants()
         traced = trace(start, False, constants)
-        settled = [*map(_settled, start, traced.types), *start[len(traced.types) :]]
+        settled = [*map(_settled, start, traced.types)]
         if any(new is not old for new, old in zip(settled, start, strict=True)):
             start = settled
             continue
@@ -219,7 +219,7 @@ def trace_loop(
         # A carry is weakly typed only while it is traced: so that `x * 2` has the type it should have.
         carry, buffers = list(map(strong, start[:count])), start[count:]
         of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
-        if of_cond is None or axes == of_cond.types[0].manual_axis_type.varying:
+        if of_cond is None or of_cond.types[0].manual_axis_type.varying <= axes:
             break
         # The devices stop one by one, and so they differ in everything that is carried.
         (active,) = of_cond.types
@@ -228,21 +228,14 @@ def trace_loop(
         start = [varying_over(x, axes) for x in start]
     again = trace(start, True, constants) if replays and buffers else traced
     if of_cond is not None and sows(of_cond.jaxpr):
-        raise NotImplementedError(
-            message(
-                "a state is changed in the condition of a loop",
-                where=f"`{callable_name(cond)}`",
-                expected="a condition that changes nothing: how often it is asked is not said",
-                instead="the layer in the body of the loop",
-            )
-        )
+        raise _state_in_condition(cond)
     functions = Functions(of_cond, traced, again)
     consts = constants.arrays()
-    if axes:
-        for each in (of_cond, traced):
-            refuse_collectives(each.jaxpr, axes, of)
-        consts = [without_gradient(x, axes, of) for x in consts]
     if of_cond is not None:
+        if axes:
+            refuse_collectives(of_cond.jaxpr, axes, f"`{callable_name(cond)}`")
+            refuse_collectives(traced.jaxpr, axes, of)
+            consts = [without_gradient(x, axes, of) for x in consts]
         # For elements of a batch that have finished, or make no step at all.
         active = functions.cond(consts, carry, buffers)
         consts += borrow_if_vmap(active, carry)
@@ -276,6 +269,17 @@ def _trace_cond(
         return _as_bool(cond(layout.fill(carry, buffers, None, False)), callable_name(cond))
 
     return _Traced(run, (carry, buffers), constants)
+
+
+def _state_in_condition(cond: Any) -> NotImplementedError:
+    return NotImplementedError(
+        message(
+            "a state is changed in the condition of a loop",
+            where=f"`{callable_name(cond)}`",
+            expected="a condition that changes nothing: how often it is asked is not said",
+            instead="the layer in the body of the loop",
+        )
+    )
 
 
 def _as_bool(pred: Any, name: str) -> Any:
