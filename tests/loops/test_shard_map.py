@@ -185,8 +185,21 @@ LOOPS = {
     "buffered": (buffered, buffered_unrolled, KINDS),
     "mapped": (mapped, mapped_unrolled, KINDS[:2]),
 }
-CASES = [(name, kind) for name, (_, _, kinds) in LOOPS.items() for kind in kinds]
-BY_BOTH = pytest.mark.parametrize("mesh_kind", MESHES)
+BY_BOTH = pytest.mark.parametrize(
+    "mesh_kind", ["auto", pytest.param("explicit", marks=pytest.mark.slow)]
+)
+
+
+def by_case(*quick):
+    """Every loop of every kind, of which those that are not named here are left to the slow tests."""
+    return pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            pytest.param(name, kind, marks=[] if name in quick else pytest.mark.slow)
+            for name, (_, _, kinds) in LOOPS.items()
+            for kind in kinds
+        ],
+    )
 
 
 def has_reverse(name, kind):
@@ -235,8 +248,8 @@ def no_reverse():
     return pytest.raises(ValueError, match="Reverse-mode differentiation does not work")
 
 
-@BY_BOTH
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize("mesh_kind", MESHES)
+@by_case(*LOOPS)
 def test_value_and_forward_derivative(name, kind, mesh_kind):
     loop, unrolled, _ = LOOPS[name]
     mesh = mesh_of(mesh_kind)
@@ -254,7 +267,7 @@ def test_value_and_forward_derivative(name, kind, mesh_kind):
 
 
 @BY_BOTH
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@by_case(*LOOPS)
 def test_gradient_inside_and_outside(name, kind, mesh_kind):
     """Inside, the gradient of what the devices share is the sum over them, as JAX has it for any operation."""
     loop, unrolled, _ = LOOPS[name]
@@ -293,7 +306,7 @@ ORDERS = "reverse over forward", "forward over reverse", "reverse over reverse"
 
 
 @pytest.mark.parametrize("over", ORDERS)
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@by_case("own_bound")
 def test_second_derivative(name, kind, over):
     loop, unrolled, _ = LOOPS[name]
     fn = total(functools.partial(loop, kind), mesh_of("auto"))
@@ -305,7 +318,7 @@ def test_second_derivative(name, kind, over):
     assert_close(got(X, W), product_of_hessian(expected(unrolled), over)(X, W))
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@by_case("own_bound")
 def test_second_derivative_inside(name, kind):
     loop, unrolled, _ = LOOPS[name]
 
@@ -326,7 +339,7 @@ def test_second_derivative_inside(name, kind):
     assert_close(got(X, W), want)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@by_case("zero_state", "own_bound")
 def test_vmap_inside(name, kind):
     """Two examples on every device, each with a number of steps of its own."""
     loop, unrolled, _ = LOOPS[name]
