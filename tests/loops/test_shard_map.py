@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AxisType
 
 import vernal
+from vernal.harvest import planted, reap, sow
 from vernal.loops import fori_loop, map, scan, while_loop
 from vernal.runtime import RuntimeCheckError, error_if
 
@@ -490,6 +491,85 @@ def test_a_hidden_array_has_a_forward_derivative_and_its_gradient_is_refused(kin
             jax.grad(fn, 1)(X, W)
 
 
+class Layer(vernal.Module):
+    w: jax.Array
+
+    def __call__(self, h):
+        return jnp.tanh(self.w @ h)
+
+
+@jax.custom_jvp
+def by_jvp(w, h):
+    return jnp.tanh(w @ h)
+
+
+@by_jvp.defjvp
+def _(primals, tangents):
+    (w, h), (dw, dh) = primals, tangents
+    y = by_jvp(w, h)
+    return y, (1 - y**2) * (dw @ h + w @ dh)
+
+
+@jax.custom_vjp
+def by_vjp(w, h):
+    return jnp.tanh(w @ h)
+
+
+by_vjp.defvjp(
+    lambda w, h: (by_vjp(w, h), (w, h)),
+    lambda inputs, ct: jax.vjp(lambda w, h: jnp.tanh(w @ h), *inputs)[1](ct),
+)
+
+HOLDERS = {
+    "module": Layer,
+    "method": lambda w: Layer(w).__call__,
+    "jit": lambda w: jax.jit(lambda h: jnp.tanh(w @ h)),
+    "filter_jit": lambda w: vernal.filter_jit(Layer(w)),
+    "checkpoint": lambda w: jax.checkpoint(lambda h: jnp.tanh(w @ h)),
+    "custom_jvp": lambda w: lambda h: by_jvp(w, h),
+    "custom_vjp": lambda w: functools.partial(by_vjp, w),
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("bounded", marks=pytest.mark.slow), "checkpointed"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_whatever_holds_a_shared_array_its_gradient_is_summed_over_after_the_loop(holder, kind):
+    def one(x, m, w):
+        step = HOLDERS[holder](w)
+
+        def body(carry):
+            h, n = carry
+            return step(h), n + 1
+
+        h, _ = while_loop(lambda c: c[1] < m, body, (jnp.ones(3), 0), kind=kind, max_steps=4)
+        return (h * x).sum()
+
+    def unrolled(x, m, w):
+        h = jnp.ones(3)
+        for _ in range(m):
+            h = jnp.tanh(w @ h)
+        return (h * x).sum()
+
+    gradient = jax.grad(total(one, mesh_of("auto")), 1)
+    assert str(jax.make_jaxpr(gradient)(X, W)).count("psum") == 1
+    assert_close(jax.jit(gradient)(X, W), jax.grad(expected(unrolled), 1)(X, W))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_is_set_as_often_as_its_device_takes_steps(kind):
+    def one(x, m, w):
+        def run(count, x):
+            def body(carry):
+                h, n = carry
+                return sow(count, planted(count) + 1.0, jnp.tanh(w @ h)), n + 1
+
+            return while_loop(lambda c: c[1] < m, body, (x, 0), kind=kind, max_steps=4)[0]
+
+        return reap(run)(jnp.zeros_like(x[0]), x)[1]
+
+    assert_close(spread(one, mesh_of("auto"))(X, W), BOUNDS.astype(float))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_may_end_with_what_differs_less_than_its_start(kind):
     def one(x, m, w):
@@ -652,9 +732,15 @@ def test_branches(name, mesh_kind):
     assert_close(jax.jit(jax.grad(fn, both))(X, W), jax.grad(want, both)(X, W))
     inside = spread(jax.grad(one, (0, 2)), mesh, (EACH, P()))
     assert_close(inside(X, W), jax.grad(want, both)(X, W))
-    for over in ORDERS:
-        got = jax.jit(product_of_hessian(fn, over))(X, W)
-        assert_close(got, product_of_hessian(want, over)(X, W))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", ORDERS)
+@pytest.mark.parametrize("name", BRANCHES)
+def test_second_derivatives_of_branches(name, over):
+    one, unrolled = BRANCHES[name]
+    got = jax.jit(product_of_hessian(total(one, mesh_of("auto")), over))(X, W)
+    assert_close(got, product_of_hessian(expected(unrolled), over)(X, W))
 
 
 def test_branches_under_vmap():

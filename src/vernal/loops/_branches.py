@@ -208,7 +208,9 @@ def filter_cond(
     It is `jax.lax.cond` for arbitrary Python objects. Both functions are traced. They may be
     plain functions, closures, modules or methods; gradients reach the arrays of modules and what
     closures capture. Under `vmap` with a mapped `pred` both are computed and the result is
-    selected.
+    selected. Inside `jax.shard_map` each result varies over the axes that it varies over in either
+    function, or that `pred` varies over; then each device chooses by itself, and no collective over
+    such an axis is allowed.
 
     Args:
         pred: a scalar of dtype bool, or a Python bool.
@@ -224,6 +226,8 @@ def filter_cond(
         TypeError: if `pred` is not a scalar bool, if a branch cannot be called, or if the branches'
             results differ in structure, shape, dtype or in what is not an array. Weak types are
             promoted as JAX does.
+        ValueError: inside `jax.shard_map`, if a branch that only some devices take has a collective,
+            or its gradient would need one, as in `loops.while_loop`.
         TracedShapeError: if a traced value reaches a shape inside a branch.
 
     Example:
@@ -269,7 +273,7 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands
     Raises:
         TypeError: if `index` is not a scalar integer, if a branch cannot be called, or if the
             branches' results differ in structure, shape, dtype or in what is not an array.
-        ValueError: if there is no branch.
+        ValueError: if there is no branch, or as for `filter_cond`.
         TracedShapeError: if a traced value reaches a shape inside a branch.
 
     Example:
