@@ -26,8 +26,9 @@ from jax.core import eval_jaxpr
 from .._ground import callable_name, register_cache, trace_state_clean
 from ..harvest import checks, sow_if
 from ..show import diff, diff_text, message, short, type_error, value_error
-from ..transforms import call_inside, check_callable
+from ..transforms import call_inside, check_callable, varying_axes, varying_over
 from ..trees import Rest, is_array, split
+from ._per_device import refuse_collectives, vary_inside, without_gradient
 
 T = TypeVar("T")
 
@@ -52,8 +53,12 @@ class _Branch:
         args = [*of_branches[self.index], *of_operands]
         closed, (_, rest) = jax.make_jaxpr(self._flat, return_shape=True)(args)
 
+        consts, axes = closed.consts, varying_axes(choice)
+        if axes:
+            consts = [without_gradient(x, axes, f"`{self.__name__}`") for x in consts]
+
         def run(*args: Any) -> list[Any]:
-            return eval_jaxpr(closed.jaxpr, closed.consts, *args)
+            return eval_jaxpr(closed.jaxpr, consts, *args)
 
         if checks(closed.jaxpr):
             # Of a bool the first branch is for True.
@@ -115,16 +120,52 @@ def _call(
     whether that is the first of two."""
     for fn in branches:
         check_callable(fn, transform)
+    axes = varying_axes(choice)
+    if axes:
+        branches, operands = vary_inside((list(branches), operands), axes)
     prepared = [_branch(fn, operands, i) for i, fn in enumerate(branches)]
     arrays = choice, [of_branch for of_branch, _ in prepared], split(operands)[0]
     try:
-        out, rest = select([branch for _, branch in prepared], *arrays)
+        functions = [branch for _, branch in prepared]
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            functions = _varying_alike(functions, axes, transform, names, arrays)
+        out, rest = select(functions, *arrays)
     except TypeError as error:
         found = _disagreement([branch for _, branch in prepared], names, arrays)
         if found is None:
             raise
         raise TypeError(_disagreement_text(transform, *found)) from error
     return rest.fill(out)
+
+
+def _varying_alike(
+    branches: list[_Branch],
+    axes: frozenset[Any],
+    transform: str,
+    names: Sequence[str],
+    arrays: Any,
+) -> list[Any]:
+    """The branches, such that each result varies over the axes of `shard_map` that it varies over in any of them, or
+    that the choice varies over (`axes`)."""
+    traced = [jax.make_jaxpr(branch)(*arrays) for branch in branches]
+    if len({len(closed.out_avals) for closed in traced}) > 1:
+        # JAX says what is wrong.
+        return branches
+    for name, closed in zip(names, traced, strict=True):
+        refuse_collectives(closed.jaxpr, axes, f"{name} of {transform}")
+    of_results = [
+        axes.union(*(t.manual_axis_type.varying for t in types))
+        for types in zip(*(closed.out_avals for closed in traced), strict=True)
+    ]
+
+    def alike(branch: _Branch) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            out, rest = branch(*args)
+            return [*map(varying_over, out, of_results)], rest
+
+        return run
+
+    return [*map(alike, branches)]
 
 
 def _disagreement(
@@ -167,7 +208,9 @@ def filter_cond(
     It is `jax.lax.cond` for arbitrary Python objects. Both functions are traced. They may be
     plain functions, closures, modules or methods; gradients reach the arrays of modules and what
     closures capture. Under `vmap` with a mapped `pred` both are computed and the result is
-    selected.
+    selected. Inside `jax.shard_map` each result varies over the axes that it varies over in either
+    function, or that `pred` varies over; then each device chooses by itself, and no collective over
+    such an axis is allowed.
 
     Args:
         pred: a scalar of dtype bool, or a Python bool.
@@ -183,6 +226,8 @@ def filter_cond(
         TypeError: if `pred` is not a scalar bool, if a branch cannot be called, or if the branches'
             results differ in structure, shape, dtype or in what is not an array. Weak types are
             promoted as JAX does.
+        ValueError: inside `jax.shard_map`, if a branch that only some devices take has a collective,
+            or its gradient would need one, as in `loops.while_loop`.
         TracedShapeError: if a traced value reaches a shape inside a branch.
 
     Example:
@@ -228,7 +273,7 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands
     Raises:
         TypeError: if `index` is not a scalar integer, if a branch cannot be called, or if the
             branches' results differ in structure, shape, dtype or in what is not an array.
-        ValueError: if there is no branch.
+        ValueError: if there is no branch, or as for `filter_cond`.
         TracedShapeError: if a traced value reaches a shape inside a branch.
 
     Example:

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from ..primitives import linear_call
+from ..primitives import local_linear_call
 from ..transforms import call_with_jvp, chosen, is_zero, replaced
 from ._bounded import DEFAULT_BASE, scans
 from ._linear import linear_in
@@ -153,7 +153,7 @@ def _push(loop: Loop, z: Inputs, saved: Saved, out: Outputs, tangents: Inputs) -
         cts = [None if is_zero(ct) else ct for ct in cotangents]
         return _pull(loop, spread, z, saved, cts)
 
-    dots = linear_call(forward, transposed, (z, saved), chosen(tangents.flat, marks))
+    dots = local_linear_call(forward, transposed, (z, saved), chosen(tangents.flat, marks))
     zeros = [SymbolicZero.from_primal_value(x) for x in out.flat]
     return out.like(replaced(zeros, spread.out.flat, dots))
 
@@ -241,7 +241,7 @@ def _pull(
 
         dots = chosen(tangents[0].flat, moved.flat), chosen(tangents[2], moved_cts)
         out = call_with_jvp(pull, rule, *primals, replays=True)
-        return out, linear_call(forward, transposed, (z, cts), dots)
+        return out, local_linear_call(forward, transposed, (z, cts), dots)
 
     return call_with_jvp(pull, rule, z, saved, chosen(cotangents, present), replays=True)
 

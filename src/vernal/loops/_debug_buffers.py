@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from .._ground import trace_flag
 from ..harvest import reap
-from ..transforms import chosen, poison, replaced
+from ..transforms import chosen, poison, replaced, varying_axes
 from ..trees import split
 from ._buffer_states import has_failed
 from ._carry import Carry, numbers_to_arrays
@@ -113,6 +113,10 @@ def check_buffers(
 
 def _tied(x: Any, failed: Any) -> Any:
     """The array, which depends on a flag; as does its derivative, which alone may be asked for."""
+    apart = varying_axes(failed) - varying_axes(x)
+    if apart:
+        # What is the same on all devices stays so.
+        failed = jax.lax.pmax(failed.astype(jnp.int32), tuple(sorted(apart))) > 0
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return x * jnp.where(failed, jnp.nan, 1).astype(x.dtype)
     return poison(x, failed)

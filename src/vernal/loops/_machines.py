@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from ..primitives import unvmap_any
+from ..transforms import varying_over
 from ._perturbation import chosen, replaced
 from ._plan import Plan
 from ._schedule import Filled
@@ -109,11 +110,13 @@ def stacked_space(loop: Loop, z: Inputs) -> list[Any]:
 
 
 def _zeros(shape: tuple[int, ...], aval: Any, new_axes: int) -> Any:
-    """Zeros that are sharded like a type with fewer axes."""
-    if all(axis is None for axis in aval.sharding.spec):
-        return lax.full(shape, 0, aval.dtype)
-    spec = jax.sharding.PartitionSpec(*[None] * new_axes, *aval.sharding.spec)
-    return lax.full(shape, 0, aval.dtype, sharding=jax.NamedSharding(aval.sharding.mesh, spec))
+    """Zeros that are sharded like a type with fewer axes, and vary like it."""
+    sharding = None
+    if any(axis is not None for axis in aval.sharding.spec):
+        spec = jax.sharding.PartitionSpec(*[None] * new_axes, *aval.sharding.spec)
+        sharding = jax.NamedSharding(aval.sharding.mesh, spec)
+    zeros = lax.full(shape, 0, aval.dtype, sharding=sharding)
+    return varying_over(zeros, aval.manual_axis_type.varying)
 
 
 class _Machine:

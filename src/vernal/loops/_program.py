@@ -7,6 +7,8 @@ gradient), and a loop that runs a step in several places runs the same one.
 
 `body` is traced again only if
 
+* a part of the initial carry is the same on all devices of `jax.shard_map`, and differs after a step;
+* the condition differs between those devices;
 * a weakly typed part of the initial carry must take the dtype that a step returns, as in
   `jax.lax.while_loop`;
 * the loop is one that replays steps (`kind="checkpointed"`) and it has buffers, of which a replay
@@ -25,9 +27,10 @@ from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, stron
 from ..harvest import checks, sow_if, sows
 from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import message, short, type_error
-from ..transforms import one_way
+from ..transforms import one_way, varying_axes, varying_over
 from ..trees import is_array
 from ._carry import same_type
+from ._per_device import refuse_collectives, vary_inside, without_gradient
 
 Arrays = list[Any]
 Body = Callable[[Any, Arrays], tuple[Any, Any]]
@@ -192,54 +195,67 @@ def trace_loop(
         replays: whether steps may be computed again.
         of: what `body` returns, for messages.
     """
-    active = None if cond is None else jax.ShapeDtypeStruct((), jnp.bool_)
+    active: Any = None if cond is None else jax.ShapeDtypeStruct((), jnp.bool_)
     slices = [mapped_aval(x.shape[0], 0, jax.typeof(x)) for x in xs]
 
-    def trace(arrays: Arrays, buffers: Arrays, replay: bool, constants: _Constants) -> _Traced:
+    def trace(start: Arrays, replay: bool, constants: _Constants) -> _Traced:
         def run(active: Any, arrays: Arrays, buffers: Arrays, x: Arrays) -> Any:
             new, out = body(layout.fill(arrays, buffers, active, replay), x)
-            return *layout.take(new, of), out
+            return *map(_varying_like, layout.take(new, of), (arrays, buffers)), out
 
-        return _Traced(run, (active, arrays, buffers, slices), constants)
+        return _Traced(run, (active, start[:count], start[count:], slices), constants)
 
     arrays, buffers = layout.start(init)
-    buffers = [strong(b) for b in buffers]
-    constants = _Constants()
-    traced = trace(arrays, buffers, False, constants)
-    promoted = [_promote(x, t) for x, t in zip(arrays, traced.types, strict=False)]
-    if any(new is not old for new, old in zip(promoted, arrays, strict=True)):
-        arrays, constants = promoted, _Constants()
-        traced = trace(arrays, buffers, False, constants)
-    layout.check_types(list(map(jax.typeof, [*arrays, *buffers])), traced.types, of)
-    again = trace(arrays, buffers, True, constants) if replays and buffers else traced
-    # A carry is weakly typed only while it is traced: so that `x * 2` has the type it should have.
-    carry = [strong(x) for x in arrays]
-    of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
+    count, start = len(arrays), [*arrays, *map(strong, buffers)]
+    axes: frozenset[Any] = frozenset()
+    while True:
+        constants = _Constants()
+        traced = trace(start, False, constants)
+        settled = [*map(_settled, start, traced.types)]
+        if any(new is not old for new, old in zip(settled, start, strict=True)):
+            start = settled
+            continue
+        layout.check_types(list(map(jax.typeof, start)), traced.types, of)
+        # A carry is weakly typed only while it is traced: so that `x * 2` has the type it should have.
+        carry, buffers = list(map(strong, start[:count])), start[count:]
+        of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
+        if of_cond is None or of_cond.types[0].manual_axis_type.varying <= axes:
+            break
+        # The devices stop one by one, and so they differ in everything that is carried.
+        (active,) = of_cond.types
+        axes = active.manual_axis_type.varying
+        cond, body = vary_inside((cond, body), axes)
+        start = [varying_over(x, axes) for x in start]
+    again = trace(start, True, constants) if replays and buffers else traced
     if of_cond is not None and sows(of_cond.jaxpr):
-        raise NotImplementedError(
-            message(
-                "a state is changed in the condition of a loop",
-                where=f"`{callable_name(cond)}`",
-                expected="a condition that changes nothing: how often it is asked is not said",
-                instead="the layer in the body of the loop",
-            )
-        )
+        raise _state_in_condition(cond)
     functions = Functions(of_cond, traced, again)
     consts = constants.arrays()
     if of_cond is not None:
+        if axes:
+            refuse_collectives(of_cond.jaxpr, axes, f"`{callable_name(cond)}`")
+            refuse_collectives(traced.jaxpr, axes, of)
+            consts = [without_gradient(x, axes, of) for x in consts]
         # For elements of a batch that have finished, or make no step at all.
         active = functions.cond(consts, carry, buffers)
         consts += borrow_if_vmap(active, carry)
     return Program(functions, consts, carry, buffers, layout, traced.out[2])
 
 
-def _promote(x: Any, out: Any) -> Any:
-    """An initial value, in the dtype that a step returns if it gives way to that."""
+def _settled(x: Any, out: Any) -> Any:
+    """An initial value, varying over the axes of `shard_map` that what a step returns varies over, and in the dtype of
+    that if it gives way to it."""
+    x = varying_over(x, out.manual_axis_type.varying)
     own = jax.typeof(x)
     if not own.weak_type or same_type(own, out):
         return x
     with jax.numpy_dtype_promotion("standard"):
         return x.astype(jnp.result_type(x, out))
+
+
+def _varying_like(new: Arrays, old: Arrays) -> Arrays:
+    """What a step returns, varying at least over the axes that it varied over before."""
+    return [varying_over(x, varying_axes(y)) for x, y in zip(new, old, strict=True)]
 
 
 def _trace_cond(
@@ -253,6 +269,17 @@ def _trace_cond(
         return _as_bool(cond(layout.fill(carry, buffers, None, False)), callable_name(cond))
 
     return _Traced(run, (carry, buffers), constants)
+
+
+def _state_in_condition(cond: Any) -> NotImplementedError:
+    return NotImplementedError(
+        message(
+            "a state is changed in the condition of a loop",
+            where=f"`{callable_name(cond)}`",
+            expected="a condition that changes nothing: how often it is asked is not said",
+            instead="the layer in the body of the loop",
+        )
+    )
 
 
 def _as_bool(pred: Any, name: str) -> Any:

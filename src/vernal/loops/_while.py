@@ -50,6 +50,11 @@ def while_loop(
     Under `vmap` the loop runs until every element of the batch has finished. One that has keeps
     its carry, and its writes to buffers are not made.
 
+    Inside `jax.shard_map` the carry may start with what is the same on all devices. If `cond_fun`
+    varies between them, each device takes its own number of steps, and everything in the carry
+    varies as it does. No device waits for another then: the gradient of what they share is summed
+    over them after the loop, and the functions may not contain a collective over such an axis.
+
     Args:
         cond_fun: takes the carry and returns bool[]: whether to take another step.
         body_fun: takes the carry and returns the next, with the same structure, shapes and dtypes.
@@ -73,7 +78,9 @@ def while_loop(
             if `max_steps`, `checkpoints` or `base` is not a Python int.
         ValueError: if the carry changes in structure, shape, dtype or in what is not an array; if
             `kind` is unknown, an option is not used by it, or `"bounded"` has no `max_steps`; if
-            `buffers` selects something that is not an array of the carry.
+            `buffers` selects something that is not an array of the carry; if a collective waits for
+            devices that stop by themselves, or the gradient would need one in the loop, because the
+            array is hidden in an object that is neither a callable nor a pytree.
 
     Example:
         >>> import jax, jax.numpy as jnp

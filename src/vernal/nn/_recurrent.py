@@ -18,6 +18,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import short, value_error
+from ..transforms import varying_axes, varying_over
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell
 from ._dropout import Dropout
@@ -141,6 +142,9 @@ def _over_time(
 
     first = cell.zero_state(xs.dtype) if first is None else first
     given = cell.project(xs) if ahead else xs, valid
+    # On the devices of `jax.shard_map` the state differs after a step wherever anything does.
+    axes = varying_axes(*jax.tree.leaves((cell, first, given)))
+    first = jax.tree.map(lambda x: varying_over(x, axes), first)
     final, ys = lax.scan(step, first, given, reverse=reverse)
     return ys, final
 

@@ -230,13 +230,46 @@ def linear_call(
         >>> jax.jvp(f, (1.0,), (1.0,))[1], jax.grad(f)(1.0)
         (Array(3., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
     """
+    leaves, treedef = jtu.tree_flatten((residuals, tangents))
+    return local_linear_call(
+        forward, transposed, *treedef.unflatten(varying_alike(list(map(jnp.asarray, leaves))))
+    )
+
+
+def local_linear_call(
+    forward: Callable[[Any, Any], Any],
+    transposed: Callable[[Any, Any], Any],
+    residuals: Any,
+    tangents: Any,
+) -> Any:
+    """`linear_call` for functions that know which of their arguments are the same on all devices of `jax.shard_map`:
+    `transposed` returns for these what has been summed over the devices.
+
+    Args:
+        forward: as for `linear_call`.
+        transposed: as for `linear_call`.
+        residuals: as for `linear_call`.
+        tangents: as for `linear_call`.
+
+    Returns:
+        `forward(residuals, tangents)`, a tree of floating-point arrays.
+
+    Raises:
+        TypeError: as `linear_call`.
+        ValueError: as `linear_call`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.primitives import local_linear_call
+        >>> def double(_, x):
+        ...     return 2 * x
+        >>> jax.grad(lambda x: local_linear_call(double, double, (), x))(jnp.array(3.0))
+        Array(2., dtype=float32, weak_type=True)
+    """
     residuals, tangents = jax.tree.map(jnp.asarray, (residuals, tangents))
     _check_inexact(tangents, "argument `tangents`")
     leaves, residual_tree = jtu.tree_flatten(residuals)
     dots, tangent_tree = jtu.tree_flatten(tangents)
-    args = varying_alike([*leaves, *dots])
-    residuals = residual_tree.unflatten(args[: len(leaves)])
-    tangents = tangent_tree.unflatten(args[len(leaves) :])
     jaxpr, out = jax.make_jaxpr(forward, return_shape=True)(residuals, tangents)
     out_tree = jtu.tree_structure(out)
     _check_inexact(out, f"result of `{callable_name(forward)}`")
@@ -250,7 +283,7 @@ def linear_call(
             "in it",
         )
     rule = _Transposed(transposed, residual_tree, tangent_tree, out_tree)
-    flat = linear_call_p.bind(*args, forward=jaxpr, transposed=rule)
+    flat = linear_call_p.bind(*leaves, *dots, forward=jaxpr, transposed=rule)
     return out_tree.unflatten(flat)
 
 

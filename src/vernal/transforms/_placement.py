@@ -25,7 +25,7 @@ def placed_like(x: Any, aval: Any) -> Any:
     target = aval.sharding
     if not target.mesh.empty:
         x = split_over(x, target.mesh, target.spec)
-    return _varying(x, aval.manual_axis_type.varying)
+    return varying_over(x, aval.manual_axis_type.varying)
 
 
 def split_over(x: Any, mesh: AbstractMesh, entries: PartitionSpec | Sequence[Any]) -> Any:
@@ -107,7 +107,23 @@ def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
     return None
 
 
-def _varying(x: Any, axes: frozenset[Any]) -> Any:
+def varying_axes(*arrays: Any) -> frozenset[Any]:
+    """The axes of `shard_map` that any of the arrays varies over.
+
+    Args:
+        *arrays: the arrays, or their types.
+    """
+    return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))
+
+
+def varying_over(x: Any, axes: frozenset[Any]) -> Any:
+    """Lets an array vary over axes of `shard_map`, in addition to those that it varies over; returns it as it is where
+    there is nothing to add.
+
+    Args:
+        x: an array.
+        axes: the axes.
+    """
     missing = axes - jax.typeof(x).manual_axis_type.varying
     return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
 
@@ -121,5 +137,5 @@ def varying_alike(arrays: Sequence[Any]) -> list[Any]:
     Args:
         arrays: the arrays.
     """
-    union = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))
-    return [_varying(x, union) for x in arrays]
+    union = varying_axes(*arrays)
+    return [varying_over(x, union) for x in arrays]
