@@ -168,6 +168,10 @@ ROWS = {
         (4,),
         same_shape=True,
     ),
+    "InstanceNorm": Row(lambda k: nn.InstanceNorm(4, num_spatial_dims=2), IMAGE, same_shape=True),
+    "InstanceNorm of any shape": Row(
+        lambda k: nn.InstanceNorm(4), IMAGE, same_shape=True, batches=False
+    ),
     "BatchNorm": Row(
         lambda k: Through(nn.BatchNorm(3), _in_training), (5, 3), same_shape=True, batches=False
     ),

@@ -194,6 +194,24 @@ ROWS |= {
         lambda: torch.nn.GroupNorm(4, 4, affine=False, eps=0.1),
         (SIGNAL,),
     ),
+    "InstanceNorm1d": Row(
+        lambda k: nn.InstanceNorm(4, eps=0.1, num_spatial_dims=1),
+        lambda: torch.nn.InstanceNorm1d(4, eps=0.1, affine=True),
+        (SIGNAL,),
+    ),
+    "InstanceNorm2d without weights": Row(
+        lambda k: nn.InstanceNorm(4, channelwise_affine=False),
+        lambda: torch.nn.InstanceNorm2d(4),
+        (IMAGE,),
+    ),
+    "InstanceNorm2d, as many rows as channels": Row(
+        lambda k: nn.InstanceNorm(4),
+        lambda: torch.nn.InstanceNorm2d(4, affine=True),
+        ((4, 4, 4),),
+    ),
+    "InstanceNorm3d": Row(
+        lambda k: nn.InstanceNorm(2), lambda: torch.nn.InstanceNorm3d(2, affine=True), (VOLUME,)
+    ),
     "PReLU": Row(
         lambda k: nn.PReLU(), lambda: torch.nn.PReLU(), (IMAGE,), {"negative_slope": "weight"}
     ),
