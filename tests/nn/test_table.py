@@ -179,6 +179,9 @@ ROWS = {
         lambda k: nn.BatchNorm(4, inference=True, num_spatial_dims=2), IMAGE, same_shape=True
     ),
     "Dropout": Row(lambda k: nn.Dropout(0.3), (50,), same_shape=True),
+    "Dropout of channels": Row(lambda k: nn.Dropout(0.3, together=2), IMAGE, same_shape=True),
+    "DropPath": Row(lambda k: nn.DropPath(0.3), (3, 2), same_shape=True),
+    "DropPath of examples": Row(lambda k: nn.DropPath(0.3, together=2), (3, 2), same_shape=True),
     "Dropout in inference": Row(lambda k: nn.Dropout(0.3, inference=True), (5,), same_shape=True),
     "Embedding": Row(lambda k: nn.Embedding(5, 3, key=k), (), integers=5),
     "GRUCell": Row(

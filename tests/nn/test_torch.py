@@ -279,3 +279,18 @@ def test_dropout_drops_as_many_and_scales_the_rest_as_pytorch_does():
     # Five standard deviations of the number of zeros.
     for dropped in (ours == 0, theirs == 0):
         assert abs(dropped.mean() - p) < 5 * (p * (1 - p) / n) ** 0.5
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_channels_are_dropped_as_pytorchs_dropout1d_to_3d_drop_them(dims):
+    torch.manual_seed(0)
+    channels, p = 2_000, 0.3
+    ones = torch.ones((1, channels, *[2] * dims))
+    theirs = getattr(torch.nn, f"Dropout{dims}d")(p)(ones).numpy()
+    layer = nn.Dropout(p, together=dims)
+    ours = np.asarray(layer(jnp.ones(ones.shape), key=jax.random.key(0)))
+    for found in (ours, theirs):
+        rows = found.reshape(channels, -1)
+        assert (rows == rows[:, :1]).all()
+        assert abs((rows[:, 0] == 0).mean() - p) < 5 * (p * (1 - p) / channels) ** 0.5
+    np.testing.assert_allclose(np.unique(ours), np.unique(theirs), rtol=1e-6)

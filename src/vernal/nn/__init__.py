@@ -26,6 +26,7 @@ from ._conv_transpose import ConvTranspose1d as ConvTranspose1d
 from ._conv_transpose import ConvTranspose2d as ConvTranspose2d
 from ._conv_transpose import ConvTranspose3d as ConvTranspose3d
 from ._dropout import Dropout as Dropout
+from ._dropout import DropPath as DropPath
 from ._embedding import Embedding as Embedding
 from ._inference import inference_mode as inference_mode
 from ._initialise import initialise as initialise
