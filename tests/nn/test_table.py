@@ -58,7 +58,7 @@ class Through(vernal.Module):
         return self.call(self.layer, x, key)
 
 
-def _one_step_of_gru(cell, x, key):
+def _one_step_of_one_state(cell, x, key):
     return cell(x, x[..., ::-1], key=key)
 
 
@@ -184,8 +184,13 @@ ROWS = {
     "DropPath of examples": Row(lambda k: nn.DropPath(0.3, together=2), (3, 2), same_shape=True),
     "Dropout in inference": Row(lambda k: nn.Dropout(0.3, inference=True), (5,), same_shape=True),
     "Embedding": Row(lambda k: nn.Embedding(5, 3, key=k), (), integers=5),
+    "RNNCell": Row(
+        lambda k: Through(nn.RNNCell(3, 3, key=k), _one_step_of_one_state),
+        (3,),
+        same_shape=True,
+    ),
     "GRUCell": Row(
-        lambda k: Through(nn.GRUCell(3, 3, key=k), _one_step_of_gru),
+        lambda k: Through(nn.GRUCell(3, 3, key=k), _one_step_of_one_state),
         (3,),
         same_shape=True,
     ),
@@ -193,6 +198,9 @@ ROWS = {
         lambda k: Through(nn.LSTMCell(3, 3, key=k), _one_step_of_lstm),
         (3,),
         same_shape=True,
+    ),
+    "RNN": Row(
+        lambda k: Through(nn.RNN(2, 3, 2, bidirectional=True, key=k), _outputs_and_state), (4, 2)
     ),
     "GRU": Row(
         lambda k: Through(nn.GRU(2, 3, bidirectional=True, key=k), _outputs_and_state), (4, 2)

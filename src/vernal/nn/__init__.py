@@ -17,6 +17,7 @@ from ._cast import Policy as Policy
 from ._cast import cast as cast
 from ._cells import GRUCell as GRUCell
 from ._cells import LSTMCell as LSTMCell
+from ._cells import RNNCell as RNNCell
 from ._conv import Conv as Conv
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d
@@ -50,6 +51,7 @@ from ._pool import Pool as Pool
 from ._random import key_field as key_field
 from ._recurrent import GRU as GRU
 from ._recurrent import LSTM as LSTM
+from ._recurrent import RNN as RNN
 from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential
