@@ -156,6 +156,8 @@ ROWS = {
     "AdaptiveMaxPool1d": Row(lambda k: nn.AdaptiveMaxPool1d(3), (2, 7)),
     "AdaptiveMaxPool2d": Row(lambda k: nn.AdaptiveMaxPool2d((2, 3)), IMAGE),
     "AdaptiveMaxPool3d": Row(lambda k: nn.AdaptiveMaxPool3d(2), VOLUME),
+    "Upsample": Row(lambda k: nn.Upsample(scale=(2, 1.5)), IMAGE),
+    "Upsample to a size": Row(lambda k: nn.Upsample((4, 2, 7), method="cubic"), VOLUME),
     "LayerNorm": Row(lambda k: nn.LayerNorm((4, 6, 5)), IMAGE, same_shape=True),
     "LayerNorm without bias": Row(lambda k: nn.LayerNorm(3, use_bias=False), (3,), same_shape=True),
     "RMSNorm": Row(lambda k: nn.RMSNorm(7), (7,), same_shape=True),

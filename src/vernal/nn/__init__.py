@@ -32,6 +32,8 @@ from ._embedding import Embedding as Embedding
 from ._inference import inference_mode as inference_mode
 from ._initialise import initialise as initialise
 from ._instance_norm import InstanceNorm as InstanceNorm
+from ._interpolate import Upsample as Upsample
+from ._interpolate import interpolate as interpolate
 from ._keys import keys as keys
 from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity
