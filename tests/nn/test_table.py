@@ -158,6 +158,8 @@ ROWS = {
     "AdaptiveMaxPool3d": Row(lambda k: nn.AdaptiveMaxPool3d(2), VOLUME),
     "Upsample": Row(lambda k: nn.Upsample(scale=(2, 1.5)), IMAGE),
     "Upsample to a size": Row(lambda k: nn.Upsample((4, 2, 7), method="cubic"), VOLUME),
+    "PixelShuffle": Row(lambda k: nn.PixelShuffle(2), IMAGE),
+    "PixelUnshuffle": Row(lambda k: nn.PixelUnshuffle(2), (2, 4, 6)),
     "LayerNorm": Row(lambda k: nn.LayerNorm((4, 6, 5)), IMAGE, same_shape=True),
     "LayerNorm without bias": Row(lambda k: nn.LayerNorm(3, use_bias=False), (3,), same_shape=True),
     "RMSNorm": Row(lambda k: nn.RMSNorm(7), (7,), same_shape=True),

@@ -212,6 +212,12 @@ ROWS |= {
     "InstanceNorm3d": Row(
         lambda k: nn.InstanceNorm(2), lambda: torch.nn.InstanceNorm3d(2, affine=True), (VOLUME,)
     ),
+    "PixelShuffle": Row(
+        lambda k: nn.PixelShuffle(2), lambda: torch.nn.PixelShuffle(2), ((8, 2, 3),)
+    ),
+    "PixelUnshuffle": Row(
+        lambda k: nn.PixelUnshuffle(3), lambda: torch.nn.PixelUnshuffle(3), ((2, 6, 9),)
+    ),
     "PReLU": Row(
         lambda k: nn.PReLU(), lambda: torch.nn.PReLU(), (IMAGE,), {"negative_slope": "weight"}
     ),
