@@ -1,4 +1,4 @@
-"""`Dropout`: against Equinox, its statistics, its settings and its errors."""
+"""`Dropout` and `DropPath`: against Equinox, their statistics, their settings and their errors."""
 
 import equinox as eqx
 import jax
@@ -63,6 +63,68 @@ def test_dropping_everything_has_zero_gradients_rather_than_nan(p, getkey):
     assert (grad == 0).all()
 
 
+# What drops in groups: the layer by `p`, a shape, and how many of its axes are one group.
+GROUPED = {
+    "channels": (lambda p: nn.Dropout(p, together=2), (6, 4, 4), 2),
+    "channels of a batch of squares": (lambda p: nn.Dropout(p, together=2), (4, 4, 4, 4), 2),
+    "everything": (lambda p: nn.Dropout(p, together=None), (3, 4), 2),
+    "DropPath": (nn.DropPath, (3, 4), 2),
+    "DropPath of a batch": (lambda p: nn.DropPath(p, together=1), (4, 4), 1),
+    "DropPath of a scalar": (nn.DropPath, (), 0),
+}
+grouped = pytest.mark.parametrize(("make", "shape", "axes"), GROUPED.values(), ids=GROUPED)
+
+
+@grouped
+def test_a_group_is_dropped_or_kept_as_one(make, shape, axes, getkey):
+    x = 1 + jnp.arange(np.prod(shape, dtype=int)).reshape(shape).astype(jnp.float32)
+    drop = jax.jit(jax.vmap(lambda key: make(0.25)(x, key=key)))
+    scales = (np.asarray(drop(jax.random.split(getkey(), 1000))) / np.asarray(x)).round(4)
+    rows = scales.reshape(1000, -1, int(np.prod(shape[len(shape) - axes :], dtype=int)))
+    assert (rows == rows[..., :1]).all()
+    np.testing.assert_allclose(np.unique(rows), [0, 4 / 3], atol=1e-4)
+    np.testing.assert_allclose((rows == 0).mean(), 0.25, atol=0.08)
+    if rows.shape[1] > 1:
+        assert (rows[:, 0, 0] != rows[:, 1, 0]).any()
+
+
+@grouped
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
+def test_the_ends_of_the_range_are_exact_and_their_gradients_finite(
+    make, shape, axes, dtype, getkey
+):
+    x, key = jnp.ones(shape, dtype), getkey()
+    assert make(0)(x) is x and make(0.5)(x, inference=True) is x
+    assert not make(1)(x, key=key).any()
+    drop = jax.jit(lambda p, x: make(p)(x, key=key))
+    zero, one = drop(jnp.array(0.0), x), drop(jnp.array(1.0), x)
+    assert (np.asarray(zero) == np.asarray(x)).all() and not one.any()
+    inexact = jnp.issubdtype(dtype, jnp.inexact)
+    assert one.dtype == (dtype if inexact else jnp.float32)
+    if inexact:
+        for p, slope in ((0.0, 1.0), (1.0, 0.0)):
+            grad = jax.grad(lambda x, p=p: drop(jnp.array(p), x).sum())(x)
+            assert (grad == slope).all()
+
+
+def test_a_probability_in_an_array_is_a_buffer():
+    model = nn.Sequential([nn.Linear(2, 2, key=jax.random.key(0)), nn.DropPath(jnp.array(0.5))])
+
+    def loss(model):
+        return model(jnp.ones(2), key=jax.random.key(1)).sum()
+
+    gradient = vernal.filter_grad(loss)(model)
+    assert gradient.layers[0].weight is not None and gradient.layers[1].p is None
+    assert len(jax.tree.leaves(vernal.partition(model, vernal.trainable(model))[0])) == 2
+
+
+def test_one_call_of_drop_path_is_one_draw(getkey):
+    y = jax.vmap(lambda key: nn.DropPath(0.5)(jnp.ones((8, 3)), key=key))(
+        jax.random.split(getkey(), 20)
+    )
+    assert set(y.mean(axis=(1, 2)).tolist()) == {0.0, 2.0}
+
+
 def test_each_element_of_a_batch_is_dropped_with_its_own_key(getkey):
     keys = jax.random.split(getkey(), 4)
     layer, x = nn.Dropout(0.5), jnp.ones((4, 30))
@@ -87,6 +149,22 @@ def test_an_explicit_mesh_is_kept(getkey):
 def test_a_missing_key_says_what_to_do():
     with pytest.raises(RuntimeError, match=r"(?s)needs a random key.*inference_mode\(model\)"):
         nn.Dropout()(jnp.ones(3))
+
+
+def test_drop_path_is_named_in_its_errors():
+    with pytest.raises(RuntimeError, match="DropPath needs a random key"):
+        nn.DropPath(0.5)(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"DropPath\(p=...\)"):
+        nn.DropPath(2.0)
+
+
+def test_more_axes_together_than_there_are_is_refused():
+    with pytest.raises(
+        ValueError, match=r"(?s)`Dropout` drops more axes together.*at least 2.*\(3,\)"
+    ):
+        nn.Dropout(0.5, together=2)(jnp.ones(3), key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"(?s)`DropPath`.*`together`.*at least 0"):
+        nn.DropPath(0.5, together=-1)
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])

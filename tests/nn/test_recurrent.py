@@ -11,9 +11,9 @@ import pytest
 from vernal import nn, tree_at
 
 CELLS = {"GRU": (nn.GRUCell, eqx.nn.GRUCell), "LSTM": (nn.LSTMCell, eqx.nn.LSTMCell)}
-LAYERS = {"GRU": nn.GRU, "LSTM": nn.LSTM}
+LAYERS = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
 
-both = pytest.mark.parametrize("kind", LAYERS)
+every = pytest.mark.parametrize("kind", LAYERS)
 
 
 def close(a, b):
@@ -22,10 +22,10 @@ def close(a, b):
 
 
 def state_like(kind, hidden):
-    return hidden if kind == "GRU" else (hidden, jnp.flip(hidden, -1))
+    return (hidden, jnp.flip(hidden, -1)) if kind == "LSTM" else hidden
 
 
-@both
+@pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_a_step_and_its_gradient_are_equinoxs(kind, use_bias, getkey):
     ours, theirs = (make(3, 4, use_bias=use_bias, key=getkey()) for make in CELLS[kind])
@@ -67,7 +67,7 @@ def by_hand(layer, xs, state, length):
     return xs, jax.tree.map(lambda *parts: jnp.stack(parts), *finals)
 
 
-@both
+@every
 @pytest.mark.parametrize(("bidirectional", "length"), [(True, None), (True, 3), (False, 0)])
 def test_a_layer_is_its_cells_step_by_step(kind, bidirectional, length, getkey):
     layer = LAYERS[kind](3, 2, num_layers=2, bidirectional=bidirectional, key=getkey())
@@ -84,7 +84,7 @@ def test_a_layer_is_its_cells_step_by_step(kind, bidirectional, length, getkey):
     close(found, expected)
 
 
-@both
+@every
 def test_a_batch_has_states_and_lengths_of_its_own(kind, getkey):
     layer = LAYERS[kind](3, 2, bidirectional=True, key=getkey())
     xs, lengths = jax.random.normal(getkey(), (3, 5, 3)), jnp.array([5, 2, 0])
@@ -108,7 +108,7 @@ def test_a_batch_has_states_and_lengths_of_its_own(kind, getkey):
     assert not batched[0][1, 2:].any()
 
 
-@both
+@every
 def test_accelerators_project_the_input_before_the_loop_to_the_same_result(
     kind, getkey, monkeypatch
 ):
@@ -129,6 +129,24 @@ def test_accelerators_project_the_input_before_the_loop_to_the_same_result(
     close(results["cpu"], results["gpu"])
 
 
+def test_an_rnn_cell_is_its_definition_with_any_activation(getkey):
+    cell = nn.RNNCell(3, 4, activation=jax.nn.softplus, key=getkey())
+    x, h = jax.random.normal(getkey(), (3,)), jax.random.normal(getkey(), (4,))
+    close(cell(x, h), jax.nn.softplus(cell.weight_ih @ x + cell.weight_hh @ h + cell.bias))
+    without = nn.RNNCell(3, 4, use_bias=False, key=getkey())
+    assert without.bias is None
+    close(without(x, h), jnp.tanh(without.weight_ih @ x + without.weight_hh @ h))
+
+
+def test_the_activation_of_an_rnn_may_have_weights(getkey):
+    layer = nn.RNN(3, 2, num_layers=2, activation=nn.PReLU(), key=getkey())
+    xs = jax.random.normal(getkey(), (5, 3))
+    gradient = jax.jit(jax.grad(lambda layer: layer(xs)[0].sum()))(layer)
+    assert all(cell.activation.negative_slope != 0 for (cell,) in gradient.cells)
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), layer)
+    assert half(xs.astype(jnp.bfloat16))[0].dtype == jnp.bfloat16
+
+
 def test_dropout_is_between_the_layers_only(getkey):
     layer = nn.GRU(3, 2, num_layers=2, dropout_p=1.0, key=getkey())
     without_input = tree_at(
@@ -142,7 +160,7 @@ def test_dropout_is_between_the_layers_only(getkey):
     close(one(xs), nn.inference_mode(one)(xs))
 
 
-@both
+@every
 def test_dropout_is_independent_for_each_sequence_of_a_batch(kind, getkey):
     layer = LAYERS[kind](3, 20, num_layers=2, dropout_p=0.5, key=getkey())
     xs = jnp.broadcast_to(jax.random.normal(getkey(), (4, 3)), (2, 4, 3))
@@ -150,7 +168,7 @@ def test_dropout_is_independent_for_each_sequence_of_a_batch(kind, getkey):
     assert not jnp.allclose(ys[0], ys[1])
 
 
-@both
+@every
 def test_wrong_shapes_are_refused(kind, getkey):
     layer = LAYERS[kind](3, 2, key=getkey())
     with pytest.raises(
@@ -168,6 +186,8 @@ def test_wrong_shapes_are_refused(kind, getkey):
         cell(jnp.ones(2), state_like(kind, jnp.ones(2)))
     with pytest.raises(ValueError, match="argument `hidden"):
         cell(jnp.ones(3), state_like(kind, jnp.ones(3)))
+    with pytest.raises(ValueError, match=f"weights of `{kind}Cell` must be floating-point"):
+        type(cell)(3, 2, dtype=jnp.int32, key=getkey())
 
 
 def test_a_state_of_another_structure_is_refused(getkey):

@@ -15,6 +15,8 @@ from vernal.saving import (
     gru_rules,
     lstm_cell_rules,
     lstm_rules,
+    rnn_cell_rules,
+    rnn_rules,
 )
 
 # --- attention
@@ -72,31 +74,43 @@ def _last_third(bias):
     return np.split(bias, 3)[2]
 
 
-def cell(kind, use_bias=True):
-    gru = kind == "GRU"
+RULES = {"RNN": rnn_rules, "GRU": gru_rules, "LSTM": lstm_rules}
+CELL_RULES = {"RNN": rnn_cell_rules, "GRU": gru_cell_rules, "LSTM": lstm_cell_rules}
+
+
+def cell(kind, use_bias=True, nonlinearity=None):
+    gru, one = kind == "GRU", kind != "LSTM"
     gradients = {"bias": "bias_ih"} | (
         {"bias_n": Conversion("bias_hh", _last_third)} if gru else {}
     )
     return Row(
-        lambda k: getattr(nn, f"{kind}Cell")(4, 3, use_bias, key=k),
-        lambda: getattr(torch.nn, f"{kind}Cell")(4, 3, use_bias),
-        ((4,), (3,)) if gru else ((4,), (3,), (3,)),
-        (gru_cell_rules if gru else lstm_cell_rules)(use_bias=use_bias),
+        lambda k: getattr(nn, f"{kind}Cell")(4, 3, use_bias, **_activation(nonlinearity), key=k),
+        lambda: getattr(torch.nn, f"{kind}Cell")(4, 3, use_bias, **_nonlinearity(nonlinearity)),
+        ((4,), (3,)) if one else ((4,), (3,), (3,)),
+        CELL_RULES[kind](use_bias=use_bias),
         gradients if use_bias else None,
-        call_ours=lambda layer, x, *h: jax.vmap(layer)(x, h[0] if gru else h),
-        call_theirs=lambda module, x, *h: module(x, h[0] if gru else h),
+        call_ours=lambda layer, x, *h: jax.vmap(layer)(x, h[0] if one else h),
+        call_theirs=lambda module, x, *h: module(x, h[0] if one else h),
     )
+
+
+def _activation(name):
+    return {} if name is None else {"activation": getattr(jax.nn, name)}
+
+
+def _nonlinearity(name):
+    return {} if name is None else {"nonlinearity": name}
 
 
 TIME = 5
 LENGTHS = [3, TIME]
 
 
-def sequence(kind, layers=1, bidirectional=False, use_bias=True, lengths=None):
-    gru = kind == "GRU"
+def sequence(kind, layers=1, bidirectional=False, use_bias=True, lengths=None, nonlinearity=None):
+    gru, one = kind == "GRU", kind != "LSTM"
     settings = {"bidirectional": bidirectional, "use_bias": use_bias}
-    states = ((layers * (1 + bidirectional), 3),) * (1 if gru else 2)
-    gradients = dict((gru_rules if gru else lstm_rules)(**settings | {"use_bias": False}))
+    states = ((layers * (1 + bidirectional), 3),) * (1 if one else 2)
+    gradients = dict(RULES[kind](**settings | {"use_bias": False}))
     for i, suffix in enumerate(["", "_reverse"][: 1 + bidirectional]):
         if use_bias:
             gradients[f"cells.*.{i}.bias"] = f"bias_ih_l*{suffix}"
@@ -104,8 +118,8 @@ def sequence(kind, layers=1, bidirectional=False, use_bias=True, lengths=None):
             gradients[f"cells.*.{i}.bias_n"] = Conversion(f"bias_hh_l*{suffix}", _last_third)
 
     def ours(layer, xs, *state):
-        one = lambda x, n, *h: layer(x, h[0] if gru else h, length=n)  # noqa: E731 (a line long)
-        return jax.vmap(one)(xs, jnp.array(lengths or [TIME] * BATCH), *state)
+        run = lambda x, n, *h: layer(x, h[0] if one else h, length=n)  # noqa: E731 (a line long)
+        return jax.vmap(run)(xs, jnp.array(lengths or [TIME] * BATCH), *state)
 
     def theirs(module, xs, *state):
         state = [s.transpose(0, 1).contiguous() for s in state]
@@ -113,25 +127,31 @@ def sequence(kind, layers=1, bidirectional=False, use_bias=True, lengths=None):
             xs = torch.nn.utils.rnn.pack_padded_sequence(
                 xs, torch.tensor(lengths), batch_first=True, enforce_sorted=False
             )
-        ys, final = module(xs, state[0] if gru else tuple(state))
+        ys, final = module(xs, state[0] if one else tuple(state))
         if lengths is not None:
             ys, _ = torch.nn.utils.rnn.pad_packed_sequence(ys, batch_first=True)
-        return ys, [s.transpose(0, 1) for s in ([final] if gru else final)]
+        return ys, [s.transpose(0, 1) for s in ([final] if one else final)]
 
     return Row(
-        lambda k: getattr(nn, kind)(4, 3, layers, **settings, key=k),
+        lambda k: getattr(nn, kind)(4, 3, layers, **settings, **_activation(nonlinearity), key=k),
         lambda: getattr(torch.nn, kind)(
-            4, 3, layers, batch_first=True, bidirectional=bidirectional, bias=use_bias
+            4,
+            3,
+            layers,
+            batch_first=True,
+            bidirectional=bidirectional,
+            bias=use_bias,
+            **_nonlinearity(nonlinearity),
         ),
         ((TIME, 4), *states),
-        (gru_rules if gru else lstm_rules)(**settings),
+        RULES[kind](**settings),
         gradients,
         call_ours=ours,
         call_theirs=theirs,
     )
 
 
-for kind in ("GRU", "LSTM"):
+for kind in RULES:
     ROWS |= {
         f"{kind}Cell": cell(kind),
         f"{kind}Cell without bias": cell(kind, use_bias=False),
@@ -141,6 +161,13 @@ for kind in ("GRU", "LSTM"):
             kind, layers=2, bidirectional=True, lengths=LENGTHS
         ),
     }
+
+ROWS |= {
+    "RNNCell of relu": cell("RNN", nonlinearity="relu"),
+    "RNN of relu, both directions, lengths": sequence(
+        "RNN", layers=2, bidirectional=True, lengths=LENGTHS, nonlinearity="relu"
+    ),
+}
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)

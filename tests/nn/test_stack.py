@@ -89,6 +89,60 @@ def test_the_layers_are_those_that_the_split_key_makes(getkey):
     assert nn.Stack.of(made, checkpoint=True, unroll=2)[:2].checkpoint is True
 
 
+class Branch(vernal.Module):
+    """A residual branch that is dropped at a rate of its own, and scaled by its number."""
+
+    linear: nn.Linear
+    drop_path: nn.DropPath
+    scale: jax.Array = vernal.field(trainable=False)
+
+    def __init__(self, key, rate, index):
+        self.linear = nn.Linear(4, 4, key=key)
+        self.drop_path = nn.DropPath(rate)
+        self.scale = 1 / (1 + index.astype(jnp.float32))
+
+    def __call__(self, x, *, key=None):
+        return x + self.drop_path(self.scale * jnp.tanh(self.linear(x)), key=key)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_what_differs_between_the_layers_is_made_of_each(checkpoint, getkey):
+    rates, key, call_key, x = jnp.array([0.0, 0.5, 1.0]), getkey(), getkey(), jnp.ones(4)
+    each = {"rate": rates, "index": jnp.arange(3)}
+    stack = nn.Stack(Branch, 3, key=key, each=each, checkpoint=checkpoint)
+    keys = jax.random.split(key, 3)
+    made = [Branch(k, rate, i) for k, rate, i in zip(keys, rates, jnp.arange(3), strict=True)]
+    close(list(stack), made)
+    assert stack[2].drop_path.p == 1 and stack[1].scale == 0.5
+
+    @jax.jit
+    def both(stack, made, key):
+        def loss(layers, call):
+            return (call(layers, x, key=key) ** 2).sum()
+
+        ours = jax.value_and_grad(loss)(stack, lambda stack, x, key: stack(x, key=key))
+        return ours, jax.value_and_grad(loss)(made, unrolled)
+
+    (value, gradient), (expected, listed) = both(stack, made, call_key)
+    close((value, [layer.linear for layer in gradient]), (expected, [g.linear for g in listed]))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient.layers.linear))
+    # The last branch is always dropped, the first one never.
+    assert not gradient[2].linear.weight.any() and gradient[0].linear.weight.any()
+
+
+def test_rates_of_layers_are_no_parameters(getkey):
+    stack = nn.Stack(
+        Branch, 3, key=getkey(), each={"rate": jnp.full(3, 0.5), "index": jnp.arange(3)}
+    )
+    parameters, _ = vernal.partition(stack, vernal.trainable(stack))
+    assert len(jax.tree.leaves(parameters)) == 2
+    x = jnp.ones(4)
+    alone = unrolled([nn.inference_mode(layer) for layer in stack], x)
+    close(nn.inference_mode(stack)(x), alone)
+    draws = jax.vmap(lambda key: nn.keys(stack, key)(x))(jax.random.split(getkey(), 20))
+    assert len({tuple(row) for row in draws.tolist()}) > 2
+
+
 def sizes(n, **settings):
     stack = blocks(n, **settings)
     step = jax.jit(jax.grad(lambda stack, x: (stack(x, key=jax.random.key(1)) ** 2).sum()))
@@ -288,6 +342,8 @@ def test_calls_that_no_loop_can_make_are_refused(getkey):
     stack, x = blocks(2), jnp.ones(4)
     with pytest.raises(ValueError, match=r"(?s)for every layer.*each\['gain'\].*num_layers=2"):
         stack(x, each={"gain": jnp.ones(3)})
+    with pytest.raises(ValueError, match=r"(?s)each\['rate'\].*num_layers=2.*lambda key: Layer"):
+        nn.Stack(Branch, 2, key=jax.random.key(0), each={"rate": jnp.ones(3)})
     with pytest.raises(ValueError, match="(?s)collect=True.*returns a pair.*what is to be kept"):
         stack(x, collect=True)
     narrow = nn.Stack(lambda key: nn.Linear(4, 3, key=key), 2, key=getkey())

@@ -58,7 +58,7 @@ class Through(vernal.Module):
         return self.call(self.layer, x, key)
 
 
-def _one_step_of_gru(cell, x, key):
+def _one_step_of_one_state(cell, x, key):
     return cell(x, x[..., ::-1], key=key)
 
 
@@ -152,10 +152,17 @@ ROWS = {
     "AdaptivePool": Row(lambda k: nn.AdaptivePool(2, 1, jnp.mean), (2, 7)),
     "AdaptiveAvgPool1d": Row(lambda k: nn.AdaptiveAvgPool1d(3), (2, 7)),
     "AdaptiveAvgPool2d": Row(lambda k: nn.AdaptiveAvgPool2d((2, 3)), IMAGE),
+    "AdaptiveAvgPool2d of disjoint parts": Row(
+        lambda k: nn.AdaptiveAvgPool2d((4, 3), disjoint=True), IMAGE
+    ),
     "AdaptiveAvgPool3d": Row(lambda k: nn.AdaptiveAvgPool3d(2), VOLUME),
     "AdaptiveMaxPool1d": Row(lambda k: nn.AdaptiveMaxPool1d(3), (2, 7)),
     "AdaptiveMaxPool2d": Row(lambda k: nn.AdaptiveMaxPool2d((2, 3)), IMAGE),
     "AdaptiveMaxPool3d": Row(lambda k: nn.AdaptiveMaxPool3d(2), VOLUME),
+    "Upsample": Row(lambda k: nn.Upsample(scale=(2, 1.5)), IMAGE),
+    "Upsample to a size": Row(lambda k: nn.Upsample((4, 2, 7), method="cubic"), VOLUME),
+    "PixelShuffle": Row(lambda k: nn.PixelShuffle(2), IMAGE),
+    "PixelUnshuffle": Row(lambda k: nn.PixelUnshuffle(2), (2, 4, 6)),
     "LayerNorm": Row(lambda k: nn.LayerNorm((4, 6, 5)), IMAGE, same_shape=True),
     "LayerNorm without bias": Row(lambda k: nn.LayerNorm(3, use_bias=False), (3,), same_shape=True),
     "RMSNorm": Row(lambda k: nn.RMSNorm(7), (7,), same_shape=True),
@@ -168,6 +175,10 @@ ROWS = {
         (4,),
         same_shape=True,
     ),
+    "InstanceNorm": Row(lambda k: nn.InstanceNorm(4, num_spatial_dims=2), IMAGE, same_shape=True),
+    "InstanceNorm of any shape": Row(
+        lambda k: nn.InstanceNorm(4), IMAGE, same_shape=True, batches=False
+    ),
     "BatchNorm": Row(
         lambda k: Through(nn.BatchNorm(3), _in_training), (5, 3), same_shape=True, batches=False
     ),
@@ -175,10 +186,18 @@ ROWS = {
         lambda k: nn.BatchNorm(4, inference=True, num_spatial_dims=2), IMAGE, same_shape=True
     ),
     "Dropout": Row(lambda k: nn.Dropout(0.3), (50,), same_shape=True),
+    "Dropout of channels": Row(lambda k: nn.Dropout(0.3, together=2), IMAGE, same_shape=True),
+    "DropPath": Row(lambda k: nn.DropPath(0.3), (3, 2), same_shape=True),
+    "DropPath of examples": Row(lambda k: nn.DropPath(0.3, together=2), (3, 2), same_shape=True),
     "Dropout in inference": Row(lambda k: nn.Dropout(0.3, inference=True), (5,), same_shape=True),
     "Embedding": Row(lambda k: nn.Embedding(5, 3, key=k), (), integers=5),
+    "RNNCell": Row(
+        lambda k: Through(nn.RNNCell(3, 3, key=k), _one_step_of_one_state),
+        (3,),
+        same_shape=True,
+    ),
     "GRUCell": Row(
-        lambda k: Through(nn.GRUCell(3, 3, key=k), _one_step_of_gru),
+        lambda k: Through(nn.GRUCell(3, 3, key=k), _one_step_of_one_state),
         (3,),
         same_shape=True,
     ),
@@ -186,6 +205,9 @@ ROWS = {
         lambda k: Through(nn.LSTMCell(3, 3, key=k), _one_step_of_lstm),
         (3,),
         same_shape=True,
+    ),
+    "RNN": Row(
+        lambda k: Through(nn.RNN(2, 3, 2, bidirectional=True, key=k), _outputs_and_state), (4, 2)
     ),
     "GRU": Row(
         lambda k: Through(nn.GRU(2, 3, bidirectional=True, key=k), _outputs_and_state), (4, 2)

@@ -153,6 +153,22 @@ ROWS |= {
         lambda: torch.nn.AdaptiveAvgPool2d((7, 2)),
         (IMAGE,),
     ),
+    "AdaptiveAvgPool1d, parts that overlap": Row(
+        lambda k: nn.AdaptiveAvgPool1d(5), lambda: torch.nn.AdaptiveAvgPool1d(5), (SIGNAL,)
+    ),
+    "AdaptiveAvgPool2d, parts that overlap, and more than entries": Row(
+        lambda k: nn.AdaptiveAvgPool2d((5, 8)),
+        lambda: torch.nn.AdaptiveAvgPool2d((5, 8)),
+        ((2, 7, 7),),
+    ),
+    "AdaptiveAvgPool3d, parts that overlap": Row(
+        lambda k: nn.AdaptiveAvgPool3d((2, 3, 4)),
+        lambda: torch.nn.AdaptiveAvgPool3d((2, 3, 4)),
+        (VOLUME,),
+    ),
+    "AdaptiveMaxPool1d, parts that overlap": Row(
+        lambda k: nn.AdaptiveMaxPool1d(4), lambda: torch.nn.AdaptiveMaxPool1d(4), (SIGNAL,)
+    ),
     "AdaptiveMaxPool2d": Row(
         lambda k: nn.AdaptiveMaxPool2d((1, 3)),
         lambda: torch.nn.AdaptiveMaxPool2d((1, 3)),
@@ -193,6 +209,30 @@ ROWS |= {
         lambda k: nn.GroupNorm(4, channelwise_affine=False, eps=0.1),
         lambda: torch.nn.GroupNorm(4, 4, affine=False, eps=0.1),
         (SIGNAL,),
+    ),
+    "InstanceNorm1d": Row(
+        lambda k: nn.InstanceNorm(4, eps=0.1, num_spatial_dims=1),
+        lambda: torch.nn.InstanceNorm1d(4, eps=0.1, affine=True),
+        (SIGNAL,),
+    ),
+    "InstanceNorm2d without weights": Row(
+        lambda k: nn.InstanceNorm(4, channelwise_affine=False),
+        lambda: torch.nn.InstanceNorm2d(4),
+        (IMAGE,),
+    ),
+    "InstanceNorm2d, as many rows as channels": Row(
+        lambda k: nn.InstanceNorm(4),
+        lambda: torch.nn.InstanceNorm2d(4, affine=True),
+        ((4, 4, 4),),
+    ),
+    "InstanceNorm3d": Row(
+        lambda k: nn.InstanceNorm(2), lambda: torch.nn.InstanceNorm3d(2, affine=True), (VOLUME,)
+    ),
+    "PixelShuffle": Row(
+        lambda k: nn.PixelShuffle(2), lambda: torch.nn.PixelShuffle(2), ((8, 2, 3),)
+    ),
+    "PixelUnshuffle": Row(
+        lambda k: nn.PixelUnshuffle(3), lambda: torch.nn.PixelUnshuffle(3), ((2, 6, 9),)
     ),
     "PReLU": Row(
         lambda k: nn.PReLU(), lambda: torch.nn.PReLU(), (IMAGE,), {"negative_slope": "weight"}
@@ -261,3 +301,18 @@ def test_dropout_drops_as_many_and_scales_the_rest_as_pytorch_does():
     # Five standard deviations of the number of zeros.
     for dropped in (ours == 0, theirs == 0):
         assert abs(dropped.mean() - p) < 5 * (p * (1 - p) / n) ** 0.5
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_channels_are_dropped_as_pytorchs_dropout1d_to_3d_drop_them(dims):
+    torch.manual_seed(0)
+    channels, p = 2_000, 0.3
+    ones = torch.ones((1, channels, *[2] * dims))
+    theirs = getattr(torch.nn, f"Dropout{dims}d")(p)(ones).numpy()
+    layer = nn.Dropout(p, together=dims)
+    ours = np.asarray(layer(jnp.ones(ones.shape), key=jax.random.key(0)))
+    for found in (ours, theirs):
+        rows = found.reshape(channels, -1)
+        assert (rows == rows[:, :1]).all()
+        assert abs((rows[:, 0] == 0).mean() - p) < 5 * (p * (1 - p) / channels) ** 0.5
+    np.testing.assert_allclose(np.unique(ours), np.unique(theirs), rtol=1e-6)

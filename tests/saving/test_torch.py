@@ -13,6 +13,8 @@ from vernal.saving import (
     from_torch,
     gru_rules,
     lstm_rules,
+    rnn_cell_rules,
+    rnn_rules,
     to_torch,
 )
 
@@ -52,13 +54,16 @@ class Theirs(torch.nn.Module):
         self.up = torch.nn.ConvTranspose2d(4, 6, (3, 2), groups=2)
         self.lstm = torch.nn.LSTM(3, 2, num_layers=2, bidirectional=True)
         self.gru = torch.nn.GRU(3, 2)
+        self.rnn = torch.nn.RNN(3, 2, num_layers=2, bidirectional=True)
+        self.step = torch.nn.RNNCell(3, 2)
         self.norm = torch.nn.BatchNorm1d(2, affine=False)
         self.embedding = torch.nn.Embedding(5, 3)
         self.head = torch.nn.Linear(3, 5, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, image, xs, tokens):
-        return self.up(image), self.lstm(xs)[0], self.gru(xs)[0], self.head(self.embedding(tokens))
+        sequences = self.lstm(xs)[0], self.gru(xs)[0], self.rnn(xs)[0], self.step(xs)
+        return self.up(image), *sequences, self.head(self.embedding(tokens))
 
 
 def test_a_module_that_takes_our_weights_computes_what_it_did_before():
@@ -70,6 +75,8 @@ def test_a_module_that_takes_our_weights_computes_what_it_did_before():
             "up": nn.ConvTranspose2d(4, 6, (3, 2), groups=2, key=key),
             "lstm": nn.LSTM(3, 2, num_layers=2, bidirectional=True, key=key),
             "gru": nn.GRU(3, 2, key=key),
+            "rnn": nn.RNN(3, 2, num_layers=2, bidirectional=True, key=key),
+            "step": nn.RNNCell(3, 2, key=key),
             "embedding": nn.Embedding(5, 3, key=key),
         }
 
@@ -77,6 +84,8 @@ def test_a_module_that_takes_our_weights_computes_what_it_did_before():
         conv_transpose_rules("up", "up", groups=2)
         | lstm_rules("lstm", "lstm", bidirectional=True)
         | gru_rules("gru", "gru")
+        | rnn_rules("rnn", "rnn", bidirectional=True)
+        | rnn_cell_rules("step", "step")
         | {"embedding.weight": Tied("embedding.weight", "head.weight")}
     )
     skeleton = jax.eval_shape(make, jax.random.key(0))

@@ -17,6 +17,7 @@ from ._cast import Policy as Policy
 from ._cast import cast as cast
 from ._cells import GRUCell as GRUCell
 from ._cells import LSTMCell as LSTMCell
+from ._cells import RNNCell as RNNCell
 from ._conv import Conv as Conv
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d
@@ -26,9 +27,13 @@ from ._conv_transpose import ConvTranspose1d as ConvTranspose1d
 from ._conv_transpose import ConvTranspose2d as ConvTranspose2d
 from ._conv_transpose import ConvTranspose3d as ConvTranspose3d
 from ._dropout import Dropout as Dropout
+from ._dropout import DropPath as DropPath
 from ._embedding import Embedding as Embedding
 from ._inference import inference_mode as inference_mode
 from ._initialise import initialise as initialise
+from ._instance_norm import InstanceNorm as InstanceNorm
+from ._interpolate import Upsample as Upsample
+from ._interpolate import interpolate as interpolate
 from ._keys import keys as keys
 from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity
@@ -38,6 +43,8 @@ from ._multihead import MultiheadAttention as MultiheadAttention
 from ._normalisation import GroupNorm as GroupNorm
 from ._normalisation import LayerNorm as LayerNorm
 from ._normalisation import RMSNorm as RMSNorm
+from ._pixel_shuffle import PixelShuffle as PixelShuffle
+from ._pixel_shuffle import PixelUnshuffle as PixelUnshuffle
 from ._pool import AvgPool1d as AvgPool1d
 from ._pool import AvgPool2d as AvgPool2d
 from ._pool import AvgPool3d as AvgPool3d
@@ -48,6 +55,7 @@ from ._pool import Pool as Pool
 from ._random import key_field as key_field
 from ._recurrent import GRU as GRU
 from ._recurrent import LSTM as LSTM
+from ._recurrent import RNN as RNN
 from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential

@@ -1,10 +1,11 @@
-"""`GRUCell` and `LSTMCell`: one step of a recurrent network.
+"""`RNNCell`, `GRUCell` and `LSTMCell`: one step of a recurrent network.
 
-Both are split in the same way, for the layers that run them over a sequence (`_recurrent.py`): `project` is the share
+All are split in the same way, for the layers that run them over a sequence (`_recurrent.py`): `project` is the share
 of the input in all gates, which needs no state and may be computed for all steps at once; `step` is the rest.
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -23,7 +24,7 @@ _State = TypeVar("_State")
 
 
 class RecurrentCell(Module, Generic[_State]):
-    """What `GRUCell` and `LSTMCell` have in common.
+    """What `RNNCell`, `GRUCell` and `LSTMCell` have in common.
 
     Attributes:
         weight_ih: the weights of the input, the gates one below the other.
@@ -77,6 +78,84 @@ class RecurrentCell(Module, Generic[_State]):
         batch = check_shape(name, input, (..., ("input_size", self.input_size)), "input")
         for argument, state in states:
             check_shape(name, state, (*batch, ("hidden_size", self.hidden_size)), argument)
+
+
+class RNNCell(RecurrentCell[Array]):
+    r"""One step of a plain recurrent network, also called Elman's.
+
+        h' = activation(W x + U h + b)
+
+    which is PyTorch's convention (`bias` is the sum of PyTorch's two). Weights and bias are drawn uniformly between
+    `-1/sqrt(hidden_size)` and `1/sqrt(hidden_size)`.
+
+    J. L. Elman, "Finding Structure in Time", Cognitive Science 14 (1990), doi:10.1207/s15516709cog1402_1.
+
+    Args:
+        input_size: the length of the input.
+        hidden_size: the length of the hidden state.
+        use_bias: whether there is a bias.
+        activation: a function of one array, applied to all of the new hidden state.
+        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+        key: a JAX random key for the initial weights.
+
+    Attributes:
+        weight_ih: W, of shape `(hidden_size, input_size)`.
+        weight_hh: U, of shape `(hidden_size, hidden_size)`.
+        bias: b, of shape `(hidden_size,)`, or None.
+
+    Raises:
+        ValueError: for a size below 1, or a `dtype` of integers; when called, for arguments of the wrong shape.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> cell = nn.RNNCell(2, 3, activation=jax.nn.relu, key=jax.random.key(0))
+        >>> cell(jnp.ones(2), jnp.zeros(3)).shape
+        (3,)
+    """
+
+    activation: Callable[[Array], Array]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        activation: Callable[[Array], Array] = jnp.tanh,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+    ):
+        self._draw(1, input_size, hidden_size, use_bias, dtype, key)
+        self.activation = activation
+
+    def zero_state(self, dtype: DTypeLike) -> Array:
+        """Zeros of shape `(hidden_size,)`."""
+        return jnp.zeros(self.hidden_size, dtype)
+
+    def step(self, projected: Array, state: Array) -> Array:
+        """The next hidden state, from `project(input)`."""
+        total = projected + whole(self.weight_hh) @ state
+        if self.bias is not None:
+            total = total + beside(self.bias, total)
+        return self.activation(total)
+
+    @jax.named_scope("vernal.nn.RNNCell")
+    def __call__(
+        self, input: ArrayLike, hidden: ArrayLike, *, key: PRNGKeyArray | None = None
+    ) -> Array:
+        """One step.
+
+        Args:
+            input: x, of shape `(..., input_size)`, where `...` are batch axes, if any.
+            hidden: h, of shape `(..., hidden_size)`, with the same.
+            key: ignored; here so that all layers are called alike.
+
+        Returns:
+            h', of shape `(..., hidden_size)`.
+        """
+        self._check(input, ("hidden", hidden))
+        return batched(self._next, jnp.asarray(input), 1, jnp.asarray(hidden))
 
 
 class GRUCell(RecurrentCell[Array]):

@@ -1,4 +1,8 @@
-"""`Dropout`."""
+"""`Dropout`, of single elements or of whole channels, and `DropPath`, of a whole branch.
+
+All are one mechanism: a random mask that has axes of size 1 where elements live and die together. How many axes those
+are is a setting, because an array does not say what of it is a batch, a channel or a position.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +10,9 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
-from ..modules import Module
+from ..modules import Module, field
 from ..show import value_error
+from ._layer_arguments import check_size
 from ._mesh import drawn_like
 from ._precision import narrow, widen
 from ._random import key_field, needed_key
@@ -20,17 +25,22 @@ class Dropout(Module):
 
     Both settings are structure, not leaves: no transformation traces them, no optimiser sees them. Change them with
     `vernal.tree_at(lambda m: m.dropout.p, model, 0.1)` and `vernal.nn.inference_mode(model)`. A `p` given as a
-    JAX array is a leaf, and can be traced.
+    JAX array is a leaf, and can be traced; it is a buffer, which no optimiser changes.
+
+    With `together=2` whole channels of images are dropped, whose shape is `(..., channels, height, width)`: PyTorch's
+    `Dropout2d`. Its `Dropout1d` and `Dropout3d` are 1 and 3.
 
     Args:
         p: the probability of zero, from 0 to 1.
         inference: True lets everything through, as is wanted when the model is used rather than trained.
+        together: how many axes, the last ones, are dropped or kept as one; None for all axes, whatever their number.
 
     Attributes:
         key: a random key for calls without one, from `vernal.nn.keys`; None at first.
 
     Raises:
-        ValueError: if `p` is a number outside 0 to 1.
+        ValueError: if `p` is a number outside 0 to 1, or `together` is negative; when called, for an input of fewer
+            axes than `together`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -40,22 +50,36 @@ class Dropout(Module):
         [0.0, 2.0]
         >>> dropout(jnp.ones(3), inference=True)
         Array([1., 1., 1.], dtype=float32)
+        >>> channels = vernal.nn.Dropout(0.5, together=1)
+        >>> channels(jnp.ones((3, 2)), key=jax.random.key(0))
+        Array([[0., 0.],
+               [0., 0.],
+               [2., 2.]], dtype=float32)
     """
 
-    p: int | float | Array
+    p: int | float | Array = field(trainable=False)
     inference: bool
+    together: int | None = field(static=True)
     key: PRNGKeyArray | None = key_field()
 
-    def __init__(self, p: int | float | Array = 0.5, inference: bool = False):
+    def __init__(
+        self,
+        p: int | float | Array = 0.5,
+        inference: bool = False,
+        *,
+        together: int | None = 0,
+    ):
+        name = type(self).__name__
         if not isinstance(p, Array) and not 0 <= p <= 1:
             raise value_error(
                 "a probability is between 0 and 1",
-                where="Dropout(p=...)",
+                where=f"{name}(p=...)",
                 expected="0 <= p <= 1, the share of elements that become zero",
                 got=f"p={p}",
             )
         self.p = p
         self.inference = inference
+        self.together = together if together is None else check_size(name, "together", together, 0)
 
     @jax.named_scope("vernal.nn.Dropout")
     def __call__(
@@ -64,8 +88,9 @@ class Dropout(Module):
         """Drops out some elements.
 
         Args:
-            x: an array of any shape, with or without batch axes: every element has its own chance. (Under `jax.vmap`
-                give one key to each example, or all of them lose the same elements.)
+            x: an array of any shape, with or without batch axes: every element has its own chance, or every group of
+                them that `together` makes. (Under `jax.vmap` give one key to each example, or all of them lose the
+                same elements.)
             key: a `jax.random` key; the layer's own by default. Not needed for inference, nor if `p` is 0.
             inference: overrides the layer's own setting, for this call.
 
@@ -77,17 +102,72 @@ class Dropout(Module):
             RuntimeError: if a key is needed, and neither given nor stored.
         """
         x = jnp.asarray(x)
+        together = x.ndim if self.together is None else self.together
+        if together > x.ndim:
+            raise value_error(
+                f"`{type(self).__name__}` drops more axes together than its input has",
+                where="argument `x`",
+                expected=f"at least {together} axes, as together={together}",
+                got=f"shape {x.shape}",
+            )
         inference = self.inference if inference is None else inference
         known = not isinstance(self.p, Array)
         if inference or (known and self.p == 0):
             return x
-        key = needed_key(key, self.key, "Dropout")
+        key = needed_key(key, self.key, type(self).__name__)
         if known and self.p == 1:
             return jnp.zeros_like(x)
         wide = widen(x)
         keep = 1 - (jnp.asarray(self.p, wide.real.dtype) if not known else float(self.p))
-        kept = jax.random.bernoulli(key, keep, x.shape, out_sharding=drawn_like(x))
+        shape = (*x.shape[: x.ndim - together], *[1] * together)
+        kept = jax.random.bernoulli(key, keep, shape, out_sharding=drawn_like(x, together))
         # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the
         # gradient.
         scale = keep if known else jnp.where(keep == 0, 1, keep).astype(wide.dtype)
         return narrow(jnp.where(kept, wide / scale, 0), x)
+
+
+class DropPath(Dropout):
+    r"""Drops all of its input with probability `p`, and divides it by `1 - p` otherwise: stochastic depth.
+
+    Put it at the end of a residual branch, `x + drop_path(branch(x), key=key)`, and the network is trained at a random
+    depth. There is one draw for each call. A batch in one call would be kept or dropped as a whole: use
+    `jax.vmap` with a key for each example, or say by `together` how many axes an example has.
+    Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016, arXiv:1603.09382.
+
+    It is a `Dropout` of everything together: `p`, `inference` and keys are as there.
+
+    Args:
+        p: the probability of zero, from 0 to 1. An array makes it a leaf: so a `Stack` has a `p` for each layer.
+        inference: True lets everything through.
+        together: how many axes an example has, behind those of a batch; None if the input is one example.
+
+    Raises:
+        ValueError: if `p` is a number outside 0 to 1, or `together` is negative; when called, for an input of fewer
+            axes than `together`.
+        RuntimeError: when called, if a key is needed, and neither given nor stored.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> drop_path = vernal.nn.DropPath(0.5)
+        >>> keys = jax.random.split(jax.random.key(0), 3)
+        >>> jax.vmap(lambda x, key: drop_path(x, key=key))(jnp.ones((3, 2)), keys)
+        Array([[0., 0.],
+               [2., 2.],
+               [0., 0.]], dtype=float32)
+        >>> in_a_batch = vernal.nn.DropPath(0.5, together=1)
+        >>> in_a_batch(jnp.ones((3, 2)), key=jax.random.key(0))
+        Array([[0., 0.],
+               [0., 0.],
+               [2., 2.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        p: int | float | Array,
+        inference: bool = False,
+        *,
+        together: int | None = None,
+    ):
+        super().__init__(p, inference, together=together)

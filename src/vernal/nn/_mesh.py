@@ -111,13 +111,14 @@ def in_heads(arrays: Sequence[Array], heads: int) -> list[Array]:
     return [split_over(a, mesh, [*s[:-1], None]) for a, s in zip(arrays, specs, strict=True)]
 
 
-def drawn_like(x: Array) -> NamedSharding | None:
+def drawn_like(x: Array, together: int = 0) -> NamedSharding | None:
     """How random numbers for every element of `x` are drawn: by each device those for its own share. (Only in compiled
-    programs: elsewhere JAX draws them where the key is.)"""
+    programs: elsewhere JAX draws them where the key is.) For the last axes, so many, there is one number together."""
     mesh = explicit_mesh(x)
     if mesh is None or concrete_value(x) is not None:
         return None
-    return NamedSharding(mesh, jax.typeof(x).sharding.spec)
+    spec = jax.typeof(x).sharding.spec
+    return NamedSharding(mesh, PartitionSpec(*spec[: x.ndim - together], *[None] * together))
 
 
 def whole(tree: _T) -> _T:

@@ -1,4 +1,4 @@
-"""`GRU` and `LSTM`: recurrent cells run over a sequence, in several layers and both directions.
+"""`RNN`, `GRU` and `LSTM`: recurrent cells run over a sequence, in several layers and both directions.
 
 The share of the input in the gates (`cell.project`) needs no state. An accelerator, which is idle most of the time
 while a loop does one small thing after another, makes it for all steps at once, before the loop. On a CPU that would
@@ -20,7 +20,7 @@ from ..modules import Module, field
 from ..show import short, value_error
 from ..transforms import varying_axes, varying_over
 from ._batch import batched, in_front
-from ._cells import GRUCell, LSTMCell, RecurrentCell
+from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ._dropout import Dropout
 from ._layer_arguments import check_shape, check_size
 from ._mesh import whole
@@ -29,7 +29,7 @@ _State = TypeVar("_State")
 
 
 class Recurrent(Module, Generic[_State]):
-    """What `GRU` and `LSTM` have in common.
+    """What `RNN`, `GRU` and `LSTM` have in common.
 
     Attributes:
         cells: the cells of each layer: the one that goes forward and, if `bidirectional`, the one that goes backward.
@@ -57,6 +57,20 @@ class Recurrent(Module, Generic[_State]):
         *,
         key: PRNGKeyArray,
     ):
+        make = functools.partial(self.cell_class, use_bias=use_bias, dtype=dtype)
+        self._build(make, input_size, hidden_size, num_layers, bidirectional, dropout_p, key)
+
+    def _build(
+        self,
+        make_cell: Callable[..., RecurrentCell[_State]],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bidirectional: bool,
+        dropout_p: float,
+        key: PRNGKeyArray,
+    ) -> None:
+        """Sets all fields; the cells are `make_cell(input_size, hidden_size, key=key)`."""
         name = type(self).__name__
         self.input_size = check_size(name, "input_size", input_size)
         self.hidden_size = check_size(name, "hidden_size", hidden_size)
@@ -65,11 +79,9 @@ class Recurrent(Module, Generic[_State]):
         self.dropout = Dropout(dropout_p)
         directions = 2 if bidirectional else 1
         sizes = [input_size, *[directions * hidden_size] * (num_layers - 1)]
-        make = self.cell_class
         self.cells = tuple(
             tuple(
-                make(size, hidden_size, use_bias, dtype, key=k)
-                for k in jax.random.split(layer_key, directions)
+                make_cell(size, hidden_size, key=k) for k in jax.random.split(layer_key, directions)
             )
             for size, layer_key in zip(sizes, jax.random.split(key, num_layers), strict=True)
         )
@@ -147,6 +159,77 @@ def _over_time(
     first = jax.tree.map(lambda x: varying_over(x, axes), first)
     final, ys = lax.scan(step, first, given, reverse=reverse)
     return ys, final
+
+
+class RNN(Recurrent[Array]):
+    """A plain recurrent network over a sequence: `RNNCell` at each step.
+
+    Args:
+        input_size: the length of the input of each step.
+        hidden_size: the length of the hidden state.
+        num_layers: how many layers, each over the outputs of the one before.
+        use_bias: whether there are biases.
+        bidirectional: whether each layer also runs from the end to the beginning, with weights of its own.
+        dropout_p: the probability of dropout between the layers.
+        dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+        activation: as for `RNNCell`, the same in all layers.
+        key: a JAX random key for the initial weights.
+
+    Raises:
+        ValueError: for a size below 1; when called, for arguments of the wrong shape.
+        RuntimeError: when called without a key, if dropout needs one.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal.nn as nn
+        >>> layer = nn.RNN(2, 3, num_layers=2, activation=jax.nn.relu, key=jax.random.key(0))
+        >>> ys, state = layer(jnp.ones((7, 2)))
+        >>> ys.shape, state.shape
+        ((7, 3), (2, 3))
+    """
+
+    cell_class = RNNCell
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        use_bias: bool = True,
+        bidirectional: bool = False,
+        dropout_p: float = 0.0,
+        dtype: DTypeLike | None = None,
+        *,
+        activation: Callable[[Array], Array] = jnp.tanh,
+        key: PRNGKeyArray,
+    ):
+        make = functools.partial(RNNCell, use_bias=use_bias, dtype=dtype, activation=activation)
+        self._build(make, input_size, hidden_size, num_layers, bidirectional, dropout_p, key)
+
+    @jax.named_scope("vernal.nn.RNN")
+    def __call__(
+        self,
+        xs: ArrayLike,
+        state: Array | None = None,
+        *,
+        length: ArrayLike | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Array, Array]:
+        """Runs over a sequence.
+
+        Args:
+            xs: of shape `(..., time, input_size)`, where `...` are batch axes, if any.
+            state: of shape `(..., num_layers * directions, hidden_size)`: for each layer, forward and then backward.
+                None is zeros.
+            length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
+                no state, and their outputs are zero.
+            key: for dropout, which is independent for each sequence of a batch.
+
+        Returns:
+            The outputs of the last layer, of shape `(..., time, directions * hidden_size)`, and the final state, of the
+            shape of `state`: after the last valid step or, for the backward direction, after the first.
+        """
+        return self._run(xs, state, length, key)
 
 
 class GRU(Recurrent[Array]):

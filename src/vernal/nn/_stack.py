@@ -36,10 +36,14 @@ class Stack(Module):
     place, `blocks.3.weight`.
 
     Args:
-        make_layer: makes a layer from a random key. All layers have the same structure, because it runs once, under
-            `jax.vmap`.
+        make_layer: makes a layer from a random key, its one positional argument. All layers have the same structure,
+            because it runs once, under `jax.vmap`.
         num_layers: how many.
         key: a JAX random key, split into one for each layer.
+        each: keyword arguments of `make_layer` that every layer has its own of: pytrees whose arrays have a leading
+            axis of length `num_layers`. As `make_layer` runs once for all, it is given traced values, and a setting
+            that is made of them must be one that may be an array, such as the `p` of `Dropout` and `DropPath`.
+            `{"index": jnp.arange(num_layers)}` tells each layer its number.
         checkpoint: whether the backward pass computes the inside of each layer anew, rather than keep it: True keeps
             only what goes from layer to layer; a policy, such as `jax.checkpoint_policies.dots_saveable`, says what
             else to keep.
@@ -50,8 +54,8 @@ class Stack(Module):
         num_layers: as given; so are `checkpoint` and `unroll`.
 
     Raises:
-        ValueError: for a number of layers or an `unroll` below 1; when called, for a layer whose output differs in
-            structure, shape or dtype from its input, or an `each` without an entry for every layer.
+        ValueError: for a number of layers or an `unroll` below 1, or an `each` without an entry for every layer; when
+            called, for such an `each`, or a layer whose output differs in structure, shape or dtype from its input.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -70,6 +74,21 @@ class Stack(Module):
         ((6, 4, 4), 6, (4, 4))
         >>> stack(jnp.ones(4), key=jax.random.key(1)).shape
         (4,)
+
+        With paths that are dropped more often the deeper they are:
+
+        >>> class Branch(vernal.Module):
+        ...     linear: nn.Linear
+        ...     drop_path: nn.DropPath
+        ...     def __init__(self, key, rate):
+        ...         self.linear = nn.Linear(4, 4, key=key)
+        ...         self.drop_path = nn.DropPath(rate)
+        ...     def __call__(self, x, *, key=None):
+        ...         return x + self.drop_path(jax.nn.gelu(self.linear(x)), key=key)
+        >>> rates = jnp.linspace(0.0, 0.5, 6)
+        >>> stack = nn.Stack(Branch, 6, key=jax.random.key(0), each={"rate": rates})
+        >>> stack[5].drop_path.p
+        Array(0.5, dtype=float32)
 
         With a cache for each layer:
 
@@ -94,17 +113,28 @@ class Stack(Module):
 
     def __init__(
         self,
-        make_layer: Callable[[PRNGKeyArray], Any],
+        make_layer: Callable[..., Any],
         num_layers: int,
         *,
         key: PRNGKeyArray,
+        each: Mapping[str, Any] | None = None,
         checkpoint: bool | Callable[..., Any] = False,
         unroll: int = 1,
     ):
         self.num_layers = check_size("Stack", "num_layers", num_layers)
         self.checkpoint = checkpoint
         self.unroll = check_size("Stack", "unroll", unroll)
-        self.layers = filter_vmap(make_layer)(jax.random.split(key, num_layers))
+        each = {} if each is None else dict(each)
+        _check_each(
+            each,
+            self.num_layers,
+            "what is the same for all layers: lambda key: Layer(key, name=value)",
+        )
+        # By name: whether a second positional argument is wanted could only be guessed from the signature, and
+        # `Block(key, size=4)` would take the number of the layer for its size.
+        self.layers = filter_vmap(lambda key, each: make_layer(key, **each))(
+            jax.random.split(key, num_layers), each
+        )
 
     @classmethod
     def of(
@@ -177,7 +207,8 @@ class Stack(Module):
             new leading axis.
         """
         each = {} if each is None else dict(each)
-        self._check_each(each)
+        instead = "what is the same for all layers is an ordinary argument: stack(x, name=value)"
+        _check_each(each, self.num_layers, instead)
         arrays, rest = partition(self.layers, is_array)
         keyed = _takes_key(self.layers) and not (key is None and "key" in each)
         keys = None if key is None else jax.random.split(key, self.num_layers)
@@ -206,17 +237,6 @@ class Stack(Module):
         policy = None if self.checkpoint is True else self.checkpoint
         # A loop keeps the two passes apart. Without one, XLA would find the same work in both, and keep its results.
         return jax.checkpoint(step, policy=policy, prevent_cse=self.unroll >= self.num_layers)
-
-    def _check_each(self, each: dict[str, Any]) -> None:
-        for path, leaf in jtu.tree_leaves_with_path(each):
-            if not is_array(leaf) or np.shape(leaf)[:1] != (self.num_layers,):
-                raise value_error(
-                    "`each` does not have an entry for every layer",
-                    where=path_text(path, "each"),
-                    expected=f"an array with a leading axis of length num_layers={self.num_layers}",
-                    got=short(leaf),
-                    instead="what is the same for all layers is an ordinary argument: stack(x, name=value)",
-                )
 
     def __unrolled__(self) -> Unrolled:
         return [(("layers",), tuple(map(str, range(self.num_layers))))]
@@ -250,6 +270,18 @@ class Stack(Module):
 
     def __len__(self) -> int:
         return self.num_layers
+
+
+def _check_each(each: dict[str, Any], num_layers: int, instead: str) -> None:
+    for path, leaf in jtu.tree_leaves_with_path(each):
+        if not is_array(leaf) or np.shape(leaf)[:1] != (num_layers,):
+            raise value_error(
+                "`each` does not have an entry for every layer",
+                where=path_text(path, "each"),
+                expected=f"an array with a leading axis of length num_layers={num_layers}",
+                got=short(leaf),
+                instead=instead,
+            )
 
 
 def _check_alike(layers: Sequence[Any]) -> None:

@@ -30,7 +30,8 @@ def _new_gate_back(bias: Any, bias_n: Any) -> tuple[Any, Any]:
 
 
 # For each cell: our biases, and how they are made of PyTorch's two and the other way.
-_LSTM_BIAS = (("bias",), _sum, _all_in_the_first)
+# That of an RNN is that of an LSTM.
+_SUMMED_BIAS = (("bias",), _sum, _all_in_the_first)
 _GRU_BIAS = (("bias", "bias_n"), _new_gate_apart, _new_gate_back)
 
 
@@ -79,7 +80,7 @@ def lstm_rules(
         >>> lstm_rules("encoder", "rnn", use_bias=False)
         {'encoder.cells.*.0.weight_ih': 'rnn.weight_ih_l*', 'encoder.cells.*.0.weight_hh': 'rnn.weight_hh_l*'}
     """
-    return _layers(ours, theirs, bidirectional, _LSTM_BIAS if use_bias else None)
+    return _layers(ours, theirs, bidirectional, _SUMMED_BIAS if use_bias else None)
 
 
 def lstm_cell_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) -> Rules:
@@ -98,7 +99,47 @@ def lstm_cell_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) 
         >>> list(lstm_cell_rules("cell", "rnn"))
         ['cell.weight_ih', 'cell.weight_hh', ('cell.bias',)]
     """
-    return _cell(ours, theirs, "", _LSTM_BIAS if use_bias else None)
+    return _cell(ours, theirs, "", _SUMMED_BIAS if use_bias else None)
+
+
+def rnn_rules(
+    ours: str = "", theirs: str = "", *, bidirectional: bool = False, use_bias: bool = True
+) -> Rules:
+    """Rules for `from_torch`: `nn.RNN` from the tensors of `torch.nn.RNN`.
+
+    The biases are treated as by `lstm_rules`.
+
+    Args:
+        ours: and all others: as for `lstm_rules`.
+
+    Returns:
+        Rules, to be joined with others by `|`.
+
+    Example:
+        >>> from vernal.saving import rnn_rules
+        >>> rnn_rules("encoder", "rnn", use_bias=False)
+        {'encoder.cells.*.0.weight_ih': 'rnn.weight_ih_l*', 'encoder.cells.*.0.weight_hh': 'rnn.weight_hh_l*'}
+    """
+    return _layers(ours, theirs, bidirectional, _SUMMED_BIAS if use_bias else None)
+
+
+def rnn_cell_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) -> Rules:
+    """Rules for `from_torch`: `nn.RNNCell` from the tensors of `torch.nn.RNNCell`.
+
+    The biases are treated as by `lstm_rules`.
+
+    Args:
+        ours: and all others: as for `lstm_rules`.
+
+    Returns:
+        Rules, to be joined with others by `|`.
+
+    Example:
+        >>> from vernal.saving import rnn_cell_rules
+        >>> list(rnn_cell_rules("cell", "rnn"))
+        ['cell.weight_ih', 'cell.weight_hh', ('cell.bias',)]
+    """
+    return _cell(ours, theirs, "", _SUMMED_BIAS if use_bias else None)
 
 
 def gru_rules(

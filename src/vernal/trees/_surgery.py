@@ -327,7 +327,7 @@ def set_attributes(pytree: Any, name: str, value: Any) -> Any:
         >>> import vernal
         >>> from vernal.trees import set_attributes
         >>> set_attributes([vernal.nn.Dropout(0.5)], "p", 0.1)
-        [Dropout(p=0.1, inference=False)]
+        [Dropout(p=0.1, inference=False, together=0)]
     """
     parts = node_parts(pytree)
     _refuse_static(pytree, name)

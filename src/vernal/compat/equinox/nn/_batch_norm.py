@@ -6,7 +6,7 @@ from typing import Literal
 
 from jax.typing import DTypeLike
 
-from ... import nn
+from .... import nn
 
 
 class BatchNorm(nn.BatchNorm):
