@@ -322,9 +322,15 @@ def test_what_fits_is_taken_if_that_is_asked_for():
 @pytest.mark.parametrize(
     ("rules", "text"),
     [
-        ({"c": "x"}, r"(?s)a rule is for leaves.*rule 'c'.*got: no match; the leaves are:\s+a\s+b"),
-        ({("a", "c"): "x"}, r"(?s)leaves that the model does not have.*got: no c; the"),
-        ({"*": "x.*", "a": "y"}, r"(?s)a leaf has more than one rule.*where: a\s+got: .*'\*'.*'a'"),
+        (
+            {"c": "x"},
+            r"(?s)paths do not fit the tree.*rule 'c'.*got: 'c': no leaf there\s+the leaves are:\s+a\s+b",
+        ),
+        ({("a", "c"): "x"}, r"(?s)paths do not fit the tree.*got: 'c': no leaf there"),
+        (
+            {"*": "x.*", "a": "y"},
+            r"(?s)paths do not fit the tree.*got: a: more than one path is for it, '\*' and 'a'",
+        ),
         ({"{a,b}": "x"}, r"(?s)what matches in '\{a,b\}' cannot be used again.*a rule for each"),
         ({"*": "x"}, r"(?s)different numbers of wildcards.*'\*', 'x'.*# for the index"),
         ({"a": "h.*.x"}, r"(?s)the two sides of a rule have different numbers of wildcards"),
