@@ -174,7 +174,7 @@ def test_rules_that_would_be_ignored_are_refused_and_say_what_is_near():
     refuses(ValueError, r"'mlp\.\*'.*a part.*write 'mlp\.\*\.\*\*'", {"mlp.*": init.ones})
     refuses(
         ValueError,
-        r"got: Conv: no such array; the classes with arrays are MLP, Linear",
+        r"got: Conv: no such module; the classes with arrays are MLP, Linear",
         {nn.Conv: init.ones},
     )
     wrong = {(nn.Linear, "kernel"): init.ones}

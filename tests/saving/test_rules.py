@@ -55,6 +55,22 @@ ROWS = {
         {"c.v": W, "c.x.y.v": B},
         {"a.**.w": "c.**.v"},
     ),
+    "a whole part": ({"m": {"a": {"w": W}, "b": B}}, {"n.a.w": W, "n.b": B}, {"['m']": "n"}),
+    "whole parts of a stack": (
+        {"s": [{"w": W}, {"w": W + 1}], "t": B},
+        {"h.0.w": W[0], "h.1.w": W[1], "g.0.w": W[0] + 1, "g.1.w": W[1] + 1, "t": B},
+        {"s[0]": "h.#", "model['s'][1]": "g.#"},
+    ),
+    "parts that are one there": (
+        {"q": {"w": W, "b": B}, "k": {"w": W + 6, "b": B + 1}},
+        {"qk.w": np.concatenate([W, W + 6]), "qk.b": np.concatenate([B, B + 1])},
+        {("q", "['k']"): "qk"},
+    ),
+    "printed paths with stars": (
+        {"l": [{"w": W}, {"w": B}]},
+        {"h.0.v": W, "h.1.v": B},
+        {".l[*].w": "h.*.v"},
+    ),
     "a quoted key": ({"a.b": {"w": W}}, {"a.b.w": W}, {'"a.b".*': "a.b.*"}),
     "a stack": ({"s": W}, {"h.0.w": W[0], "h.1.w": W[1]}, {"s": "h.#.w"}),
     "stacks in a stack": (
@@ -329,7 +345,7 @@ def test_what_fits_is_taken_if_that_is_asked_for():
         ({("a", "c"): "x"}, r"(?s)paths do not fit the tree.*got: 'c': no leaf there"),
         (
             {"*": "x.*", "a": "y"},
-            r"(?s)paths do not fit the tree.*got: a: more than one path is for it, '\*' and 'a'",
+            r"(?s)where: the rules.*got: a: more than one path is for it, '\*' and 'a'",
         ),
         ({"{a,b}": "x"}, r"(?s)what matches in '\{a,b\}' cannot be used again.*a rule for each"),
         ({"*": "x"}, r"(?s)different numbers of wildcards.*'\*', 'x'.*# for the index"),

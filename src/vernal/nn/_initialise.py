@@ -128,7 +128,7 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
                 if not by_path[i]:
                     found[i].append(rule)
             if not within:
-                lost.append(f"{_text(rule)}: no such array; {_near(rule, weights)}")
+                lost.append(f"{_text(rule)}: {_near(rule, weights)}")
     several = any(len(some) > 1 for some in found)
     if idle or lost or several:
         raise paths.refusal(
@@ -204,13 +204,18 @@ def _check(rule: Any, initialiser: Any) -> None:
 def _within(rule: type | tuple[type, str], weights: list[_Weight]) -> list[int]:
     """Which arrays are in a module of a class, at a path in that module."""
     owner, text = rule if isinstance(rule, tuple) else (rule, "weight")
-    inside = [
+    inside = _inside(owner, weights)
+    return sorted({inside[j][0] for j in Paths(name for _, name in inside).leaves(text)})
+
+
+def _inside(owner: type, weights: list[_Weight]) -> list[tuple[int, str]]:
+    """The arrays in modules of a class, and what they are called in there."""
+    return [
         (i, name)
         for i, weight in enumerate(weights)
         for cls, name in weight.owners
         if issubclass(cls, owner)
     ]
-    return sorted({inside[j][0] for j in Paths(name for _, name in inside).leaves(text)})
 
 
 def _draw(initialiser: Initialiser, key: Any, weight: _Weight) -> Array:
@@ -250,10 +255,10 @@ def _text(rule: Any) -> str:
 
 def _near(rule: type | tuple[type, str], weights: list[_Weight]) -> str:
     """What there is instead of what a rule with a class is looking for."""
-    owner = rule[0] if isinstance(rule, tuple) else rule
-    owners = [pair for weight in weights for pair in weight.owners]
-    names = dict.fromkeys(name for cls, name in owners if issubclass(cls, owner))
+    owner, text = rule if isinstance(rule, tuple) else (rule, "weight")
+    names = dict.fromkeys(name for _, name in _inside(owner, weights))
     if names:
-        return f"the arrays of {owner.__name__} are {listed(names)}"
-    classes = dict.fromkeys(cls.__name__ for cls, _ in owners)
-    return f"the classes with arrays are {listed(classes) or 'none'}"
+        near = Paths(names).near(text)
+        return near or f"no leaf there; the arrays of {owner.__name__} are {listed(names)}"
+    classes = dict.fromkeys(cls.__name__ for weight in weights for cls, _ in weight.owners)
+    return f"no such module; the classes with arrays are {listed(classes) or 'none'}"

@@ -188,7 +188,7 @@ class Paths:
             if len(rules) > 1
         ]
         none = [f"{shown_name(self.names[i])}: no path is for it" for i in unruled]
-        near = {path: self._near(path) for path in idle}
+        near = {path: self.near(path) for path in idle}
         missed = [f"{path!r}: {near[path] or 'no leaf there'}" for path in idle]
         got = [listed(lines, "\n") for lines in (several, none, others, missed) if lines]
         if got == [listed(missed, "\n")] and not all(near.values()):
@@ -203,8 +203,20 @@ class Paths:
             instead=instead or ("narrower paths where there are two" if several else None),
         )
 
-    def _near(self, path: str) -> str:
-        """What may have been meant by a path that means nothing here; empty if that is unknown."""
+    def near(self, path: str) -> str:
+        """What may have been meant by a path that means nothing here.
+
+        Args:
+            path: the path.
+
+        Returns:
+            Words for the line of an error; empty if nothing is near.
+
+        Example:
+            >>> from vernal.trees import Paths
+            >>> Paths(["encoder.weight", "head.weight"]).near(".encodr.weight")
+            "no leaf there; did you mean 'encoder.weight'?"
+        """
         close: list[str] = []
         for parts in map(self._rooted, read(path)):
             if self._leaves((*parts, DEEP)):
@@ -243,4 +255,5 @@ def _without_root(parts: Parts) -> Parts | None:
 
 
 def _text(parts: Parts) -> str:
-    return ".".join(part.name or part.source.removeprefix(".") for part in parts)
+    texts = (part.name or part.source.removeprefix(".") for part in parts)
+    return ".".join("*" if text == "[*]" else text for text in texts)

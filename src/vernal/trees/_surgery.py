@@ -265,10 +265,11 @@ def tree_at(
             instead="tree_at(where, tree, new_value) or tree_at(where, tree, replace_fn=lambda old: ...)",
         )
     if isinstance(where, str):
-        paths = meant_nodes(where, pytree, is_leaf, f"tree_at({where!r}, tree, ...)")
+        meant = meant_nodes(where, pytree, is_leaf, f"tree_at({where!r}, tree, ...)")
+        paths = list(meant)
         _refuse_overlap(paths)
         if replace_fn is not None:
-            new = [replace_fn(_node_at(pytree, path)) for path in paths]
+            new = list(map(replace_fn, meant.values()))
         else:
             new = _each(where, replace, paths)
         return _rebuild(pytree, list(zip(paths, new, strict=True)))
