@@ -388,6 +388,11 @@ def test_what_cannot_be_made_theirs_is_refused(ours, rules, like, text):
         to_torch(ours, rules, like=like)
 
 
+def test_two_rules_for_one_leaf_are_refused():
+    with pytest.raises(ValueError, match="the rules for names of another program"):
+        from_torch({"a": W}, {"x": W}, {"a": "x", "*": "*"})
+
+
 def test_rules_of_attention_name_what_pytorch_has():
     assert attention_rules("a", "b", use_bias=True) == {
         ("a.query_proj.weight", "a.key_proj.weight", "a.value_proj.weight"): "b.in_proj_weight",

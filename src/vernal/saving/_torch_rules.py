@@ -185,7 +185,7 @@ def links_of(names: Collection[str], rules: Rules) -> list[Link]:
                 owners[name].append(key)
             links.append(link)
     if any(len(keys) > 1 for keys in owners.values()):
-        raise paths.refusal("the rules", found=list(owners.values()))
+        raise paths.refusal("the rules for names of another program", found=list(owners.values()))
     return [link for link in links if link.theirs] + [
         Link((name,), (name,)) for name, keys in owners.items() if not keys
     ]
