@@ -70,7 +70,7 @@ def test_arrays_of_objects_are_not_arrays():
         assert not vernal.is_array(array)
         assert not vernal.is_array_like(array)
         with pytest.raises(
-            ValueError, match=r"can change in place[\s\S]*Box\.[\s\S]*a tuple of Python"
+            ValueError, match=r"can change in place[\s\S]*\.x of [\s\S]*a tuple of Python"
         ):
             Box(array)
 
@@ -80,7 +80,7 @@ def test_an_array_in_a_static_field_is_refused_at_once_and_by_name():
     class M(Module):
         table: Any = field(static=True)
 
-    with pytest.raises(ValueError, match=r"an array cannot be static[\s\S]*M\.table"):
+    with pytest.raises(ValueError, match=r"an array cannot be static[\s\S]*\.table of "):
         M(np.ones(3))
 
 

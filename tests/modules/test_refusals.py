@@ -36,21 +36,22 @@ class Layer(Module):
 LAYER = Layer(jnp.ones(2))
 
 STATIC_ARRAYS = {
-    "jax": (lambda: jnp.ones(2), "Fixed.x"),
-    "numpy": (lambda: np.ones(2), "Fixed.x"),
-    "scalar": (lambda: jnp.float32(1), "Fixed.x"),
-    "key": (lambda: jax.random.key(0), "Fixed.x"),
-    "in a list": (lambda: ["a", jnp.ones(2)], r"Fixed.x\[1\]"),
-    "in a dict": (lambda: {"k": (1, np.ones(2))}, r"Fixed.x\['k'\]\[1\]"),
-    "in a module": (lambda: LAYER, "Fixed.x.w"),
-    "in a method": (lambda: LAYER.method, "Fixed.x.__self__.w"),
+    "jax": (lambda: jnp.ones(2), r"\.x"),
+    "numpy": (lambda: np.ones(2), r"\.x"),
+    "scalar": (lambda: jnp.float32(1), r"\.x"),
+    "key": (lambda: jax.random.key(0), r"\.x"),
+    "in a list": (lambda: ["a", jnp.ones(2)], r"\.x\[1\]"),
+    "in a dict": (lambda: {"k": (1, np.ones(2))}, r"\.x\['k'\]\[1\]"),
+    "in a module": (lambda: LAYER, r"\.x.w"),
+    "in a method": (lambda: LAYER.method, r"\.x.__self__.w"),
 }
 
 
 @pytest.mark.parametrize(("make", "where"), STATIC_ARRAYS.values(), ids=STATIC_ARRAYS)
 def test_an_array_in_a_static_field(make, where):
     with pytest.raises(
-        ValueError, match=rf"an array cannot be static[\s\S]*{where}\n[\s\S]*without `static=True`"
+        ValueError,
+        match=rf"an array cannot be static[\s\S]*{where} of [\s\S]*without `static=True`",
     ):
         Fixed(make())
 
@@ -82,7 +83,7 @@ def test_a_method_of_the_module_itself():
     Holder(LAYER.method)  # a stranger's method first: it must not make methods innocent
     with pytest.raises(
         ValueError,
-        match=r"Cannot assign methods in __init__[\s\S]*M\.x\n[\s\S]*self\.x = self\.forward",
+        match=r"Cannot assign methods in __init__[\s\S]*\.x of [\s\S]*self\.x = self\.forward",
     ):
         M(lambda method: method)
     for wrap in (lambda m: [m], lambda m: {"k": (m,)}):
@@ -105,14 +106,14 @@ def test_a_magic_method_of_the_module_itself():
 
 
 CYCLES = {
-    "itself": (lambda self: self, r"Node\.child\n"),
-    "in a list": (lambda self: [1, self], r"Node\.child\[1\]\n"),
-    "in a dict": (lambda self: {"k": {"l": self}}, r"Node\.child\['k'\]\['l'\]\n"),
-    "in a tuple": (lambda self: (jnp.ones(1), (self,)), r"Node\.child\[1\]\[0\]\n"),
-    "through a child": (lambda self: Holder(self), r"Node\.child\.x\n"),
-    "through two": (lambda self: Holder([Holder(self)]), r"Node\.child\.x\[0\]\.x\n"),
-    "through a method": (lambda self: Holder(self.method), r"Node\.child\.x\.__self__\n"),
-    "through a partial": (lambda self: Partial(jnp.add, self), r"Node\.child\.args\[0\]\n"),
+    "itself": (lambda self: self, r"\.child of "),
+    "in a list": (lambda self: [1, self], r"\.child\[1\] of "),
+    "in a dict": (lambda self: {"k": {"l": self}}, r"\.child\['k'\]\['l'\] of "),
+    "in a tuple": (lambda self: (jnp.ones(1), (self,)), r"\.child\[1\]\[0\] of "),
+    "through a child": (lambda self: Holder(self), r"\.child\.x of "),
+    "through two": (lambda self: Holder([Holder(self)]), r"\.child\.x\[0\]\.x of "),
+    "through a method": (lambda self: Holder(self.method), r"\.child\.x\.__self__ of "),
+    "through a partial": (lambda self: Partial(jnp.add, self), r"\.child\.args\[0\] of "),
 }
 
 
@@ -140,12 +141,12 @@ def test_a_cycle_of_modules(wrap, where, times):
 def test_a_container_that_contains_itself():
     loop: list = [1]
     loop.append(loop)
-    with pytest.raises(ValueError, match=r"a module cannot contain itself[\s\S]*Holder\.x\[1\]\n"):
+    with pytest.raises(ValueError, match=r"a module cannot contain itself[\s\S]*\.x\[1\] of "):
         Holder(loop)
     d: dict = {}
     d["k"] = [d]
     with pytest.raises(
-        ValueError, match=r"a module cannot contain itself[\s\S]*Holder\.x\['k'\]\[0\]\n"
+        ValueError, match=r"a module cannot contain itself[\s\S]*\.x\['k'\]\[0\] of "
     ):
         Holder(d)
 
@@ -199,7 +200,7 @@ HIDDEN = {
 def test_arrays_hidden_in_a_function(make, nest):
     with pytest.raises(
         ValueError,
-        match=r"arrays inside this function would be constants[\s\S]*Holder\.x[\s\S]*vernal\.Partial",
+        match=r"arrays inside this function would be constants[\s\S]*\.x[\s\S]*vernal\.Partial",
     ):
         Holder(nest(make()))
 
@@ -262,7 +263,7 @@ def test_arrays_hidden_in_an_object_that_jax_does_not_know(value):
     with pytest.raises(
         ValueError,
         match=r"arrays inside this object would be constants: JAX does not know `Plain`|"
-        r"this value can change in place[\s\S]*Holder\.x\n",
+        r"this value can change in place[\s\S]*\.x of ",
     ):
         Holder(value)
 
@@ -283,17 +284,17 @@ def test_arrays_hidden_in_an_object_that_jax_does_not_know(value):
 )
 @pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [1, v], lambda v: (1, {"k": v})])
 def test_what_can_change_in_place_is_no_structure(value, instead, wrap):
-    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*Holder\.x[\s\S]*{instead}"):
+    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*\.x[\s\S]*{instead}"):
         Holder(wrap(value))
-    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*Fixed\.x[\s\S]*{instead}"):
+    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*\.x[\s\S]*{instead}"):
         Fixed(value)
-    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*Holder\.x[\s\S]*{instead}"):
+    with pytest.raises(ValueError, match=rf"this value can change[\s\S]*\.x[\s\S]*{instead}"):
         tree_at(lambda m: m.x, Holder("a"), wrap(value))
 
 
 def test_a_container_in_a_static_field_is_refused():
     for value in ([1], {"a": 1}):
-        with pytest.raises(ValueError, match=r"Fixed\.x[\s\S]*the field without `static=True`"):
+        with pytest.raises(ValueError, match=r"\.x[\s\S]*the field without `static=True`"):
             Fixed(value)
 
 
@@ -309,7 +310,7 @@ def test_frozen_objects_are_structure():
 @pytest.mark.parametrize("as_field", [False, True])
 def test_a_mutable_default(default, as_field):
     with pytest.raises(
-        ValueError, match=r"mutable default .* for a field[\s\S]*M\.x\n[\s\S]*default_factory"
+        ValueError, match=r"mutable default .* for a field[\s\S]*\.x\n[\s\S]*default_factory"
     ):
 
         class M(Module):

@@ -168,12 +168,14 @@ def refuses(error, text, rules):
 
 def test_rules_that_would_be_ignored_are_refused_and_say_what_is_near():
     refuses(
-        ValueError, r"for no array.*did you mean 'mlp\.layers\.0\.bias'", {"**.bais": init.ones}
+        ValueError, r"paths do not fit.*bais'.*did you mean '\*\*\.bias'", {"**.bais": init.ones}
     )
-    refuses(ValueError, r"the arrays are mlp\.layers\.0\.weight", {"**.gamma": init.ones})
-    refuses(ValueError, r"'mlp' is a node.*write 'mlp\.\*\*'", {"mlp": init.ones})
+    refuses(ValueError, r"the leaves are:\s+mlp\.layers\.0\.weight", {"**.gamma": init.ones})
+    refuses(ValueError, r"'mlp\.\*'.*a part.*write 'mlp\.\*\.\*\*'", {"mlp.*": init.ones})
     refuses(
-        ValueError, r"got: Conv\n.*the classes with arrays are MLP, Linear", {nn.Conv: init.ones}
+        ValueError,
+        r"got: Conv: no such module; the classes with arrays are MLP, Linear",
+        {nn.Conv: init.ones},
     )
     wrong = {(nn.Linear, "kernel"): init.ones}
     refuses(ValueError, r"got: \(Linear, 'kernel'\).*arrays of Linear are weight, bias", wrong)
@@ -181,9 +183,15 @@ def test_rules_that_would_be_ignored_are_refused_and_say_what_is_near():
 
 def test_two_rules_of_one_kind_for_one_array_are_refused():
     both = {"**.weight": init.ones, "mlp.**": init.zeros}
-    refuses(ValueError, r"two rules.*mlp\.layers\.0\.weight.*'\*\*\.weight' and 'mlp\.\*\*'", both)
+    refuses(
+        ValueError,
+        r"mlp\.layers\.0\.weight: more than one path.*'\*\*\.weight' and 'mlp\.\*\*'",
+        both,
+    )
     classes = {nn.Linear: init.ones, (nn.MLP, "**.weight"): init.zeros}
-    refuses(ValueError, r"two rules.*Linear and \(MLP, '\*\*\.weight'\)", classes)
+    refuses(
+        ValueError, r"more than one path is for it, Linear and \(MLP, '\*\*\.weight'\)", classes
+    )
 
 
 def test_initialisers_that_do_not_fit_are_refused_and_the_array_is_named():

@@ -55,6 +55,22 @@ ROWS = {
         {"c.v": W, "c.x.y.v": B},
         {"a.**.w": "c.**.v"},
     ),
+    "a whole part": ({"m": {"a": {"w": W}, "b": B}}, {"n.a.w": W, "n.b": B}, {"['m']": "n"}),
+    "whole parts of a stack": (
+        {"s": [{"w": W}, {"w": W + 1}], "t": B},
+        {"h.0.w": W[0], "h.1.w": W[1], "g.0.w": W[0] + 1, "g.1.w": W[1] + 1, "t": B},
+        {"s[0]": "h.#", "model['s'][1]": "g.#"},
+    ),
+    "parts that are one there": (
+        {"q": {"w": W, "b": B}, "k": {"w": W + 6, "b": B + 1}},
+        {"qk.w": np.concatenate([W, W + 6]), "qk.b": np.concatenate([B, B + 1])},
+        {("q", "['k']"): "qk"},
+    ),
+    "printed paths with stars": (
+        {"l": [{"w": W}, {"w": B}]},
+        {"h.0.v": W, "h.1.v": B},
+        {".l[*].w": "h.*.v"},
+    ),
     "a quoted key": ({"a.b": {"w": W}}, {"a.b.w": W}, {'"a.b".*': "a.b.*"}),
     "a stack": ({"s": W}, {"h.0.w": W[0], "h.1.w": W[1]}, {"s": "h.#.w"}),
     "stacks in a stack": (
@@ -322,9 +338,15 @@ def test_what_fits_is_taken_if_that_is_asked_for():
 @pytest.mark.parametrize(
     ("rules", "text"),
     [
-        ({"c": "x"}, r"(?s)a rule is for leaves.*rule 'c'.*got: no match; the leaves are:\s+a\s+b"),
-        ({("a", "c"): "x"}, r"(?s)leaves that the model does not have.*got: no c; the"),
-        ({"*": "x.*", "a": "y"}, r"(?s)a leaf has more than one rule.*where: a\s+got: .*'\*'.*'a'"),
+        (
+            {"c": "x"},
+            r"(?s)paths do not fit the tree.*rule 'c'.*got: 'c': no leaf there\s+the leaves are:\s+a\s+b",
+        ),
+        ({("a", "c"): "x"}, r"(?s)paths do not fit the tree.*got: 'c': no leaf there"),
+        (
+            {"*": "x.*", "a": "y"},
+            r"(?s)where: the rules.*got: a: more than one path is for it, '\*' and 'a'",
+        ),
         ({"{a,b}": "x"}, r"(?s)what matches in '\{a,b\}' cannot be used again.*a rule for each"),
         ({"*": "x"}, r"(?s)different numbers of wildcards.*'\*', 'x'.*# for the index"),
         ({"a": "h.*.x"}, r"(?s)the two sides of a rule have different numbers of wildcards"),
@@ -364,6 +386,11 @@ def test_a_rule_that_cannot_be_meant_is_refused(rules, text):
 def test_what_cannot_be_made_theirs_is_refused(ours, rules, like, text):
     with pytest.raises(ValueError, match=text):
         to_torch(ours, rules, like=like)
+
+
+def test_two_rules_for_one_leaf_are_refused():
+    with pytest.raises(ValueError, match="the rules for names of another program"):
+        from_torch({"a": W}, {"x": W}, {"a": "x", "*": "*"})
 
 
 def test_rules_of_attention_name_what_pytorch_has():

@@ -82,21 +82,21 @@ def test_one_error_tells_everything_that_does_not_fit():
         "layers.1.weight": P("wide", "data"),
         "layers.1.bias": P(("data", "data")),
         "layers.2.weight": P("data"),
-        "layers.2": P(),
+        "*.2": P(),
         "layer.2.bias": P(),
     }
-    with pytest.raises(ValueError, match="the rules do not fit the arrays of the tree") as caught:
+    with pytest.raises(ValueError, match="the paths do not fit the tree") as caught:
         shardings(MODEL, MESH, rules)
     for line in [
         "where: shardings(tree, mesh, rules)",
         "(data=4, model=2)",
-        "layers.0.bias, f32[8]: more than one rule, 'layers.0.bias' and 'layers.0.*'",
+        "layers.0.bias: more than one path is for it, 'layers.0.*' and 'layers.0.bias'",
         "layers.1.weight, f32[8,8]: the mesh has no axis 'wide', in 'layers.1.weight': P(",
         "layers.1.bias, f32[8]: 'data' twice, in",
         "layers.2.weight, f32[6,8]: an axis of 6 does not divide into 4 parts, in 'layers.2.weight'",
-        "layers.2.bias, f32[6]: no rule",
-        "the rule 'layers.2': no array, but a part; for the arrays in it, write 'layers.2.**'",
-        "the rule 'layer.2.bias': no array; did you mean 'layers.2.bias'?",
+        "layers.2.bias: no path is for it",
+        "'*.2': no leaf but a part; for the leaves in it, write '*.2.**'",
+        "'layer.2.bias': no leaf there; did you mean 'layers.2.bias'?",
         "`default=jax.P()`",
     ]:
         assert line in str(caught.value), line
@@ -105,23 +105,21 @@ def test_one_error_tells_everything_that_does_not_fit():
 
 def test_a_spec_is_no_longer_than_its_array_and_many_lines_are_cut_short():
     tree = [jnp.ones(4)] * 12 + [jnp.ones(())]
-    with pytest.raises(ValueError, match="the rules do not fit the arrays of the tree") as caught:
+    with pytest.raises(ValueError, match="the paths do not fit the tree") as caught:
         shardings(tree, MESH, {"*": P(None, "data")})
     text = str(caught.value)
     assert "0, f32[4]: 2 entries for 1 axes, in '*': P(None, 'data')" in text
     assert "and 3 more" in text
     with pytest.raises(
-        ValueError, match=r"(?s)rules do not fit.*12, f32\[\]: 1 entries for 0 axes"
+        ValueError, match=r"(?s)paths do not fit.*12, f32\[\]: 1 entries for 0 axes"
     ):
         shardings(tree, MESH, {"12": P("data")}, default=P())
-    with pytest.raises(ValueError, match=r"(?s)rules do not fit.*0, f32\[4\].*in default=P\(None"):
+    with pytest.raises(ValueError, match=r"(?s)paths do not fit.*0, f32\[4\].*in default=P\(None"):
         shardings(tree, MESH, {}, default=P(None, "data"))
 
 
 def test_an_idle_rule_is_told_with_the_names_that_there_are():
-    with pytest.raises(
-        ValueError, match=r"(?s)'weights': no array; did you mean.*arrays are:.*weight"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)'weights': no leaf there; did you mean 'weight'"):
         shardings({"weight": jnp.ones(4)}, MESH, {"weight": P(), "weights": P()})
     # The state of plain gradient descent has no arrays: there is nothing that a rule could miss.
     assert shardings((), MESH, data_parallel()) == ()

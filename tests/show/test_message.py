@@ -56,7 +56,7 @@ class Mute:
         ((jtu.GetAttrKey("layers"), jtu.SequenceKey(0), jtu.GetAttrKey("w")), ".layers[0].w"),
         ((jtu.DictKey("k"), jtu.DictKey(3)), "['k'][3]"),
         ((jtu.FlattenedIndexKey(2),), "[<flat index 2>]"),
-        ((Foreign(),), "!foreign"),
+        ((Foreign(),), ".!foreign"),
         ((jtu.DictKey(Mute()),), "[<DictKey>]"),
     ],
 )

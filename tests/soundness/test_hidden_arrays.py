@@ -132,14 +132,14 @@ ARRAYS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("cls", [Holder, StaticHolder])
 @pytest.mark.parametrize("hide", (CALLABLES | VALUES).values(), ids=CALLABLES | VALUES)
 def test_a_hidden_array_is_refused_in_a_field(hide, cls):
-    with pytest.raises((TypeError, ValueError), match=rf"(?s){cls.__name__}.*\bf\b"):
+    with pytest.raises((TypeError, ValueError), match=rf"(?s)\.f\b.*{cls.__name__}"):
         cls(ONE, hide(W))
 
 
 @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
 @pytest.mark.parametrize("name", ["closure", "default", "partial", "closure over a namespace"])
 def test_arrays_of_every_kind_are_found(name, make):
-    with pytest.raises((TypeError, ValueError), match=r"(?s)Holder.*\bf\b"):
+    with pytest.raises((TypeError, ValueError), match=r"(?s)\.f\b.*Holder"):
         Holder(ONE, CALLABLES[name](make()))
 
 
@@ -150,7 +150,7 @@ def test_arrays_of_every_kind_are_found(name, make):
 )
 @pytest.mark.parametrize("name", ["closure", "default", "keyword default", "partial"])
 def test_a_hidden_array_is_refused_inside_containers(name, inside):
-    with pytest.raises((TypeError, ValueError), match=r"(?s)Holder.*\bf\b"):
+    with pytest.raises((TypeError, ValueError), match=r"(?s)\.f\b.*Holder"):
         Holder(ONE, inside(CALLABLES[name](W)))
 
 
@@ -170,7 +170,7 @@ def test_a_hidden_tracer_is_refused_or_never_leaks():
     def loss(w):
         return Holder(w, lambda x: w * x)(X).sum()
 
-    with pytest.raises((TypeError, ValueError), match=r"(?s)Holder.*\bf\b"):
+    with pytest.raises((TypeError, ValueError), match=r"(?s)\.f\b.*Holder"):
         jax.grad(loss)(W)
 
 
@@ -228,7 +228,7 @@ def test_the_derivative_of_a_partial_is_not_lost():
 
 @pytest.mark.parametrize("name", ["dot", "__add__"])
 def test_the_methods_of_a_numpy_array_hold_it(name):
-    with pytest.raises(ValueError, match=r"(?s)would be constants.*Holder\.f"):
+    with pytest.raises(ValueError, match=r"(?s)would be constants.*\.f of .*Holder"):
         Holder(ONE, getattr(np.eye(2), name))
-    with pytest.raises(ValueError, match=r"(?s)would be constants.*Holder\.f"):
+    with pytest.raises(ValueError, match=r"(?s)would be constants.*\.f of .*Holder"):
         Holder(ONE, slice(np.eye(2)))

@@ -104,7 +104,7 @@ UNHASHABLE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("cls", [Holder, StaticHolder])
 @pytest.mark.parametrize("make", UNHASHABLE.values(), ids=UNHASHABLE)
 def test_what_can_change_in_place_is_refused_in_a_field(make, cls):
-    with pytest.raises((TypeError, ValueError), match=rf"(?s){cls.__name__}.*\bf\b"):
+    with pytest.raises((TypeError, ValueError), match=rf"(?s)\.f\b.*{cls.__name__}"):
         cls(ONE, make())
 
 
@@ -116,13 +116,13 @@ def test_what_can_change_in_place_is_refused_in_a_field(make, cls):
 ], ids=["list", "tuple", "dict", "mixed"])  # fmt: skip
 @pytest.mark.parametrize("name", ["set", "deque", "dataclass", "subclass of list", "bytearray"])
 def test_what_can_change_in_place_is_refused_inside_containers(name, inside):
-    with pytest.raises((TypeError, ValueError), match=r"(?s)Holder.*\bf\b"):
+    with pytest.raises((TypeError, ValueError), match=r"(?s)\.f\b.*Holder"):
         Holder(ONE, inside(UNHASHABLE[name]()))
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, (1, [2]), [], {}, ({},)], ids=repr)
 def test_lists_and_dicts_are_refused_in_static_fields(value):
-    with pytest.raises((TypeError, ValueError), match=r"(?s)StaticHolder.*\bf\b"):
+    with pytest.raises((TypeError, ValueError), match=r"(?s)\.f\b.*StaticHolder"):
         StaticHolder(ONE, value)
 
 
@@ -344,7 +344,7 @@ def test_partials_of_lists_are_refused_or_right(make, answers):
 
 @pytest.mark.parametrize("held", [Lists([1.0]), Lists((Lists({"a": 1}),))], ids=["list", "dict"])
 def test_a_module_that_can_change_is_refused_as_structure(held):
-    says = r"(?s)can change in place.*Holder\.f"
+    says = r"(?s)can change in place.*\.f of .*Holder"
     with pytest.raises(ValueError, match=says):
         StaticHolder(ONE, held)
     for cls in (Holder, StaticHolder):

@@ -177,7 +177,8 @@ def test_braces_are_any_of_their_alternatives(choices, before, after, word):
     ("pattern", "problem"),
     [
         ("a..b", "an empty part"),
-        (".a", "an empty part"),
+        (".", "an empty part"),
+        ("..a", "an empty part"),
         ("a.", "an empty part"),
         ("a.{b,}", "an empty part"),
         ("a**", r"\*\* beside other text"),
@@ -187,7 +188,7 @@ def test_braces_are_any_of_their_alternatives(choices, before, after, word):
     ],
 )
 def test_a_pattern_that_cannot_be_read_is_an_error(pattern, problem):
-    with pytest.raises(ValueError, match=f"the pattern .* cannot be read(.|\n)*got: {problem}"):
+    with pytest.raises(ValueError, match=f"the path .* cannot be read(.|\n)*got: {problem}"):
         Pattern(pattern)
 
 
@@ -201,7 +202,7 @@ def test_a_pattern_that_cannot_be_read_is_an_error(pattern, problem):
     ],
 )
 def test_quotes_and_brackets_that_are_not_closed_are_an_error(text, problem):
-    expected = f"the name or pattern .* cannot be read(.|\n)*got: .*{problem}"
+    expected = f"the path .* cannot be read(.|\n)*got: .*{problem}"
     with pytest.raises(ValueError, match=expected):
         Pattern(text)
     with pytest.raises(ValueError, match=expected):
@@ -240,39 +241,40 @@ def test_leaves_without_a_rule_get_the_default():
 
 
 def test_leaves_without_a_rule_are_an_error():
-    expected = "no rule for 4 of the leaves:\n    blocks.0.attn.q.bias\n    blocks.1.attn.q.bias\n"
-    with pytest.raises(ValueError, match=f"the rules do not fit the leaves(.|\n)*{expected}"):
+    expected = "blocks.0.attn.q.bias: no path is for it\n    blocks.1.attn.q.bias: no"
+    with pytest.raises(ValueError, match=f"the paths do not fit the tree(.|\n)*{expected}"):
         match_paths(_MODEL, {"**.weight": 1})
 
 
 def test_two_rules_for_one_leaf_are_an_error_even_with_a_default():
-    expected = (
-        r"more than one rule for 2 of the leaves:\n    blocks.0.mlp.weight: '\*\*.weight' and"
-    )
+    expected = r"blocks.0.mlp.weight: more than one path is for it, '\*\*.weight' and"
     with pytest.raises(ValueError, match=expected):
         match_paths(_MODEL, {"**.weight": 1, "**.mlp.*": 2}, default=0)
 
 
 def test_a_rule_without_a_leaf_is_an_error_that_shows_the_leaves():
-    with pytest.raises(
-        ValueError, match="no leaf for 1 of the rules:\n    'head.*'\n(.|\n)*heads.policy"
-    ):
-        match_paths(_MODEL, {"head.*": 1}, default=0)
-
-
-def test_a_rule_that_names_a_node_is_told_how_to_reach_its_leaves():
-    expected = r"'heads.value' \(this is a node: for the leaves in it, write 'heads.value.\*\*'\)"
+    expected = r"'head.\*': no leaf there; did you mean 'heads.\*'"
     with pytest.raises(ValueError, match=expected):
-        match_paths(_MODEL, {"heads.value": 1}, default=0)
+        match_paths(_MODEL, {"head.*": 1}, default=0)
+    with pytest.raises(ValueError, match=r"'x': no leaf there(.|\n)*heads.policy"):
+        match_paths(_MODEL, {"x": 1}, default=0)
+
+
+def test_a_rule_for_a_part_is_for_its_leaves_if_it_has_no_wildcards():
+    whole = match_paths(_MODEL, {"heads.**": 1}, default=0)
+    assert match_paths(_MODEL, {"heads": 1}, default=0) == whole
+    expected = r"no leaf but a part; for the leaves in it, write 'heads.\*.\*\*'"
+    with pytest.raises(ValueError, match=expected):
+        match_paths(_MODEL, {"heads.*": 1}, default=0)
 
 
 def test_one_error_tells_everything_but_not_at_length():
     tree = {"a": list(range(30)), "b": 1}
-    with pytest.raises(
-        ValueError, match="no rule for 30 of(.|\n)*a.9\n    and 20 more\n"
-    ) as caught:
+    with pytest.raises(ValueError, match="a.9: no path(.|\n)*and 20 more\n") as caught:
         match_paths(tree, {"b": 1, "{b,c}": 2, "nothing": 3})
-    assert "b: 'b' and '{b,c}'" in str(caught.value) and "'nothing'" in str(caught.value)
+    assert "b: more than one path is for it, 'b' and '{b,c}'" in str(
+        caught.value
+    ) and "'nothing'" in str(caught.value)
 
 
 def test_a_tree_without_leaves_needs_no_rules():

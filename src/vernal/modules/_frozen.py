@@ -8,7 +8,6 @@ costs a compiled call nothing; and since it says where, not what, an updated arr
 the old one.
 """
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -16,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from ..show import FROZEN, listed, short, type_error, value_error
-from ..trees import Pattern, is_inexact_array, path_name, picked_nodes
+from ..show import FROZEN, short, type_error, value_error
+from ..trees import Paths, is_inexact_array, path_name, picked_nodes
 from ._attributes import attributes_of
 from ._marks import HELD, buffer_leaves, is_marked, is_module, own, remark
 
@@ -101,7 +100,7 @@ def _patterns(where: Any, transform: str) -> list[str]:
         raise type_error(
             "`where` does not say which part of the model is meant",
             where=f"{transform}(model, where)",
-            expected="a pattern, a list of patterns, or a function that picks parts of the model",
+            expected="a path, a list of paths, or a function that picks parts of the model",
             got=short(where),
             instead='"encoder", ["encoder", "**.bias"], or lambda model: model.encoder',
         )
@@ -113,47 +112,32 @@ def _covered(
 ) -> list[bool]:
     """For every leaf, whether `where` names it or a part that it is in, and it is not set
     apart."""
-    paths = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
+    leaves = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
+    paths = Paths(leaves)
     if callable(where):
         parts = [path for path, _ in picked_nodes(where, pytree)]
         names = [path_name(part) for part in parts]
-        hits = [[path[: len(part)] == part for path in paths] for part in parts]
+        hits = [{i for i, leaf in enumerate(leaves) if leaf[: len(part)] == part} for part in parts]
     else:
         names = _patterns(where, transform)
-        hits = [[Pattern(name).covers(path) for path in paths] for name in names]
-    idle = [name for name, hit in zip(names, hits, strict=True) if not any(hit)]
+        hits = [set(paths.covered(name)) for name in names]
+    idle = [name for name, hit in zip(names, hits, strict=True) if not hit]
     if idle:
-        raise _refusal(idle, paths, transform)
+        raise paths.refusal(f"{transform}(model, where)", idle)
     if apart is not None:
-        hits = [[h and not a for h, a in zip(hit, apart, strict=True)] for hit in hits]
-        idle = [name for name, hit in zip(names, hits, strict=True) if not any(hit)]
+        hits = [{i for i in hit if not apart[i]} for hit in hits]
+        idle = [name for name, hit in zip(names, hits, strict=True) if not hit]
         if idle:
             raise _only_buffers(idle, transform)
-    return [any(hit[i] for hit in hits) for i in range(len(paths))]
-
-
-def _refusal(idle: list[str], paths: list[Any], transform: str) -> ValueError:
-    leaves = list(map(path_name, paths))
-    parts = dict.fromkeys(path_name(path[:i]) for path in paths for i in range(1, len(path) + 1))
-    near = dict.fromkeys(
-        repr(found) for name in idle for found in difflib.get_close_matches(name, parts)
-    )
-    return value_error(
-        "`where` names no array",
-        where=f"{transform}(model, where)",
-        expected="names or patterns of arrays, or of parts with arrays in them",
-        got=", ".join(map(repr, idle)),
-        instead=f"did you mean {' or '.join(near)}?"
-        if near
-        else f"the arrays are: {listed(leaves) or 'none'}",
-    )
+    chosen = set[int]().union(*hits)
+    return [i in chosen for i in range(len(leaves))]
 
 
 def _only_buffers(idle: list[str], transform: str) -> ValueError:
     return value_error(
         "buffers are never trained: their class declares so",
         where=f"{transform}(model, where)",
-        expected="names or patterns of at least one array that is not in such a field",
+        expected="paths of at least one array that is not in such a field",
         got=", ".join(map(repr, idle)),
         instead="a class whose field is not declared field(trainable=False)",
     )
@@ -175,16 +159,16 @@ def freeze(model: T, where: Where) -> T:
 
     Args:
         model: a module, or a tree of modules.
-        where: which arrays. A pattern over names (see `vernal.trees.Pattern`), of arrays or of
-            whole parts: `"encoder"` is everything in the encoder, `"**.bias"` all biases, `"**"`
-            everything. Or a list of patterns, or a function that picks parts, as `tree_at` takes
-            it: `lambda model: model.encoder`.
+        where: which arrays. The path (see `vernal.trees.Pattern`) of arrays or of whole parts:
+            `"encoder"` is everything in the encoder, `"**.bias"` all biases, `"**"` everything. Or a
+            list of paths, or a function that picks parts, as `tree_at` takes it:
+            `lambda model: model.encoder`.
 
     Returns:
         The model with these arrays frozen, besides those that were.
 
     Raises:
-        ValueError: if a pattern fits no array, or a picked part has none in it; if an array is in
+        ValueError: if a path means no array, or a picked part has none in it; if an array is in
             no module.
         TypeError: if `where` is none of the above.
 
@@ -217,7 +201,7 @@ def unfreeze(model: T, where: Where = "**") -> T:
         The model with these arrays trainable, but for buffers.
 
     Raises:
-        ValueError: as for `freeze`; if a pattern names nothing but buffers.
+        ValueError: as for `freeze`; if a path means nothing but buffers.
         TypeError: as for `freeze`.
 
     Example:
@@ -258,8 +242,8 @@ def trainable(model: T, where: Where | None = None) -> T:
         chooses and that are not frozen, False for every other leaf.
 
     Raises:
-        ValueError: if a pattern fits no array, or a picked part has none in it.
-        TypeError: if `where` is neither a pattern, a list of patterns nor a function.
+        ValueError: if a path means no array, or a picked part has none in it.
+        TypeError: if `where` is neither a path, a list of paths nor a function.
 
     Example:
         >>> import jax.numpy as jnp

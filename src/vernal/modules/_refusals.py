@@ -4,6 +4,7 @@ to write instead."""
 import collections
 from typing import Any
 
+import jax.tree_util as jtu
 import numpy as np
 
 from ..show import message, path_text, short, type_error, value_error
@@ -20,7 +21,7 @@ _UNCHANGING: dict[type, str] = {
 
 
 def _at(cls: type, name: str, path: tuple[Any, ...] = ()) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}.{name}" + (path_text(path) if path else "")
+    return f"{path_text((jtu.GetAttrKey(name), *path))} of {cls.__module__}.{cls.__qualname__}"
 
 
 def not_initialised(cls: type, name: str) -> TypeError:

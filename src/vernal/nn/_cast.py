@@ -91,7 +91,7 @@ class Cast(StatefulLayer):
     Attributes:
         model: the model, with its parameters as they are stored.
         policy: the precisions.
-        keep: pairs of a pattern and the dtype that the parameters of these names have instead.
+        keep: pairs of a path and the dtype that the parameters there have instead.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -144,7 +144,9 @@ class Cast(StatefulLayer):
 
 
 def _parameters_to(model: Any, dtype: Any, keep: Mapping[str, Any]) -> Any:
-    dtypes = match_paths(model, keep, default=dtype, is_leaf=_is_memory)
+    dtypes = match_paths(
+        model, keep, default=dtype, is_leaf=_is_memory, where="cast(model, policy, keep=...)"
+    )
     return jtu.tree_map(_to, model, dtypes, is_leaf=_is_memory)
 
 
@@ -168,14 +170,14 @@ def cast(model: Any, policy: Policy, *, keep: Mapping[str, DTypeLike] | None = N
     Args:
         model: a layer, or any module that is called.
         policy: the precisions.
-        keep: dtypes by patterns over the names of the parameters of `model` (see `vernal.trees.Pattern`): these
-            parameters are stored and computed with in that dtype instead.
+        keep: dtypes by path in `model` (see `vernal.trees.Pattern`) of parameters, or of parts with all of theirs:
+            these parameters are stored and computed with in that dtype instead.
 
     Returns:
         The wrapped model; `.model` is the model inside.
 
     Raises:
-        ValueError: if a pattern is for no parameter, or two for the same, or a dtype in `keep` is not floating-point.
+        ValueError: if a path is for no parameter, or two for the same, or a dtype in `keep` is not floating-point.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -5,8 +5,7 @@ around it and its name within them.
 """
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -17,7 +16,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
 from ..show import listed, short, type_error, value_error
-from ..trees import Pattern, is_inexact_array, path_name
+from ..trees import Paths, is_inexact_array, path_name
 from ._places import Names, Place, keys_of
 from ._weight_norm import WeightNorm
 
@@ -25,6 +24,10 @@ T = TypeVar("T")
 
 Initialiser = Callable[..., Any]
 Rule = str | type | tuple[type, str]
+
+_INSTEAD = (
+    "narrower rules where there are two; a path in the whole model goes before rules with classes"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +56,14 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
 
     A rule is one of
 
-    * a pattern over the names of arrays (see `vernal.trees.Pattern`): `"**.bias"`, `"blocks.**.proj.weight"`;
+    * the path (see `vernal.trees.Pattern`) of arrays or of a part: `"**.bias"`, `"blocks.**.proj.weight"`;
     * a class of layers, for the array called `weight` of all its instances: `nn.Linear`;
-    * such a class and a pattern over the names within it: `(nn.Linear, "bias")`, `(nn.GRUCell, "weight_*")`.
+    * such a class and a path within it: `(nn.Linear, "bias")`, `(nn.GRUCell, "weight_*")`.
 
     A `WeightNorm` keeps the length of its weight beside it: `g` follows where the weight is drawn anew.
 
-    Two rules of one kind for one array are an error, and so is a rule for no array. Where a pattern over whole names
-    and a class both apply, the pattern decides. An array without a rule stays as it is, and so do shapes, dtypes,
+    Two rules of one kind for one array are an error, and so is a rule for no array. Where a path in the whole model
+    and a class both apply, the path decides. An array without a rule stays as it is, and so do shapes, dtypes,
     frozen marks, and everything that is no array of floating-point (or complex) numbers.
 
     Initialisers are called `(key, shape, dtype)`, as those of `jax.nn.initializers`. These take the last axis of an
@@ -111,21 +114,32 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
         >>> print(abs(model.layers[1].weight @ model.layers[1].weight.T - jax.numpy.eye(8)).max() < 1e-5)
         True
     """
-    tests = {rule: _test(rule, initialiser) for rule, initialiser in rules.items()}
+    for rule, initialiser in rules.items():
+        _check(rule, initialiser)
     weights = list(_weights(model, Place(), (), ()))
-    chosen: list[tuple[_Weight, Initialiser]] = []
-    used: set[Rule] = set()
-    for weight in weights:
-        applying: list[Rule] = [rule for rule, applies in tests.items() if applies(weight)]
-        used.update(applying)
-        patterns: list[Rule] = [rule for rule in applying if isinstance(rule, str)]
-        found = patterns or applying
-        if len(found) > 1:
-            raise _ambiguous(weight, found)
-        chosen.extend((weight, rules[rule]) for rule in found)
-    idle = [rule for rule in rules if rule not in used]
-    if idle:
-        raise _idle(idle, weights)
+    paths = Paths(weight.path for weight in weights)
+    by_path, idle = paths.rules(rule for rule in rules if isinstance(rule, str))
+    found: list[list[Rule]] = [list(texts) for texts in by_path]
+    lost: list[str] = []
+    for rule in rules:
+        if not isinstance(rule, str):
+            within = _within(rule, weights)
+            for i in within:
+                if not by_path[i]:
+                    found[i].append(rule)
+            if not within:
+                lost.append(f"{_text(rule)}: {_near(rule, weights)}")
+    several = any(len(some) > 1 for some in found)
+    if idle or lost or several:
+        raise paths.refusal(
+            "initialise(model, rules, key)",
+            idle,
+            found,
+            others=lost,
+            text=_text,
+            instead=_INSTEAD if several else None,
+        )
+    chosen = [(weight, rules[some[0]]) for weight, some in zip(weights, found, strict=True) if some]
     keys = keys_of(key, [weight.names for weight, _ in chosen])
     new = {
         weight.path: _draw(initialiser, k, weight)
@@ -166,8 +180,8 @@ def _norms(
         yield from _norms(part, below, (*path, key), new)
 
 
-def _test(rule: Any, initialiser: Any) -> Callable[[_Weight], bool]:
-    """Whether a rule applies to an array."""
+def _check(rule: Any, initialiser: Any) -> None:
+    """Refuses what is no rule, or no initialiser."""
     if not callable(initialiser):
         raise type_error(
             "an initialiser is a function",
@@ -176,22 +190,32 @@ def _test(rule: Any, initialiser: Any) -> Callable[[_Weight], bool]:
             got=short(initialiser),
             instead="for example jax.nn.initializers.constant(0.1)",
         )
-    if isinstance(rule, str):
-        pattern = Pattern(rule)
-        return lambda weight: pattern.matches(weight.path)
-    owner, text = rule if isinstance(rule, tuple) and len(rule) == 2 else (rule, "weight")
-    if not isinstance(owner, type) or not isinstance(text, str):
+    owner, text = rule if isinstance(rule, tuple) and len(rule) == 2 else (rule, "")
+    if not isinstance(rule, str) and not (isinstance(owner, type) and isinstance(text, str)):
         raise type_error(
             "a rule says which arrays it is for",
             where="initialise(model, rules, key)",
-            expected="a pattern, a class, or a pair of a class and a pattern",
+            expected="a path, a class, or a pair of a class and a path",
             got=short(rule),
             instead='"**.bias", nn.Linear or (nn.Linear, "bias")',
         )
-    pattern = Pattern(text)
-    return lambda weight: any(
-        issubclass(cls, owner) and pattern.matches(name) for cls, name in weight.owners
-    )
+
+
+def _within(rule: type | tuple[type, str], weights: list[_Weight]) -> list[int]:
+    """Which arrays are in a module of a class, at a path in that module."""
+    owner, text = rule if isinstance(rule, tuple) else (rule, "weight")
+    inside = _inside(owner, weights)
+    return sorted({inside[j][0] for j in Paths(name for _, name in inside).leaves(text)})
+
+
+def _inside(owner: type, weights: list[_Weight]) -> list[tuple[int, str]]:
+    """The arrays in modules of a class, and what they are called in there."""
+    return [
+        (i, name)
+        for i, weight in enumerate(weights)
+        for cls, name in weight.owners
+        if issubclass(cls, owner)
+    ]
 
 
 def _draw(initialiser: Initialiser, key: Any, weight: _Weight) -> Array:
@@ -229,45 +253,12 @@ def _text(rule: Any) -> str:
     return rule.__name__ if isinstance(rule, type) else repr(rule)
 
 
-def _listed(items: Iterable[str]) -> str:
-    return listed(dict.fromkeys(items)) or "none"
-
-
-def _ambiguous(weight: _Weight, rules: list[Rule]) -> ValueError:
-    return value_error(
-        "two rules are for one array",
-        where=f"initialise(model, rules, key), for {weight.name}",
-        expected="one pattern for it, or else one class",
-        got=" and ".join(map(_text, rules)),
-        instead="narrower rules; a pattern over the whole name goes before rules with classes",
-    )
-
-
-def _idle(rules: list[Rule], weights: list[_Weight]) -> ValueError:
-    return value_error(
-        "a rule is for no array of the model",
-        where="initialise(model, rules, key)",
-        expected="floating-point arrays for every rule",
-        got=", ".join(map(_text, rules)),
-        instead="\n".join(_near(rule, weights) for rule in rules),
-    )
-
-
-def _near(rule: Rule, weights: list[_Weight]) -> str:
-    """What there is instead of what a rule is looking for."""
-    if isinstance(rule, str):
-        names = [weight.name for weight in weights]
-        if any(Pattern(f"{rule}.**").matches(name) for name in names):
-            return f"{rule!r} is a node: for the arrays in it, write {rule + '.**'!r}"
-        ends = {name.rpartition(".")[2]: name for name in reversed(names)}
-        end = difflib.get_close_matches(rule.rpartition(".")[2], ends)
-        near = difflib.get_close_matches(rule, names) or [ends[text] for text in end]
-        if near:
-            return f"{rule!r}: did you mean {' or '.join(map(repr, near))}?"
-        return f"the arrays are {_listed(names)}"
-    owner = rule[0] if isinstance(rule, tuple) else rule
-    owners = [pair for weight in weights for pair in weight.owners]
-    names = [name for cls, name in owners if issubclass(cls, owner)]
+def _near(rule: type | tuple[type, str], weights: list[_Weight]) -> str:
+    """What there is instead of what a rule with a class is looking for."""
+    owner, text = rule if isinstance(rule, tuple) else (rule, "weight")
+    names = dict.fromkeys(name for _, name in _inside(owner, weights))
     if names:
-        return f"the arrays of {owner.__name__} are {_listed(names)}"
-    return f"the classes with arrays are {_listed(cls.__name__ for cls, _ in owners)}"
+        near = Paths(names).near(text)
+        return near or f"no leaf there; the arrays of {owner.__name__} are {listed(names)}"
+    classes = dict.fromkeys(cls.__name__ for weight in weights for cls, _ in weight.owners)
+    return f"no such module; the classes with arrays are {listed(classes) or 'none'}"

@@ -58,7 +58,7 @@ def export(
             function) is part of the program.
         keywords: keyword arguments, likewise. What is left out keeps its default.
         shapes: sizes that may vary, as in `jax.export.symbolic_shape`, by the name of the argument
-            (or pattern, see `vernal.trees.Pattern`): `{"x": "batch, ..."}` for a first axis of any
+            (or path, see `vernal.trees.Pattern`): `{"x": "batch, ..."}` for a first axis of any
             size and others as in the example. One letter or word is one size in all arguments.
         platforms: of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"` those it shall run on; the one of this
             process if not given.
@@ -173,7 +173,7 @@ def _with_sizes(inputs: dict[str, Any], shapes: Mapping[str, str] | None) -> dic
         sizes = jax.export.symbolic_shape(shape, scope=scope, like=leaf.shape)
         return jax.ShapeDtypeStruct(sizes, leaf.dtype)
 
-    found = match_paths(inputs, shapes, default=None)
+    found = match_paths(inputs, shapes, default=None, where="export(function, ..., shapes=...)")
     return jax.tree.map(sized, inputs, found, is_leaf=is_none)
 
 

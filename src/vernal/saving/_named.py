@@ -162,8 +162,8 @@ def load(
             has one; where it is a Python number, a number of its type. Other leaves (functions,
             strings) are taken as they are.
         strict: whether all of the file must fit.
-        rename: what has another name or form in the file, as rules of `from_torch`: names of `like`
-            and those in the file, with the same wildcards on both sides, as in
+        rename: what has another name or form in the file, as rules of `from_torch`: paths in `like`
+            and names in the file, with the same wildcards on both sides, as in
             `{"encoder.*": "blocks.*"}`; a tuple of names where an array was joined or cut; a
             `Conversion` for any other change; None for leaves that keep their value in `like`.
             Random keys can only be renamed.

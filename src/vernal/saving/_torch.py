@@ -93,7 +93,8 @@ def from_torch(
     """A model with the weights of a PyTorch model, or of a Hugging Face checkpoint.
 
     Arrays are found by name: without a rule, an array of the model takes the tensor of the same
-    dotted name. A rule maps a name of ours to one of theirs:
+    dotted name. A rule maps a path of ours (see `vernal.trees.Pattern`), of an array or of a whole part,
+    to a name of theirs:
 
     * `*` (within one part of a name) and `**` (any parts) may stand in both; what they match in
       ours stands in theirs: `{"blocks.*.norm.*": "transformer.h.*.ln_1.*"}`;

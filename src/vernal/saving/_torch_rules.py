@@ -1,6 +1,6 @@
 """Rules that say which tensors of another program are which leaves of a model.
 
-A rule has a pattern of our names on one side and one of theirs on the other. What the wildcards `*`
+A rule has a path of ours on one side and a pattern of their names on the other. What the wildcards `*`
 and `**` of ours stand for is put in the place of theirs, one after the other, and `#` in theirs is
 an index along a leading axis of ours. Out of each rule come as many links as the tree has leaves
 for it: names on our side, names on theirs, and how to convert both ways.
@@ -12,11 +12,10 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from ..show import short, value_error
-from ..trees import Pattern
+from ..show import value_error
+from ..trees import Paths, Pattern
 
 _WILDCARD = re.compile(r"\*\*|\*")
-_OTHER_WILDCARDS = re.compile(r"[?\[\]{}]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,26 +102,10 @@ def _indexed(name: str, index: tuple[int, ...]) -> str:
     return "".join(itertools.chain(*zip(parts, map(str, index), strict=False), parts[-1:]))
 
 
-def _regex(pattern: str) -> re.Pattern[str]:
-    """A pattern as a regular expression with a group for each wildcard."""
-    text, dot = "", ""
-    for part in pattern.split("."):
-        if part == "**":
-            # Its dot is on the side where there is another part.
-            text += rf"(?:{dot}(.+))?" if dot else r"(?:(.+)\.)?"
-        else:
-            text += dot + r"([^.]*)".join(map(re.escape, part.split("*")))
-            dot = r"\."
-    return re.compile("(.*)" if pattern == "**" else text)
-
-
-def _captured(pattern: str, name: str) -> list[str] | None:
-    """What the wildcards stand for in a name; None if the pattern does not match it."""
-    match = _regex(pattern).fullmatch(name)
-    return None if match is None else [text or "" for text in match.groups()]
-
-
 def _filled(pattern: str, captured: list[str]) -> str:
+    if len(captured) > len(_WILDCARD.findall(pattern)):
+        # A whole part of the tree, whose leaves are below.
+        pattern += ".**"
     texts = iter(captured)
     parts = _WILDCARD.sub(lambda _: next(texts), pattern).split(".")
     # `**` may stand for nothing.
@@ -137,16 +120,16 @@ def _check(key: Any, ours: tuple[str, ...], theirs: tuple[str, ...]) -> None:
     """Refuses a rule whose two sides do not belong together."""
     if not theirs:
         raise _bad_rule(key, "a rule names no tensor", "a name; or None, to keep the leaf as it is")
-    for pattern in ours:
-        Pattern(pattern)
-        if _OTHER_WILDCARDS.search(pattern):
+    own = {pattern: Pattern(pattern).stars for pattern in ours}
+    for pattern, stars in own.items():
+        if stars is None:
             raise _bad_rule(
                 key,
                 f"what matches in {pattern!r} cannot be used again on the other side",
-                "names in which * and ** are the only wildcards",
+                "paths in which * and ** are the only wildcards",
                 "a rule for each of the names",
             )
-    counts = {len(_WILDCARD.findall(pattern)) for pattern in (*ours, *theirs)}
+    counts = {*own.values(), *(len(_WILDCARD.findall(name)) for name in theirs)}
     if len(counts) > 1:
         raise _bad_rule(
             key,
@@ -166,55 +149,43 @@ def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def _rule_links(key: str | tuple[str, ...], value: Theirs, names: Collection[str]) -> list[Link]:
+def _rule_links(key: str | tuple[str, ...], value: Theirs, paths: Paths) -> list[Link]:
     """The links of one rule; for a rule that keeps leaves as they are, without tensors."""
     ours = _tuple(key)
-    conversion = value if isinstance(value, Conversion | Tied) else None
     if value is None:
-        found = [Link((n,), ()) for pattern in ours for n in names if Pattern(pattern).matches(n)]
+        chosen = [paths.leaves(path) for path in ours]
+        idle = [path for path, leaves in zip(ours, chosen, strict=True) if not leaves]
+        found = [Link((paths.names[i],), ()) for leaves in chosen for i in leaves]
     else:
+        conversion = value if isinstance(value, Conversion | Tied) else None
         theirs = _tuple(value.theirs if isinstance(value, Conversion | Tied) else value)
         _check(key, ours, theirs)
-        captures = [texts for name in names if (texts := _captured(ours[0], name)) is not None]
+        linked = paths.counterparts(ours)
+        absent = {name for names, _ in linked for name in names} - set(paths.names)
+        idle = [path for path in ours if not paths.leaves(path)] or sorted(absent)
+        depth = theirs[0].count("#")
         found = [
-            Link(
-                tuple(_filled(pattern, texts) for pattern in ours),
-                tuple(_filled(name, texts) for name in theirs),
-                theirs[0].count("#"),
-                conversion,
-            )
-            for texts in captures
+            Link(names, tuple(_filled(name, texts) for name in theirs), depth, conversion)
+            for names, texts in linked
         ]
-    absent = [name for link in found for name in link.ours if name not in names]
-    if absent or not found:
-        raise value_error(
-            "a rule is for leaves that the model does not have",
-            where=f"rule {key!r}",
-            expected="every pattern on our side to match a leaf",
-            got=(f"no {', '.join(absent)}" if absent else "no match")
-            + "; the leaves are:\n"
-            + "\n".join(names),
-        )
+    if idle:
+        raise paths.refusal(f"rule {key!r}", idle)
     return found
 
 
 def links_of(names: Collection[str], rules: Rules) -> list[Link]:
     """Links for all leaves: by the rules, and otherwise to the tensor of the same name. Raises `ValueError` if a
     rule cannot be read or has no leaf, or two rules have the same."""
-    owner: dict[str, Any] = {}
+    paths = Paths(names)
+    owners: dict[str, list[Any]] = {name: [] for name in names}
     links: list[Link] = []
     for key, value in rules.items():
-        for link in _rule_links(key, value, names):
+        for link in _rule_links(key, value, paths):
             for name in link.ours:
-                if name in owner:
-                    raise value_error(
-                        "a leaf has more than one rule",
-                        where=name,
-                        got=f"the rules {short(owner[name])} and {short(key)}",
-                        instead="narrower patterns",
-                    )
-                owner[name] = key
+                owners[name].append(key)
             links.append(link)
+    if any(len(keys) > 1 for keys in owners.values()):
+        raise paths.refusal("the rules for names of another program", found=list(owners.values()))
     return [link for link in links if link.theirs] + [
-        Link((name,), (name,)) for name in names if name not in owner
+        Link((name,), (name,)) for name, keys in owners.items() if not keys
     ]

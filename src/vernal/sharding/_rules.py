@@ -1,11 +1,10 @@
-"""How the arrays of a tree are spread over a mesh: rules by the names of the arrays.
+"""How the arrays of a tree are spread over a mesh: rules by path.
 
-A rule is a pattern and a `jax.P`. Every array must have exactly one, except that a number (an array of rank 0) needs
-none: no order and no precedence is to be remembered, and a mistyped pattern cannot leave a large array whole on every
+A rule is a path and a `jax.P`. Every array must have exactly one, except that a number (an array of rank 0) needs
+none: no order and no precedence is to be remembered, and a mistyped path cannot leave a large array whole on every
 device. All that does not fit is told in one error.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,14 +13,11 @@ import jax.tree_util as jtu
 from jax import P
 from jax.sharding import Mesh, NamedSharding
 
-from ..show import listed, message, short, shown_name, spec_text, type_error, value_error
+from ..show import listed, short, shown_name, spec_text, type_error, value_error
 from ..transforms import axis_names
-from ..trees import Pattern, has_shape, named_leaves
+from ..trees import Paths, has_shape, named_leaves
 
 Rules = Mapping[str, P] | Callable[[Any], Mapping[str, P]]
-
-# A rule that is a name with none of these in it can match no other name.
-_SPECIAL = frozenset('*?[]{},"`\\')
 
 
 def placed_leaves(tree: Any) -> dict[str, Any]:
@@ -59,38 +55,26 @@ def specs_by_name(
                 instead="jax.P() for an array that every device has whole",
             )
     leaves = placed_leaves(tree)
-    found = _matches(list(leaves), rules)
+    paths = Paths(leaves)
+    found, idle = paths.rules(rules)
+    unruled: list[int] = []
     problems: list[str] = []
     specs: dict[str, P] = {}
-    for name, leaf in leaves.items():
-        texts = found[name]
+    for i, (name, leaf) in enumerate(leaves.items()):
         # `P()` is all that there is for a number.
         fallback = P() if default is None and leaf.ndim == 0 else default
-        spec = specs[name] = rules[texts[0]] if texts else fallback or P()
-        about = f"{shown_name(name)}, {spec_text(leaf)}"
-        if len(texts) > 1:
-            problems.append(f"{about}: more than one rule, {' and '.join(map(repr, texts))}")
-        elif not texts and fallback is None:
-            problems.append(f"{about}: no rule")
-        else:
-            rule = f"{texts[0]!r}: {spec}" if texts else f"default={spec}"
+        spec = specs[name] = rules[found[i][0]] if found[i] else fallback or P()
+        if not found[i] and fallback is None:
+            unruled.append(i)
+        elif len(found[i]) < 2:
+            about = f"{shown_name(name)}, {spec_text(leaf)}"
+            rule = f"{found[i][0]!r}: {spec}" if found[i] else f"default={spec}"
             problems += [f"{about}: {problem}, in {rule}" for problem in _misfit(leaf, spec, mesh)]
-    used = {text for texts in found.values() for text in texts}
     # A tree without arrays, such as the state of a simple optimiser, fits all rules.
-    idle = [text for text in rules if text not in used and leaves]
-    if problems or idle:
-        raise ValueError(_refusal(problems, idle, list(leaves), mesh, where))
+    idle = idle if leaves else []
+    if problems or idle or unruled or any(len(texts) > 1 for texts in found):
+        raise _refusal(paths, idle, found, unruled, problems, mesh, where)
     return specs
-
-
-def _matches(names: list[str], rules: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The rules for each name."""
-    exact = {name for name in names if name in rules and not _SPECIAL & set(name)}
-    patterns = [(text, Pattern(text)) for text in rules if text not in exact]
-    return {
-        name: [name] * (name in exact) + [text for text, p in patterns if p.matches(name)]
-        for name in names
-    }
 
 
 def _misfit(leaf: Any, spec: P, mesh: Mesh) -> list[str]:
@@ -111,26 +95,29 @@ def _misfit(leaf: Any, spec: P, mesh: Mesh) -> list[str]:
     return problems
 
 
-def _idle_text(text: str, names: list[str]) -> str:
-    below = f"{text}.**" if text else "**"
-    if any(Pattern(below).matches(name) for name in names):
-        return f"the rule {text!r}: no array, but a part; for the arrays in it, write {below!r}"
-    near = difflib.get_close_matches(text, names, n=1)
-    return f"the rule {text!r}: no array" + (f"; did you mean {near[0]!r}?" if near else "")
-
-
-def _refusal(problems: list[str], idle: list[str], names: list[str], mesh: Mesh, where: str) -> str:
-    got = [*problems, *(_idle_text(text, names) for text in idle)]
-    axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    arrays = "" if problems else "\nthe arrays are:\n" + listed(map(shown_name, names), "\n")
-    return message(
-        "the rules do not fit the arrays of the tree",
-        where=f"{where}(tree, mesh, rules)",
-        expected="for every array one rule, and for every rule an array; in each rule mesh axes "
-        f"({axes}), each at most once, that divide the axes of the array",
-        got=listed(got, "\n") + arrays,
-        instead="narrower patterns where two match; None in a jax.P for an axis that is not cut, jax.P() for an array "
-        "that every device has whole, `default=jax.P()` for all arrays without a rule",
+def _refusal(
+    paths: Paths,
+    idle: list[str],
+    found: list[list[str]],
+    unruled: list[int],
+    problems: list[str],
+    mesh: Mesh,
+    where: str,
+) -> ValueError:
+    instead = [
+        "`default=jax.P()` for all arrays without a rule" if unruled else "",
+        f"specs with the axes of the mesh ({', '.join(f'{n}={k}' for n, k in mesh.shape.items())}), each at most "
+        "once, that divide the axes of the array; None for an axis that is not cut"
+        if problems
+        else "",
+    ]
+    return paths.refusal(
+        f"{where}(tree, mesh, rules)",
+        idle,
+        found,
+        unruled,
+        others=problems,
+        instead="\n".join(filter(None, instead)) or None,
     )
 
 
@@ -151,9 +138,9 @@ def shardings(
         tree: any pytree: a model, the state of an optimiser, a tuple of both. Of arrays only shapes are looked at, so
             that `vernal.filter_eval_shape` can make it.
         mesh: see `make_mesh`.
-        rules: by pattern over the names of arrays (see `vernal.trees.Pattern`), a `jax.P` that names the mesh axis over
-            which each axis of the array is spread: `{"**.weight": jax.P("model", None), "**.bias": jax.P()}`. Or a
-            function that makes such rules for a tree.
+        rules: by path (see `vernal.trees.Pattern`) of arrays, or of parts of the tree, a `jax.P` that names the mesh
+            axis over which each axis of the array is spread: `{"**.weight": jax.P("model", None), "**.bias": jax.P()}`.
+            Or a function that makes such rules for a tree.
         like: the tree that the rules are for, if `tree` follows it.
         default: the spec of arrays that no rule matches; without one they are an error. Arrays of rank 0 need no rule.
 
@@ -164,7 +151,7 @@ def shardings(
         TypeError: for a rule that is not a `jax.P`.
         ValueError: if an array has no rule or several, if a rule has no array, if a spec has more entries than the
             array has axes, names an axis that the mesh does not have or one twice, or does not divide an axis of the
-            array: one error tells all of them. If `like` is given, and nothing follows it. And if a pattern cannot be
+            array: one error tells all of them. If `like` is given, and nothing follows it. And if a path cannot be
             read.
 
     Example:

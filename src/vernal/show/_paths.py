@@ -3,18 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax.tree_util as jtu
+from .._ground import key_text
 
 
 def _key_text(key: Any) -> str:
     try:
-        if isinstance(key, jtu.GetAttrKey):
-            return f".{key.name}"
-        if isinstance(key, jtu.SequenceKey):
-            return f"[{key.idx}]"
-        if isinstance(key, jtu.DictKey):
-            return f"[{key.key!r}]"
-        return str(key)
+        return key_text(key)
     except Exception:
         # A dictionary key, or a key class of somebody else, that cannot print itself must not hide
         # the real error.
@@ -34,13 +28,14 @@ def path_text(path: Sequence[Any], root: str = "") -> str:
     """A key path of JAX as Python text.
 
     Args:
-        path: key entries, as in `jax.tree_util.tree_flatten_with_path`. Keys of other classes are
-            shown by `str`.
+        path: key entries, as in `jax.tree_util.tree_flatten_with_path`.
         root: what the tree itself is called.
 
     Returns:
         For example `model.layers[0].weight`, or `['k']` without a root. The empty path is `root`,
-        or `(the tree itself)` if that is empty too.
+        or `(the tree itself)` if that is empty too. What is no expression is quoted as in
+        `vernal.trees.path_name`, so that a path without a root is a `vernal.trees.Pattern` for the
+        same place.
 
     Example:
         >>> import jax

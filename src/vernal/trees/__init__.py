@@ -20,6 +20,7 @@ from ._openings import everything_in as everything_in
 from ._openings import open_up as open_up
 from ._parts import node_parts as node_parts
 from ._parts import replace_parts as replace_parts
+from ._paths import Paths as Paths
 from ._patterns import Pattern as Pattern
 from ._patterns import match_paths as match_paths
 from ._rest import Rest as Rest

@@ -9,43 +9,20 @@ misread are quoted, so that a name can be read back, and different paths have di
 * a key that is neither a string nor an int is written as its `repr` in backquotes:
   ``table.`(0, 1)`.weight``.
 
-(`vernal.show.path_text` is the other spelling, for people who read an error: the Python expression
-`.layers[0].weight`.)
+(`vernal.show.path_text` is the other spelling: the Python expression `.layers[0].weight`. A `Pattern`
+may be written in either.)
 """
 
-import json
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
 
+from .._ground import key_name
 from ..show import path_text, value_error
 
 _Path = tuple[Any, ...]
 _IsLeaf = Callable[[Any], bool]
-
-_PLAIN = re.compile(r'(?!-?\d+\Z)[^\s.*?\[\]{},"`\\](?:[^.*?\[\]{},"`\\]*[^\s.*?\[\]{},"`\\])?')
-# A quoted part, a set of characters, or one character: what names and patterns are made of.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|`(?:[^`\\]|\\.)*`|\[!?\]?[^\]]*\]|.', re.DOTALL)
-
-
-def _key_name(key: Any) -> str:
-    if isinstance(key, jtu.GetAttrKey):
-        value = key.name
-    elif isinstance(key, jtu.SequenceKey):
-        value = key.idx
-    elif isinstance(key, (jtu.DictKey, jtu.FlattenedIndexKey)):
-        value = key.key
-    else:
-        # A key class of somebody else. JAX asks of it only that it prints.
-        value = str(key)
-    if type(value) is int:
-        return str(value)
-    if not isinstance(value, str):
-        return "`" + repr(value).replace("\\", "\\\\").replace("`", "\\`") + "`"
-    plain = _PLAIN.fullmatch(value) and value.isprintable()
-    return value if plain else json.dumps(value, ensure_ascii=not value.isprintable())
 
 
 def path_name(path: Sequence[Any]) -> str:
@@ -66,7 +43,7 @@ def path_name(path: Sequence[Any]) -> str:
         >>> [path_name(path) for path, _ in jax.tree.leaves_with_path(tree)]
         ['heads.0."a.b"', 'heads.0.bias']
     """
-    return ".".join(map(_key_name, path))
+    return ".".join(map(key_name, path))
 
 
 def tree_paths(pytree: Any, is_leaf: _IsLeaf | None = None) -> Any:
@@ -119,57 +96,3 @@ def named_leaves(pytree: Any, is_leaf: _IsLeaf | None = None) -> dict[str, Any]:
         found[name] = leaf
         paths[name] = path
     return found
-
-
-def tokens_of(text: str) -> list[str]:
-    """A name or pattern cut into quoted parts, sets of characters, and single characters."""
-    tokens = _TOKEN.findall(text)
-    for token in tokens:
-        if token in '"`[':
-            raise _unreadable(text, f"{token} without its end")
-        if token[0] == '"':
-            try:
-                json.loads(token, strict=False)
-            except ValueError as error:
-                raise _unreadable(text, f"{token}, which is not JSON ({error})") from None
-    return tokens
-
-
-def _unreadable(text: str, problem: str) -> ValueError:
-    return value_error(
-        f"the name or pattern {text!r} cannot be read",
-        expected="parts joined by dots, and quotes and brackets that are closed",
-        got=problem,
-        instead="put keys with such characters in double quotes, as path_name does",
-    )
-
-
-def parts_of(tokens: Sequence[str]) -> list[list[str]]:
-    """The tokens between the dots."""
-    parts: list[list[str]] = [[]] if tokens else []
-    for token in tokens:
-        if token == ".":
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return parts
-
-
-def is_quoted(token: str) -> bool:
-    """Whether a token is a quoted part."""
-    return token[0] in '"`'
-
-
-def unquote(token: str) -> str:
-    """What a quoted part says."""
-    if token[0] == '"':
-        return json.loads(token, strict=False)
-    return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)
-
-
-def name_keys(name: str) -> list[str]:
-    """The texts of the keys of a name, without quotes."""
-    return [
-        "".join(unquote(token) if is_quoted(token) else token for token in part)
-        for part in parts_of(tokens_of(name))
-    ]

@@ -22,6 +22,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._ground import Alive, is_library_name, never_changes, one_level, one_level_with_keys
+from ..show import path_text
 
 # What only remembers the results or the programs of the function inside; and so does a class with
 # `_vernal_remembers`.
@@ -246,7 +247,7 @@ class _Tree(Node):
         return [getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k in keys]
 
     def texts(self, count: int) -> Sequence[str]:
-        return [jtu.keystr((key,)) for key in self._keys(count)]
+        return [path_text((key,)) for key in self._keys(count)]
 
 
 class _Object(Node):

@@ -1,5 +1,6 @@
-"""`tree_at`: replacing nodes of an immutable tree, named by a function that picks them.
+"""`tree_at`: replacing nodes of an immutable tree, named by a path or by a function that picks them.
 
+Paths are read in `_places.py`; the rest is about functions.
 The difficulty: `where(tree)` returns values, and a value does not say where in the tree it was
 (two layers may share a dropout rate of 0.5, and every small int is one object). The plan: hand
 `where` a *ghost*, a copy of the tree in which every leaf is a marker that exists once. What comes
@@ -13,9 +14,10 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..show import path_text, short, type_error, value_error
+from ..show import listed, path_text, short, type_error, value_error
 from ._kinds import is_array
 from ._parts import node_parts, replace_parts
+from ._places import meant_nodes
 
 Path = tuple[Any, ...]
 _MISSING = object()
@@ -140,19 +142,20 @@ def _as_path(place: Any, paths: list[Path]) -> Path:
 
 
 def _refuse_overlap(paths: list[Path]) -> None:
-    for i, first in enumerate(paths):
-        for second in paths[i + 1 :]:
-            n = min(len(first), len(second))
-            if first[:n] != second[:n]:
-                continue
+    places = set(paths)
+    for path in paths:
+        above = next((path[:end] for end in range(len(path)) if path[:end] in places), None)
+        if above is None and len(places) < len(paths) and paths.count(path) > 1:
+            above = path
+        if above is not None:
             what = (
                 "the same node is picked twice"
-                if first == second
+                if above == path
                 else "one picked node is inside another"
             )
             raise value_error(
                 f"`where` is ambiguous: {what}",
-                where=f"{path_text(first, 'tree')} and {path_text(second, 'tree')}",
+                where=f"{path_text(above, 'tree')} and {path_text(path, 'tree')}",
                 expected="different nodes, none inside another",
                 instead="return each node once, or call tree_at twice",
             )
@@ -192,8 +195,23 @@ def _replacements(replace: Any, count: int, arrangement: Any) -> list[Any]:
     return found
 
 
+def _each(where: str, replace: Any, paths: list[Path]) -> list[Any]:
+    """The new values of the nodes that a path means."""
+    if len(paths) == 1:
+        return [replace]
+    if not isinstance(replace, (list, tuple)) or len(replace) != len(paths):
+        raise value_error(
+            "the path means several nodes, and there is not one new value for each",
+            where=f"tree_at({where!r}, tree, replace)",
+            expected=f"a list of {len(paths)} values, for {listed(path_text(path) for path in paths)}",
+            got=short(replace),
+            instead="replace_fn=lambda old: ... for all of them",
+        )
+    return list(replace)
+
+
 def tree_at(
-    where: Callable[[Any], Any],
+    where: str | Callable[[Any], Any],
     pytree: Any,
     replace: Any = _MISSING,
     replace_fn: Callable[[Any], Any] | None = None,
@@ -207,11 +225,14 @@ def tree_at(
     converter or check runs.
 
     Args:
-        where: picks one node, or any pytree of nodes (usually a tuple), from a tree like `pytree`.
-            It is given stand-ins, so it cannot look at values. It may run twice. A new
-            empty list picks nothing.
+        where: the path of a node, or of several (see `vernal.trees.Pattern`). Without wildcards it may
+            be anything in the tree. With wildcards None is passed over, `*` at the end is no structure,
+            and `**` at the end is leaves. Or a function that picks one node, or any pytree of nodes
+            (usually a tuple), from a tree like `pytree`: it is given stand-ins, so it cannot look at
+            values. It may run twice. A new empty list picks nothing.
         pytree: the tree. It is not changed.
-        replace: the new node, or as many as `where` returns, arranged alike.
+        replace: the new node, or as many as `where` returns, arranged alike. If a path means several
+            nodes, a list of new nodes in the order of the tree.
         replace_fn: computes each new node from the old one instead.
         is_leaf: as in `jax.tree.map`: what to treat as a leaf.
 
@@ -221,7 +242,8 @@ def tree_at(
     Raises:
         TypeError: unless exactly one of `replace` and `replace_fn` is given.
         ValueError: if `where` looks at values, returns something that is not in the tree, the same
-            node twice or nodes inside one another, or if the number of replacements is wrong.
+            node twice or nodes inside one another, or if the number of replacements is wrong. If a
+            path means nothing in the tree; the error suggests what does.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -231,6 +253,9 @@ def tree_at(
         Array([1., 1., 1.], dtype=float32)
         >>> vernal.tree_at(lambda d: d.p, vernal.nn.Dropout(0.5), 0.1).p
         0.1
+        >>> doubled = vernal.tree_at("[*].bias", [linear, linear], replace_fn=lambda x: 2 * x)
+        >>> bool((doubled[1].bias == 2 * linear.bias).all())
+        True
     """
     if (replace is _MISSING) == (replace_fn is None):
         raise type_error(
@@ -239,18 +264,27 @@ def tree_at(
             got="neither" if replace_fn is None else "both",
             instead="tree_at(where, tree, new_value) or tree_at(where, tree, replace_fn=lambda old: ...)",
         )
-    places, arrangement = _locate(where, pytree, is_leaf)
-    new = None if replace_fn is not None else _replacements(replace, len(places), arrangement)
-    if all(isinstance(place, int) for place in places) and len(set(places)) == len(places):
+    if isinstance(where, str):
+        meant = meant_nodes(where, pytree, is_leaf, f"tree_at({where!r}, tree, ...)")
+        paths = list(meant)
+        _refuse_overlap(paths)
+        if replace_fn is not None:
+            new = list(map(replace_fn, meant.values()))
+        else:
+            new = _each(where, replace, paths)
+        return _rebuild(pytree, list(zip(paths, new, strict=True)))
+    found, arrangement = _locate(where, pytree, is_leaf)
+    new = None if replace_fn is not None else _replacements(replace, len(found), arrangement)
+    if all(isinstance(place, int) for place in found) and len(set(found)) == len(found):
         leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
-        values = [replace_fn(leaves[p]) for p in places] if replace_fn is not None else new or []
-        if all(is_array(leaves[p]) and is_array(v) for p, v in zip(places, values, strict=True)):
+        values = [replace_fn(leaves[p]) for p in found] if replace_fn is not None else new or []
+        if all(is_array(leaves[p]) and is_array(v) for p, v in zip(found, values, strict=True)):
             # Arrays for arrays: no sorting can change.
-            for place, value in zip(places, values, strict=True):
+            for place, value in zip(found, values, strict=True):
                 leaves[place] = value
             return treedef.unflatten(leaves)
     paths_of_leaves = [p for p, _ in jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf)[0]]
-    paths = [_as_path(place, paths_of_leaves) for place in places]
+    paths = [_as_path(place, paths_of_leaves) for place in found]
     _refuse_overlap(paths)
     if replace_fn is not None:
         new = [replace_fn(_node_at(pytree, path)) for path in paths]

@@ -47,6 +47,6 @@ from ._adaptive_pool import AdaptiveMaxPool1d as AdaptiveMaxPool1d
 from ._adaptive_pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
 from ._adaptive_pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
 from ._adaptive_pool import AdaptivePool as AdaptivePool
+from ._batch_norm import BatchNorm as BatchNorm
 
 _publish(__name__, globals())
-from ._batch_norm import BatchNorm as BatchNorm
