@@ -142,3 +142,60 @@ def test_a_condition_may_change_no_state(kind):
 
     with pytest.raises(NotImplementedError, match="a state is changed in the condition of a loop"):
         reap(loop)(jnp.array(0), jnp.float32(0))
+
+
+def test_what_nobody_needs_is_lost_without_an_error():
+    def count(slot, x):
+        return sow(slot, planted(slot) + 1, x, needed=False)
+
+    def loop(slot, x):
+        return loops.while_loop(
+            lambda c: c[0] < 3,
+            lambda c: (c[0] + 1, count(slot, c[1])),
+            (0, x),
+            kind="bounded",
+            max_steps=3,
+        )[1]
+
+    x = jnp.float32(2)
+    for fn in (count, loop, jax.jit(loop), jax.grad(loop, argnums=1)):
+        assert fn(jnp.array(0), x) in (1, 2)
+    assert reap(loop)(jnp.array(0), x)[1] == 3
+    # What is computed is no slot: its value is lost inside of `reap` as well.
+    assert reap(lambda slot, x: count(2 * slot, x))(jnp.array(1), x) == (2, 1)
+
+
+def test_needed_and_other_slots_in_one_loop():
+    def both(a, b, x):
+        x = sow(a, planted(a) + 1, x)
+        return sow(b, planted(b) + 1, x, needed=False)
+
+    def loop(slots, n):
+        return loops.while_loop(
+            lambda c: c[0] < n,
+            lambda c: (c[0] + 1, both(*slots, c[1])),
+            (0, jnp.zeros(())),
+            kind="bounded",
+            max_steps=4,
+        )[1]
+
+    slots, steps = (jnp.zeros(3), jnp.zeros(3)), jnp.array([0, 2, 3])
+    _, (a, b) = jax.vmap(reap(loop))(slots, steps)
+    np.testing.assert_array_equal([a, b], [steps, steps])
+    with pytest.raises(RuntimeError, match="nobody takes it"):
+        loop((jnp.array(0.0), jnp.array(0.0)), 2)
+
+
+def test_shard_map_inside_of_a_condition_keeps_what_is_sown():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+
+    def count(slot, x):
+        return sow(slot, planted(slot) + 1, x)
+
+    def fn(slot, x):
+        spread = jax.shard_map(count, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+        return sow_if(None, spread, slot, x, step=jnp.int32(0))
+
+    _, slot = jax.jit(reap(fn))(jnp.zeros(2), jnp.ones(2))
+    np.testing.assert_array_equal(slot, [1, 1])

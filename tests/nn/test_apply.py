@@ -13,7 +13,7 @@ from vernal import nn
 
 
 def close(a, b, rtol=1e-5):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), a, b)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-5), a, b)
 
 
 class Block(vernal.Module):

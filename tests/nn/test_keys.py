@@ -166,3 +166,119 @@ def test_a_layer_without_any_key_says_how_to_give_one():
         RuntimeError, match=r"(?s)Dropout needs a random key.*nn\.keys\(model, key\).*nn\.apply"
     ):
         nn.Dropout()(jnp.ones(3))
+
+
+class Several(vernal.Module):
+    """One dropout, used several times by one of many ways to do so."""
+
+    dropout: nn.Dropout
+    way: str
+
+    def __call__(self, x):
+        def step(_, x):
+            return None, self.dropout(x)
+
+        if self.way == "calls":
+            return jnp.stack([self.dropout(x), self.dropout(x), self.dropout(x)])
+        xs = jnp.stack([x, x, x])
+        if self.way == "scan":
+            return jax.lax.scan(step, None, xs)[1]
+        if self.way == "our scan":
+            return vernal.loops.scan(step, None, xs)[1]
+        if self.way == "checkpoint":
+            return jax.lax.scan(jax.checkpoint(step), None, xs)[1]
+        if self.way == "map":
+            return vernal.loops.map(self.dropout, xs)
+        if self.way == "cond":
+            return jnp.stack(
+                [vernal.filter_cond(jnp.array(True), self.dropout, jnp.sin, x) for _ in range(3)]
+            )
+        return vernal.loops.while_loop(
+            lambda c: c[0] < 3,
+            lambda c: (c[0] + 1, c[1].at[c[0]].set(self.dropout(x))),
+            (0, jnp.zeros((3, *x.shape))),
+            kind=self.way,
+            max_steps=3,
+        )[1]
+
+
+WAYS = ["calls", "scan", "our scan", "checkpoint", "map", "cond", "lax", "bounded", "checkpointed"]
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+@pytest.mark.parametrize("way", WAYS)
+def test_each_use_of_a_layer_draws_anew(way, make_key):
+    x, key = jnp.ones(64), make_key(0)
+    model = Several(nn.Dropout(0.5), way)
+
+    @jax.jit
+    def run(x, key):
+        return nn.apply(model, x, key=key)[0]
+
+    ys = run(x, key)
+    # No two alike, the same for the same key, and the same numbers whichever way it is written.
+    assert len({np.asarray(y).tobytes() for y in ys}) == 3
+    assert jnp.array_equal(ys, run(x, key)) and not jnp.array_equal(ys, run(x, make_key(1)))
+    by_calls = nn.apply(Several(nn.Dropout(0.5), "calls"), x, key=key)[0]
+    assert jnp.array_equal(ys, by_calls)
+    _, same = nn.apply(model, x, key=key)
+    assert vernal.tree_equal(same, model)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_uses_the_masks_of_the_value(way):
+    model, x, key = Several(nn.Dropout(0.5), way), jnp.ones(32), jax.random.key(0)
+
+    def total(x):
+        return nn.apply(model, x, key=key)[0].sum()
+
+    def values_and_gradient(x):
+        return nn.apply(model, x, key=key)[0].sum(0), jax.vjp(total, x)[1](1.0)[0]
+
+    refused = {
+        "lax": (ValueError, "Reverse-mode differentiation does not work"),
+        "checkpointed": (NotImplementedError, "makes its steps again(?s:.)*kind 'bounded'"),
+    }
+    if way in refused:
+        error, text = refused[way]
+        with pytest.raises(error, match=text):
+            values_and_gradient(x)
+    else:
+        np.testing.assert_allclose(*jax.jit(values_and_gradient)(x))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_apply_every_use_is_the_first(way):
+    model, key = nn.keys(Several(nn.Dropout(0.5), way), jax.random.key(0)), jax.random.key(0)
+    ys = jax.jit(lambda model: model(jnp.ones(64)))(model)
+    first = nn.apply(Several(nn.Dropout(0.5), way), jnp.ones(64), key=key)[0][0]
+    assert all(jnp.array_equal(y, first) for y in ys)
+
+
+def test_each_layer_of_a_stack_draws_anew_at_each_use():
+    class Again(vernal.Module):
+        stack: nn.Stack | list
+
+        def __call__(self, x):
+            def once(x):
+                if isinstance(self.stack, nn.Stack):
+                    return self.stack(x)
+                for layer in self.stack:
+                    x = layer(x)
+                return x
+
+            return once(x), once(x)
+
+    stack = nn.Stack(lambda key: nn.Dropout(0.2), 4, key=jax.random.key(0))
+    x, key = jnp.ones(200), jax.random.key(1)
+    first, second = nn.apply(Again(stack), x, key=key)[0]
+    assert not jnp.array_equal(first, second)
+    listed = nn.apply(Again(list(stack)), x, key=key)[0]
+    np.testing.assert_allclose(listed, [first, second], rtol=1e-6)
+
+
+def test_members_and_examples_that_have_keys_of_their_own():
+    model, xs = Several(nn.Dropout(0.5), "scan"), jnp.ones((4, 32))
+    keys = jax.random.split(jax.random.key(0), 4)
+    ys = jax.vmap(lambda x, key: nn.apply(model, x, key=key)[0])(xs, keys)
+    assert len({np.asarray(y).tobytes() for y in ys.reshape(-1, 32)}) == 12

@@ -91,7 +91,7 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
         return _opened(eqn, args, views, slots), []
     out = primitive.bind(*args, **primitive.get_bind_params(eqn.params))
     if primitive.multiple_results:
-        return out, []
+        return list(out), []
     return [out], [follow(eqn, args, views[0])] if views and views[0] else []
 
 
@@ -116,11 +116,13 @@ def _check(args: list[Any], slots: Slots, *, loops: int, **params: Any) -> Any:
 
 
 def _sow(
-    args: list[Any], views: Views, slots: Slots, n: int, where: str, program: int
+    args: list[Any], views: Views, slots: Slots, n: int, where: str, needed: bool, program: int
 ) -> tuple[list[Any], Views]:
     values, olds, rest = parts_of_sow(args, n)
     _, of_olds, of_rest = parts_of_sow(views, n)
     for value, old, view in zip(values, olds, of_olds, strict=True):
+        if view is None and not needed:
+            continue
         if view is None:
             raise value_error(
                 "the old value of a state was computed, so it is not known where the new one belongs",
@@ -131,6 +133,8 @@ def _sow(
                 "differs between the elements computes it: map `vernal.nn.apply` as a whole",
             )
         slots.sown.add((view.slot, program))
+        if needed:
+            slots.needed.add(view.slot)
         view.put(slots.values, _as_before(value, jax.typeof(old), where))
     return rest, of_rest
 
@@ -303,9 +307,14 @@ def _shard_map(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[An
         None if view is None else numbers[v] for v, view in zip(eqn.invars, views, strict=True)
     ]
 
+    outer = [view.slot for view in parts.values()]
+
     def inside(values: list[Any], *args: Any) -> Any:
         inner = Slots(values)
         out, _ = evaluate(params["jaxpr"], (), args, of_args, inner)
+        slots.read |= {(outer[i], program) for i, program in inner.read}
+        slots.sown |= {(outer[i], program) for i, program in inner.sown}
+        slots.needed |= {outer[i] for i in inner.needed}
         return inner.values, out
 
     values, out = jax.shard_map(

@@ -24,6 +24,7 @@ class Slots:
     Attributes:
         read: the slots that were read here, and by operations of which program.
         sown: those that were sown, likewise.
+        needed: those of which somebody has to take the new value.
     """
 
     def __init__(self, values: Sequence[Any], active: int | None = None, step: int | None = None):
@@ -34,6 +35,7 @@ class Slots:
         self.told = [i for i in (active, step) if i is not None]
         self.read: set[tuple[int, int]] = set()
         self.sown: set[tuple[int, int]] = set()
+        self.needed: set[int] = set()
 
     def used(self, views: Views) -> list[int]:
         """The numbers of the slots that an operation with these arguments can reach."""
@@ -53,7 +55,7 @@ class Slots:
         """For the program of an operation, which has its own values of these slots."""
         inner = Slots([None] * len(self.values), self.active, self.step)
         inner.set(numbers, values)
-        inner.read, inner.sown = self.read, self.sown
+        inner.read, inner.sown, inner.needed = self.read, self.sown, self.needed
         return inner
 
     def inside_loop(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":

@@ -78,16 +78,15 @@ def _not_reaped(where: str) -> RuntimeError:
     )
 
 
-def _sow_impl(*args: Any, where: str, **params: Any) -> Any:
-    raise _not_reaped(where)
-
-
-def _sow_lowering(ctx: Any, *args: Any, where: str, **params: Any) -> Any:
-    raise _not_reaped(where)
+def _through(*args: Any, n: int, where: str, needed: bool, program: int) -> list[Any]:
+    del program
+    if needed:
+        raise _not_reaped(where)
+    return parts_of_sow(args, n)[2]
 
 
 def _sow_batch(
-    axis: Any, args: Any, dims: Any, *, n: int, where: str, program: int
+    axis: Any, args: Any, dims: Any, *, n: int, where: str, **params: Any
 ) -> tuple[Any, Any]:
     values, slots, rest = parts_of_sow(args, n)
     of_values, of_slots, of_rest = parts_of_sow(dims, n)
@@ -108,7 +107,7 @@ def _sow_batch(
                 values[i] = jnp.broadcast_to(jnp.expand_dims(values[i], slot), jnp.shape(slots[i]))
             else:
                 values[i] = jnp.moveaxis(values[i], value, slot)
-    out = sow_p.bind(*values, *slots, *rest, n=n, where=where, program=program)
+    out = sow_p.bind(*values, *slots, *rest, n=n, where=where, **params)
     return out, of_rest
 
 
@@ -118,9 +117,9 @@ def _sow_jvp(primals: Any, tangents: Any, *, n: int, **params: Any) -> tuple[Any
 
 sow_p = Primitive("sow")
 sow_p.multiple_results = True
-sow_p.def_impl(_sow_impl)
+sow_p.def_impl(_through)
 sow_p.def_abstract_eval(lambda *args, n, **params: list(args[2 * n :]))
-register_lowering(sow_p, _sow_lowering)
+register_lowering(sow_p, lower_fun(_through, multiple_results=True))
 fancy_primitive_batchers[sow_p] = _sow_batch
 primitive_jvps[sow_p] = _sow_jvp
 
@@ -144,7 +143,7 @@ def planted(slot: T) -> T:
     return rest.fill([planted_p.bind(x, program=current_program()) for x in arrays])
 
 
-def sow(slot: Any, value: Any, through: T) -> T:
+def sow(slot: Any, value: Any, through: T, *, needed: bool = True) -> T:
     """Sets a slot, for everything that comes later in the function, and for whoever called `reap`.
 
     It works inside `jax.jit`, `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint`, `jax.grad`, ... of the function too.
@@ -157,6 +156,7 @@ def sow(slot: Any, value: Any, through: T) -> T:
         value: its new value, with the same structure, shapes and dtypes. No derivative passes through it.
         through: a tree with at least one array in it, which the function has to go on with: it ties the new value
             to a place in the program.
+        needed: whether it is an error if nobody takes the value. If not, it is lost.
 
     Returns:
         `through`.
@@ -164,7 +164,7 @@ def sow(slot: Any, value: Any, through: T) -> T:
     Raises:
         ValueError: if `value` differs from `slot` in structure, shape or dtype; if there is no array in `through`;
             if the elements of `jax.vmap` disagree about a slot that is not mapped.
-        RuntimeError: when it is run, outside of `reap`.
+        RuntimeError: when it is run, outside of `reap`, if it is needed.
 
     Example:
         >>> import jax.numpy as jnp
@@ -198,8 +198,8 @@ def sow(slot: Any, value: Any, through: T) -> T:
             got=repr(through),
             instead="y = sow(slot, value, y), and then use y",
         )
-    out = sow_p.bind(*new, *old, *arrays, n=len(new), where=where, program=current_program())
-    return rest.fill(out)
+    params = {"n": len(new), "where": where, "needed": needed, "program": current_program()}
+    return rest.fill(sow_p.bind(*new, *old, *arrays, **params))
 
 
 def _arrays_in(tree: Any) -> Any:

@@ -78,10 +78,11 @@ def sow_if(pred: Any, fn: Callable[..., T], *args: Any, step: Any = None) -> T:
     program = convert_constvars_jaxpr(closed.jaxpr)
     out, _ = evaluate(program, (), inputs, views, slots)
     result = out_rest.fill(out)
-    sown = sorted({slot for slot, _ in slots.sown})
-    if not sown:
-        return result
-    new = slots.of(sown)
-    if pred is not None:
-        new = select_if_vmap(pred, new, [before[i] for i in sown])
-    return sow([inputs[i] for i in sown], new, result)
+    sown = {slot for slot, _ in slots.sown}
+    for needed, which in ((True, sown & slots.needed), (False, sown - slots.needed)):
+        if which:
+            new = slots.of(sorted(which))
+            if pred is not None:
+                new = select_if_vmap(pred, new, [before[i] for i in sorted(which)])
+            result = sow([inputs[i] for i in sorted(which)], new, result, needed=needed)
+    return result

@@ -53,6 +53,7 @@ from ._pool import MaxPool2d as MaxPool2d
 from ._pool import MaxPool3d as MaxPool3d
 from ._pool import Pool as Pool
 from ._random import key_field as key_field
+from ._random import use_key as use_key
 from ._recurrent import GRU as GRU
 from ._recurrent import LSTM as LSTM
 from ._recurrent import RNN as RNN

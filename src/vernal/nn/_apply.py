@@ -10,7 +10,7 @@ from ..harvest import reap
 from ..show import path_text, short, type_error, value_error
 from ..trees import set_attributes
 from ._inference import inference_mode
-from ._keys import keys
+from ._keys import keys_for, with_keys
 from ._state import StateIndex, is_index, state_indices
 
 T = TypeVar("T")
@@ -57,8 +57,9 @@ def apply(
     Args:
         model: what is called.
         *args: its arguments, any Python objects.
-        key: a random key, from which every layer that needs randomness is given its own (see `vernal.nn.keys`). It is
-            not passed on: for a model whose own call wants a `key`, write
+        key: a random key, from which every layer that needs randomness is given its own (see `vernal.nn.keys`). A layer
+            that is used several times, or at every step of a loop, draws anew each time. The key is not passed on:
+            for a model whose own call wants a `key`, write
             `nn.apply(model, x, method=lambda model, x: model(x, key=key))`.
         train: False puts every layer into inference, for this call. With True or None each layer does as it is told:
             nothing takes one out of inference but `nn.inference_mode(model, False)`.
@@ -103,15 +104,17 @@ def apply(
     _refuse_twice(model)
     call = _to_call(model, method)
 
-    def run(values: list[Any], args: Any, kwargs: Any) -> Any:
+    def run(slots: Any, args: Any, kwargs: Any) -> Any:
+        values, own = slots
         mine = _with_values(model, values)
         mine = inference_mode(mine) if train is False else mine
-        return call(mine if key is None else keys(mine, key), *args, **kwargs)
+        return call(with_keys(mine, own) if own else mine, *args, **kwargs)
 
     values = [index.stored() for _, index in state_indices(model)]
-    if not values:
-        return run(values, args, kwargs), model
-    out, values = reap(run)(values, args, kwargs)
+    own = [] if key is None else keys_for(model, key)
+    if not values and not own:
+        return run((values, own), args, kwargs), model
+    out, (values, _) = reap(run)((values, own), args, kwargs)
     return out, _with_values(model, values)
 
 

@@ -15,7 +15,7 @@ from ..show import value_error
 from ._layer_arguments import check_size
 from ._mesh import drawn_like
 from ._precision import narrow, widen
-from ._random import key_field, needed_key
+from ._random import key_field, use_key
 
 
 class Dropout(Module):
@@ -114,7 +114,7 @@ class Dropout(Module):
         known = not isinstance(self.p, Array)
         if inference or (known and self.p == 0):
             return x
-        key = needed_key(key, self.key, type(self).__name__)
+        key = use_key(key, self.key, type(self).__name__)
         if known and self.p == 1:
             return jnp.zeros_like(x)
         wide = widen(x)

@@ -1,6 +1,6 @@
 """`keys`: a random key of its own for every layer that needs one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax.tree_util as jtu
@@ -27,11 +27,10 @@ def keys(model: T, key: PRNGKeyArray | None) -> T:
         def loss(model, x, y, key):
             return mse(nn.keys(model, key)(x), y)
 
-    A key that is given to the call of a layer goes before the stored one. Note that a layer with a stored key draws the
-    same numbers at every call: one `Dropout` called twice in a model, or at every step of a scan over time, repeats its
-    mask. Give it keys by hand there, or write one `Dropout` for each place. `jax.vmap(model)` over examples is such
-    a repetition as well: all examples have the same mask. Either call the model with batch axes, or map over keys too:
-    `jax.vmap(lambda x, key: nn.keys(model, key)(x))(xs, keys)`.
+    A key that is given to the call of a layer goes before the stored one. Here a layer that is used twice, or at every
+    step of a scan over time, draws the same numbers each time; `vernal.nn.apply(model, x, key=key)` gives each use its
+    own. `jax.vmap(model)` over examples is a repetition in both: all examples have the same mask. Either call the
+    model with batch axes, or map over keys too: `jax.vmap(lambda x, key: nn.keys(model, key)(x))(xs, keys)`.
 
     A layer of your own takes part if it has a `Dropout` inside, or a field made by `vernal.nn.key_field`.
 
@@ -55,10 +54,20 @@ def keys(model: T, key: PRNGKeyArray | None) -> T:
     """
     if key is None:
         return _with_keys(model, Place(), lambda names: None)
+    return with_keys(model, keys_for(model, key))
+
+
+def keys_for(model: Any, key: PRNGKeyArray) -> list[Any]:
+    """The keys of all layers that need one, in the order in which they are visited."""
     places: list[Names] = []
     _with_keys(model, Place(), places.append)
-    found = iter(keys_of(key, places))
-    return _with_keys(model, Place(), lambda names: next(found))
+    return keys_of(key, places)
+
+
+def with_keys(model: T, found: Sequence[Any]) -> T:
+    """The model with these keys, in that order."""
+    rest = iter(found)
+    return _with_keys(model, Place(), lambda names: next(rest))
 
 
 def _with_keys(node: Any, place: Place, key_of: Callable[[Names], Any]) -> Any:

@@ -1,13 +1,17 @@
-"""The random key of a layer: the one of the call, or else the one that the layer holds.
+"""The random key of a layer: the one of the call, or else one made of that which the layer holds.
 
-A layer that needs randomness has a field made by `key_field`. It is None until `vernal.nn.keys` puts a key there.
+A layer that needs randomness has a field made by `key_field`. It is None until `vernal.nn.keys` or `apply` puts a key
+there. Each use of the layer takes a new key of that and leaves another one for the next use. Only `apply` sees what is
+left; without it every use is the first.
 """
 
 import dataclasses
 from typing import Any
 
+import jax
 from jaxtyping import PRNGKeyArray
 
+from ..harvest import planted, sow
 from ..modules import field
 from ..show import message
 
@@ -21,8 +25,8 @@ def key_field() -> Any:
 
         key: PRNGKeyArray | None = vernal.nn.key_field()
 
-    in a layer of your own, and let a key that is given to the call go before it. (A layer that has a `Dropout` inside
-    and no other randomness needs no such field: the `Dropout` has one.)
+    in a layer of your own, and ask for a key by `vernal.nn.use_key(key, self.key)`. (A layer that has a `Dropout`
+    inside and no other randomness needs no such field: the `Dropout` has one.)
 
     Returns:
         The field, to be assigned in the class body.
@@ -35,7 +39,7 @@ def key_field() -> Any:
         ...     scale: float
         ...     key: PRNGKeyArray | None = vernal.nn.key_field()
         ...     def __call__(self, x, *, key=None):
-        ...         key = self.key if key is None else key
+        ...         key = vernal.nn.use_key(key, self.key)
         ...         return x + self.scale * jax.random.normal(key, x.shape)
         >>> model = vernal.nn.Sequential([vernal.nn.Identity(), Noise(0.1)])
         >>> vernal.nn.keys(model, jax.random.key(0))(jax.numpy.ones(3)).shape
@@ -51,10 +55,33 @@ def key_fields(cls: type) -> frozenset[str]:
     return frozenset(f.name for f in dataclasses.fields(cls) if _MARK in f.metadata)
 
 
-def needed_key(key: PRNGKeyArray | None, stored: PRNGKeyArray | None, layer: str) -> PRNGKeyArray:
-    """The key of the call or, if there is none, the stored one; an error if there is neither."""
-    key = stored if key is None else key
-    if key is None:
+def use_key(
+    key: PRNGKeyArray | None, stored: PRNGKeyArray | None, layer: str = "this layer"
+) -> PRNGKeyArray:
+    """The random key for one use of a layer.
+
+    Args:
+        key: what was given to the call.
+        stored: the field of the layer that `key_field` declared.
+        layer: its name, for the message.
+
+    Returns:
+        `key`; or, if that is None, a key made of the stored one. Inside `vernal.nn.apply` each use of the layer has
+        another one, also in a loop.
+
+    Raises:
+        RuntimeError: if there is neither.
+
+    Example:
+        >>> import jax
+        >>> from vernal import nn
+        >>> given = jax.random.key(0)
+        >>> nn.use_key(given, None) is given
+        True
+    """
+    if key is not None:
+        return key
+    if stored is None:
         raise RuntimeError(
             message(
                 f"{layer} needs a random key while training",
@@ -66,4 +93,5 @@ def needed_key(key: PRNGKeyArray | None, stored: PRNGKeyArray | None, layer: str
                 "vernal.nn.inference_mode(model)",
             )
         )
-    return key
+    now, later = jax.random.split(planted(stored))
+    return sow(stored, later, now, needed=False)
