@@ -2,6 +2,9 @@
 transformation accepts them."""
 
 import gc as _gc
+import importlib as _importlib
+import sys as _sys
+import typing as _typing
 
 # In the middle of this import Python would look for garbage among the 100,000 objects that JAX has just made. That
 # takes half as long as the import itself.
@@ -89,3 +92,24 @@ finally:
 __version__ = "0.1.0"
 
 clear_caches.__module__ = __name__
+
+# Rooms that not every program needs: imported when they are first looked at.
+_LATER = ("compat", "estimators", "sharding", "testing")
+
+if _typing.TYPE_CHECKING:
+    from . import compat as compat
+    from . import estimators as estimators
+    from . import sharding as sharding
+    from . import testing as testing
+else:
+    # Hidden from type checkers, which would otherwise believe that every attribute exists.
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name in _LATER:
+            return _importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__]
+        )
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

@@ -18,6 +18,8 @@ from vernal.nn import (
     Shared,
     Stack,
     inference_mode,
+    keys,
+    make_with_state,
 )
 from vernal.show import human_bytes, human_count
 
@@ -330,3 +332,48 @@ def test_an_error_of_the_model_is_its_own(getkey):
 def test_what_hides_its_arrays_is_refused(model):
     with pytest.raises(TypeError, match="a summary needs a model whose arrays can be seen"):
         summary(model, jnp.ones(3))
+
+
+class Training(Module):
+    first: Linear
+    norm: BatchNorm
+    dropout: Dropout
+    blocks: Stack
+
+    def __init__(self, key):
+        self.first = Linear(4, 4, key=key)
+        self.norm = BatchNorm(4)
+        self.dropout = Dropout(0.5)
+        self.blocks = Stack(
+            lambda key: Sequential([Linear(4, 4, key=key), Dropout(0.5)]), 3, key=key
+        )
+
+    def __call__(self, x, *, key=None):
+        return self.blocks(self.dropout(jax.nn.relu(self.norm(self.first(x))), key=key))
+
+
+def test_a_model_in_training_needs_no_key_and_has_a_row_for_each_layer(getkey):
+    model, x = Training(getkey()), jax.ShapeDtypeStruct((5, 4), jnp.float32)
+    names = [
+        "model",
+        ".first",
+        ".norm",
+        ".dropout",
+        ".blocks",
+        ".blocks.layers",
+        ".blocks.layers.layers[0]",
+        ".blocks.layers.layers[1]",
+    ]
+    rows = [line.split()[0] for line in summary(model).splitlines()[2:-2]]
+    assert rows == names
+    text = summary(model, x)
+    assert row(text, ".dropout")[2] == "f32[5,4]"
+    assert row(text, "total")[-1] != "-"
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    assert row(summary(model, x, key=key), "total")[-1] == row(text, "total")[-1]
+    assert row(summary(keys(model, getkey()), x), "total")[-1] == row(text, "total")[-1]
+
+
+def test_state_outside_of_the_model_leaves_no_row():
+    model, _ = make_with_state(BatchNorm)(4)
+    assert [line.split()[0] for line in summary(model).splitlines()[2:-2]] == ["model"]

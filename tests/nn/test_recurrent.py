@@ -197,3 +197,85 @@ def test_a_state_of_another_structure_is_refused(getkey):
         inspect.unwrap(nn.LSTM.__call__)(
             layer, jnp.ones((5, 3)), [jnp.ones((1, 2)), jnp.ones((1, 2))]
         )
+
+
+MIXED = [
+    (inputs, weights, state)
+    for inputs in ("int32", "bfloat16", "float32")
+    for weights in ("bfloat16", "float32")
+    for state in (None, "int32", "bfloat16", "float32")
+]
+
+
+def _dtypes(tree):
+    return {str(leaf.dtype) for leaf in jax.tree.leaves(tree)}
+
+
+def _numbers(shape, dtype):
+    return (jnp.arange(np.prod(shape)).reshape(shape) % 5 - 2).astype(dtype)
+
+
+def _first(kind, shape, dtype):
+    return None if dtype is None else state_like(kind, _numbers(shape, dtype))
+
+
+@both
+def test_dtypes_are_promoted_together(kind, getkey):
+    for inputs, weights, state in MIXED:
+        layer = LAYERS[kind](2, 3, num_layers=2, bidirectional=True, dtype=weights, key=getkey())
+        with jax.numpy_dtype_promotion("standard"):
+            wanted = {str(jnp.result_type(*filter(None, (inputs, weights, state))))}
+            for batch in ((), (4,)):
+                xs, first = _numbers((*batch, 5, 2), inputs), _first(kind, (*batch, 4, 3), state)
+                length = jnp.full(batch, 3)
+                assert _dtypes(jax.eval_shape(layer, xs, first)) == wanted
+                assert _dtypes(jax.eval_shape(lambda: layer(xs, first, length=length))) == wanted  # noqa: B023 (called at once)
+            if state is not None:
+                cell = CELLS[kind][0](2, 3, dtype=weights, key=getkey())
+                one = jax.eval_shape(cell, _numbers((2,), inputs), _first(kind, (3,), state))
+                assert _dtypes(one) == wanted
+
+
+@both
+@pytest.mark.parametrize("inputs", ["int32", "bfloat16"])
+def test_the_values_are_those_of_promoted_arguments(kind, inputs, getkey):
+    layer = LAYERS[kind](2, 3, num_layers=2, key=getkey())
+    xs, first = _numbers((5, 2), inputs), _first(kind, (2, 3), "bfloat16")
+    promoted = jax.tree.map(lambda x: x.astype("float32"), (xs, first))
+    with jax.numpy_dtype_promotion("standard"):
+        close(layer(xs, first), layer(*promoted))
+
+
+@both
+def test_a_memory_of_another_dtype_and_weak_types_make_one_dtype(kind, getkey):
+    layer = LAYERS[kind](2, 3, dtype="bfloat16", key=getkey())
+    xs, weak = jnp.ones((5, 2), "bfloat16"), jnp.full((1, 3), 0.5)
+    assert weak.weak_type
+    with jax.numpy_dtype_promotion("standard"):
+        if kind == "LSTM":
+            mixed = layer(xs, (jnp.zeros((1, 3), "bfloat16"), jnp.zeros((1, 3), "float32")))
+            assert _dtypes(mixed) == {"float32"}
+        out = layer(xs, (weak, weak) if kind == "LSTM" else weak)
+    assert _dtypes(out) == {"bfloat16"}
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(out))
+
+
+@both
+def test_gradients_go_through_a_promotion(kind, getkey):
+    layer, xs = LAYERS[kind](2, 3, key=getkey()), jnp.ones((5, 2), "bfloat16")
+
+    def loss(layer, xs):
+        return jnp.sum(layer(xs)[0])
+
+    with jax.numpy_dtype_promotion("standard"):
+        of_layer, of_xs = jax.grad(loss, argnums=(0, 1))(layer, xs)
+    assert _dtypes(of_layer) == {"float32"}
+    assert of_xs.dtype == "bfloat16"
+
+
+@both
+def test_strict_promotion_refuses_what_linear_refuses(kind, getkey):
+    layer, xs = LAYERS[kind](2, 3, key=getkey()), jnp.ones((5, 2), "bfloat16")
+    for refuse in (layer, nn.Linear(2, 3, key=getkey())):
+        with pytest.raises(Exception, match="promotion"):
+            refuse(xs)

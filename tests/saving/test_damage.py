@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 import safetensors
 
-from vernal.saving import load, load_metadata, save, tree_deserialise_leaves, tree_serialise_leaves
+from vernal import tree_equal
+from vernal.saving import (
+    Checkpoints,
+    load,
+    load_metadata,
+    save,
+    tree_deserialise_leaves,
+    tree_serialise_leaves,
+)
 
 TREE = {
     "w": jnp.arange(6.0).reshape(2, 3),
@@ -174,6 +182,30 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
         save(tmp_path / "runs" / "model", [1.0])
     with pytest.raises(FileNotFoundError, match="its folder does not exist"):
         tree_serialise_leaves(tmp_path / "runs" / "model", [1.0])
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "ü" * 127])
+def test_the_longest_names_of_files_are_fine(tmp_path, name):
+    save(tmp_path / name, [1.0])
+    assert load(tmp_path / name, like=[0.0]) == [1.0]
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_file_name_that_is_too_long_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.replace", None)
+    with pytest.raises(OSError, match=r"File name too long: .*n'$"):
+        save(tmp_path / ("n" * 256), [1.0])
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("backend", ["safetensors", "orbax"])
+def test_long_names_of_leaves_are_fine(tmp_path, backend):
+    tree = {"k" * 10_000: jnp.ones(2), "deep": {"c" * 300: {"d" * 300: jnp.zeros(3)}}}
+    checkpoints = Checkpoints(tmp_path / "run", backend=backend)
+    checkpoints.save(1, tree)
+    assert tree_equal(checkpoints.restore(tree), tree)
+    save(tmp_path / "file", tree)
+    assert tree_equal(load(tmp_path / "file", tree), tree)
 
 
 def test_a_relative_path_is_fine(tmp_path, monkeypatch):

@@ -227,6 +227,54 @@ def test_what_is_no_file_of_weights_is_refused(folder, tmp_path):
         from_torch({}, tmp_path / "none.safetensors")
 
 
+@pytest.mark.parametrize("how", ["absolute", "upwards", "file link", "folder link"])
+def test_an_index_names_files_of_its_folder_only(folder, how):
+    inside = folder / "inside"
+    inside.mkdir()
+    (inside / "file").symlink_to(folder / "one.safetensors")
+    (inside / "folder").symlink_to(folder)
+    part = {
+        "absolute": str(folder / "one.safetensors"),
+        "upwards": "../one.safetensors",
+        "file link": "file",
+        "folder link": "folder/one.safetensors",
+    }[how]
+    (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": part}}))
+    with pytest.raises(ValueError, match="the index names a file outside of its folder") as info:
+        from_torch({"a": np.zeros((2, 3), "float32")}, inside, ignore=["skipped"])
+    assert str(folder / "one.safetensors") in str(info.value)
+
+
+def test_an_index_may_go_round_inside_its_folder(folder):
+    (folder / "inside").mkdir()
+    (folder / "here").symlink_to(".")
+    index = {"weight_map": {"a": "inside/../one.safetensors", "b": "here/two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = {"a": np.zeros((2, 3), "float32"), "b": np.zeros(2, "float32")}
+    equal(from_torch(model, folder, ignore=["skipped"]), {"a": W, "b": B})
+
+
+def test_the_cache_of_hugging_face_is_read_whose_files_are_links(folder):
+    snapshot = folder / "snapshots" / "0a1b"
+    snapshot.mkdir(parents=True)
+    for name in ("one.safetensors", "two.safetensors", "model.safetensors.index.json"):
+        blob = folder / "blobs" / name[::-1]
+        blob.parent.mkdir(exist_ok=True)
+        (folder / name).rename(blob)
+        (snapshot / name).symlink_to(f"../../blobs/{name[::-1]}")
+    model = {"a": np.zeros((2, 3), "float32"), "b": np.zeros(2, "float32")}
+    equal(from_torch(model, snapshot, ignore=["skipped"]), {"a": W, "b": B})
+
+
+@pytest.mark.parametrize("content", [[], {}, {"weight_map": []}, {"weight_map": {"a": 1}}])
+def test_an_index_of_another_form_is_refused(folder, content):
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=r"(?s)no index of safetensors files.*index\.json.*weight_map"
+    ):
+        from_torch({}, folder)
+
+
 def test_a_tensor_of_a_dtype_that_jax_does_not_have_can_only_be_left(tmp_path):
     path, raw = str(tmp_path / "m.safetensors"), np.zeros(2, "uint8")
     spec = TensorSpec(

@@ -9,8 +9,9 @@ import jax.tree_util as jtu
 
 from ..harvest import reap
 from ..modules import Module, frozen_leaves
-from ..nn import Stack
+from ..nn import Stack, StateIndex, keys
 from ..show import human_bytes, human_count, path_text, short, table, tree_pformat, type_error
+from ..transforms import filter_eval_shape
 from ..trees import has_shape, is_inexact_array, split, tree_at
 from ._watch import Call, Path, Recorder, layers_of
 
@@ -42,6 +43,12 @@ def _count(arrays: Iterable[Any]) -> int:
 
 def _bytes(arrays: Iterable[Any]) -> int:
     return sum(x.size * x.dtype.itemsize for x in arrays)
+
+
+def _has_row(layer: Module) -> bool:
+    """Whether a module is a layer, and not a part that one is made of: a slot for its state, or what stands for a
+    weight that is elsewhere."""
+    return callable(layer) or (not isinstance(layer, StateIndex) and bool(jtu.tree_leaves(layer)))
 
 
 def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:
@@ -149,7 +156,8 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     r"""A table of a model's layers: what they return, how large they are, and what a call costs.
 
     The model is called once with abstract values: nothing is allocated, computed or compiled, so models and inputs of
-    any size can be asked about. Each module in the model has a row; what is inside it is part of its numbers.
+    any size can be asked about. Each layer in the model has a row; what is inside it is part of its numbers. A layer
+    that needs a random key and has none, such as a `Dropout`, is given one.
 
     * output: shape and dtype as the layer itself returns them, without the axes of a `vmap` around it. A layer called
       several times says so; one that the model did not call is "not called".
@@ -192,7 +200,12 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
             got=short(model),
             instead="for jax.vmap(model) or jax.jit(model), summary(model, one_example)",
         )
-    calls = _calls(model, example, kwargs) if called else {}
+    ready = (
+        filter_eval_shape(keys, model, jax.eval_shape(lambda: jax.random.key(0)))
+        if called
+        else model
+    )
+    calls = _calls(ready, example, kwargs) if called else {}
     flops = _flops_counter()
     some_frozen = any(frozen_leaves(model))
 
@@ -202,6 +215,8 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
 
     rows = []
     for path, layer in layers_of(model):
+        if not _has_row(layer):
+            continue
         found = calls.get(path, [])
         row = [path_text(path) if path else "model", type(layer).__name__, *sizes(layer)]
         if called:
@@ -212,6 +227,6 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     footer = ["total", "", *sizes(model)]
     if called:
         columns = [*columns[:2], "output", *columns[2:], "FLOPs"]
-        whole = Call(*split((model, example, kwargs), has_shape), None)
+        whole = Call(*split((ready, example, kwargs), has_shape), None)
         footer = [*footer[:2], "", *footer[2:], _flops_text(flops([whole]))]
     return table(None, columns, rows, footer)

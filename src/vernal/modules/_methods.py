@@ -5,11 +5,14 @@ methods cost.
 """
 
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import jax.tree_util as jtu
+
+from ._calls import files_of_calls, tell
 
 
 class _Doc:
@@ -41,7 +44,11 @@ class BoundMethod:
         self.__self__ = owner
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except Exception as error:
+            tell(self.__self__, error)
+            raise
 
     def __eq__(self, other: Any) -> Any:
         if type(other) is not BoundMethod:
@@ -80,6 +87,9 @@ class BoundMethod:
     def __signature__(self) -> inspect.Signature:
         signature = inspect.signature(self.__func__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+files_of_calls.add(sys._getframe().f_code.co_filename)
 
 
 def _flatten(method: BoundMethod) -> tuple[tuple[Any, ...], Any]:

@@ -26,6 +26,7 @@ from . import _refusals as refuse
 from ._abstract import owed, take_abstract
 from ._attributes import Attributes, attributes_of
 from ._building import NUMBERS, ClassInfo, check_declared, check_new, finish
+from ._calls import telling
 from ._equality import equal_arrays, hashed
 from ._fields import array_dtype_for, field, resolve_annotation
 from ._lazy import unflattened
@@ -138,6 +139,13 @@ def _make_dataclass(cls: Any) -> None:
         _accept_unconverted(cls)
 
 
+def _is_transparent(bases: tuple[type, ...], namespace: dict[str, Any]) -> bool:
+    """Whether a new class is of functions that wrap others, which are no layers and must be fast."""
+    return "_vernal_may_hide_arrays" in namespace or any(
+        getattr(base, "_vernal_may_hide_arrays", False) for base in bases
+    )
+
+
 # Not `frozen_default`: type checkers would then refuse `self.x = ...` in a hand-written `__init__`.
 @dataclass_transform(field_specifiers=(dataclasses.field, field), eq_default=False)
 class ModuleMeta(abc.ABCMeta):
@@ -173,6 +181,8 @@ class ModuleMeta(abc.ABCMeta):
                 and not getattr(value, "__isabstractmethod__", False)
             ):
                 namespace[key] = Method(value)
+        if "__call__" in namespace and not _is_transparent(bases, namespace):
+            namespace["__call__"] = telling(namespace["__call__"])
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
         inherited = next((b for b in cls.__mro__[1:] if "_vernal_class" in b.__dict__), None)
         if layout is None and inherited is not None:
@@ -224,7 +234,8 @@ class Module(Attributes, metaclass=ModuleMeta):
     Declare fields as in a dataclass and write methods as in any class. Instances are immutable,
     and are pytrees: what is an array (or a module, or another pytree) is a child; everything else,
     such as an activation function, a name or a size, is structure and travels in the treedef. So
-    every JAX transformation accepts a module as it is.
+    every JAX transformation accepts a module as it is. An error in the call of a module within another
+    one has a note: `Raised in Model.blocks[2].linear (Model > Block > Linear)`.
 
     Class options:
         layout: `"arrays"` (default) sorts fields by their values, as above. `"fields"` makes every

@@ -244,7 +244,7 @@ class GRUCell(RecurrentCell[Array]):
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            h', of shape `(..., hidden_size)`.
+            h', of shape `(..., hidden_size)`, in the dtype that JAX makes of those of x, h and the weights together.
         """
         self._check(input, ("hidden", hidden))
         return batched(self._next, jnp.asarray(input), 1, jnp.asarray(hidden))
@@ -330,7 +330,8 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            `(h', c')`, each of shape `(..., hidden_size)`.
+            `(h', c')`, each of shape `(..., hidden_size)`, in the dtype that JAX makes of those of x, h, c and the
+            weights together.
         """
         h, c = hidden
         self._check(input, ("hidden[0]", h), ("hidden[1]", c))

@@ -93,6 +93,8 @@ class Recurrent(Module, Generic[_State]):
         batch = check_shape(name, xs, (..., "time", ("input_size", self.input_size)), "xs")
         self._check_state(state, batch)
         xs = jnp.asarray(xs)
+        # Of everything in a step: a loop gives back the type that it was given.
+        dtype = jnp.result_type(xs, *jax.tree.leaves((self.cells, state)))
         valid = None
         if length is not None:
             check_shape(name, length, batch, "length")
@@ -105,8 +107,8 @@ class Recurrent(Module, Generic[_State]):
                 xs = self.dropout(xs, key=None if key is None else jax.random.fold_in(key, i))
             outputs: list[Array] = []
             for cell in layer:
-                first = None if state is None else _row(state, len(finals))
-                run = functools.partial(_over_time, cell, reverse=len(outputs) == 1)
+                first = None if state is None else _row(state, len(finals), dtype)
+                run = functools.partial(_over_time, cell, dtype, reverse=len(outputs) == 1)
                 ys, final = batched(run, xs, 2, first, valid)
                 outputs.append(ys)
                 finals.append(final)
@@ -130,12 +132,18 @@ class Recurrent(Module, Generic[_State]):
             check_shape(name, leaf, shape, "state")
 
 
-def _row(state: Any, index: int) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(x)[..., index, :], state)
+def _row(state: Any, index: int, dtype: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x)[..., index, :].astype(dtype), state)
 
 
 def _over_time(
-    cell: RecurrentCell[Any], xs: Array, first: Any, valid: Array | None, *, reverse: bool
+    cell: RecurrentCell[Any],
+    dtype: Any,
+    xs: Array,
+    first: Any,
+    valid: Array | None,
+    *,
+    reverse: bool,
 ) -> tuple[Array, Any]:
     """The hidden states of all steps of one sequence, and the final state. Where a step is not valid the state stays,
     and the output is zero."""
@@ -152,7 +160,7 @@ def _over_time(
         kept = jax.tree.map(lambda new, old: jnp.where(here, new, old), after, state)
         return kept, jnp.where(here, hidden, jnp.zeros_like(hidden))
 
-    first = cell.zero_state(xs.dtype) if first is None else first
+    first = cell.zero_state(dtype) if first is None else first
     given = cell.project(xs) if ahead else xs, valid
     # On the devices of `jax.shard_map` the state differs after a step wherever anything does.
     axes = varying_axes(*jax.tree.leaves((cell, first, given)))
@@ -281,7 +289,9 @@ class GRU(Recurrent[Array]):
 
         Returns:
             The outputs of the last layer, of shape `(..., time, directions * hidden_size)`, and the final state, of the
-            shape of `state`: after the last valid step or, for the backward direction, after the first.
+            shape of `state`: after the last valid step or, for the backward direction, after the first. Both have the
+            dtype that JAX makes of those of `xs`, the weights and `state` together: integers or bfloat16 and weights
+            of float32 give float32.
         """
         return self._run(xs, state, length, key)
 
@@ -336,5 +346,6 @@ class LSTM(Recurrent[tuple[Array, Array]]):
         Returns:
             The outputs of the last layer, of shape `(..., time, directions * hidden_size)`, and the final state, of the
             structure and shape of `state`: after the last valid step or, for the backward direction, after the first.
+            Both have the dtype that JAX makes of those of `xs`, the weights and `state` together.
         """
         return self._run(xs, state, length, key)

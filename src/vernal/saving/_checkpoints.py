@@ -323,6 +323,7 @@ class Checkpoints:
         *,
         strict: Literal[True] = True,
         rename: Rules | None = None,
+        cast: bool = False,
     ) -> _T: ...
 
     @overload
@@ -333,6 +334,7 @@ class Checkpoints:
         *,
         strict: Literal[False],
         rename: Rules | None = None,
+        cast: bool = False,
     ) -> tuple[_T, LoadReport]: ...
 
     def restore(
@@ -342,6 +344,7 @@ class Checkpoints:
         *,
         strict: bool = True,
         rename: Rules | None = None,
+        cast: bool = False,
     ) -> Any:
         """Reads a checkpoint into a tree.
 
@@ -354,6 +357,7 @@ class Checkpoints:
                 is never taken in its place.
             strict: whether all of the checkpoint must fit.
             rename: what had another name or form when it was saved, as in `load`.
+            cast: whether floats are converted to the precision of `like`, as in `load`.
 
         Returns:
             The tree; with `strict=False`, `(tree, report)`.
@@ -371,7 +375,7 @@ class Checkpoints:
             manifest = self._manifest(step)
             path = checkpoint_path(self.folder, step)
             store = _BACKENDS[manifest.backend].open(path, manifest.about)
-            return fill(store, like, strict, rename)
+            return fill(store, like, strict, rename, cast)
         except (ValueError, OSError) as error:
             error.add_note(f"Steps in this folder: {', '.join(map(str, self.steps))}")
             raise

@@ -191,6 +191,9 @@ def _sharding(entry: Entry, like: Any, name: str) -> Any:
         return None
     if entry.shape == () or (isinstance(like, jax.Array) and not like.committed):
         return None
+    if DTYPES[entry.code] != like.dtype.name:
+        # To be converted.
+        return None
     check_width(np.dtype(DTYPES[entry.code]), name)
     return sharding_of(like, name)
 

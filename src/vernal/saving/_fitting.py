@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
@@ -20,7 +21,7 @@ from ._weights import Tensor
 
 
 class Request(NamedTuple):
-    """An entry that is wanted, for a leaf of this name, which it fits."""
+    """An entry that is wanted, for a leaf of this name, which it fits; but for the precision, perhaps."""
 
     entry: Entry
     like: Any
@@ -51,23 +52,34 @@ class Store(abc.ABC):
         ]
 
 
-def _fits(wanted: Spec, found: Spec | None, like: Any) -> bool:
+_CAST = (jnp.floating, jnp.complexfloating)
+
+
+def _fits(wanted: Spec, found: Spec | None, like: Any, cast: bool) -> bool:
+    if cast and found is not None:
+        # A number keeps its kind: an int never becomes a float, nor a complex number a real one.
+        for kind in _CAST:
+            if jnp.issubdtype(wanted.dtype, kind) and jnp.issubdtype(found.dtype, kind):
+                found = found._replace(dtype=wanted.dtype)
     if type(like) is int and found is not None and found.dtype == "uint64":
         # A Python int is signed or unsigned as its value requires.
         found = found._replace(dtype=wanted.dtype)
     return wanted == found
 
 
-def _refuse(path: str, report: LoadReport, empty: list[str], strict: bool) -> None:
-    """Raises what is to be said about the report. `empty` names leaves that would be kept, but have no value."""
+def _refuse(path: str, report: LoadReport, empty: list[str], strict: bool, castable: bool) -> None:
+    """Raises what is to be said about the report. `empty` names leaves that would be kept, but have no value;
+    `castable` says whether some differ in their precision only."""
+    cure = "give cast=True to convert to the precision of `like`; " if castable else ""
     if strict and report != LoadReport():
         raise value_error(
             "the file does not fit the tree",
             where=path,
             expected="an entry of the right shape and dtype for every leaf of `like`, and no other",
             got=str(report),
-            instead="load into a tree like the one that was saved; give `rename` for what has another name now; "
-            "or give strict=False to take what fits, keep the values of `like` elsewhere, "
+            instead=cure
+            + "load into a tree like the one that was saved; give `rename` for what has another name "
+            "now; or give strict=False to take what fits, keep the values of `like` elsewhere, "
             "and get this list as a report",
         )
     if empty:
@@ -81,7 +93,7 @@ def _refuse(path: str, report: LoadReport, empty: list[str], strict: bool) -> No
             "leaves of `like` that are only a shape and dtype have no value to keep where the file does not fit",
             where=path,
             got=str(about_them),
-            instead="give `like` arrays there",
+            instead=cure + "give `like` arrays there",
         )
 
 
@@ -92,8 +104,10 @@ def _is_rename(link: Link) -> bool:
 class _Filling:
     """One call of `fill`: the leaves that are wanted, and what was found for them."""
 
-    def __init__(self, store: Store, leaves: dict[str, Any]):
+    def __init__(self, store: Store, leaves: dict[str, Any], cast: bool):
         self.store = store
+        self.cast = cast
+        self.castable = False
         self.leaves = leaves
         specs = {name: spec_of(leaf, shown_name(name)) for name, leaf in leaves.items()}
         self.wanted = {name: spec for name, spec in specs.items() if spec is not None}
@@ -107,7 +121,8 @@ class _Filling:
         source = "" if ours == theirs else f" (from {theirs!r})"
         if entry is None:
             self.report.missing[ours] = f"{spec}{source}"
-        elif not _fits(spec, entry.spec, self.leaves[ours]):
+        elif not _fits(spec, entry.spec, self.leaves[ours], self.cast):
+            self.castable |= _fits(spec, entry.spec, self.leaves[ours], cast=True)
             self.report.misshapen[ours] = (str(spec), f"{entry}{source}")
         else:
             self.requests.append(Request(entry, self.leaves[ours], ours))
@@ -126,10 +141,10 @@ class _Filling:
         self.converted.update(zip(link.ours, values, strict=False))
 
 
-def fill(store: Store, like: Any, strict: bool, rename: Rules | None) -> Any:
+def fill(store: Store, like: Any, strict: bool, rename: Rules | None, cast: bool) -> Any:
     """A tree like `like` with the values of a store; see `load`."""
     leaves = named_leaves(like)
-    filling = _Filling(store, leaves)
+    filling = _Filling(store, leaves, cast)
     links = links_of(filling.wanted, rename or {})
     unused = dict(store.entries)
     for link in links:
@@ -144,7 +159,7 @@ def fill(store: Store, like: Any, strict: bool, rename: Rules | None) -> Any:
     taken = {request.name for request in filling.requests} | set(filling.converted)
     kept = [name for name in filling.wanted if name not in taken]
     empty = [name for name in kept if isinstance(leaves[name], jax.ShapeDtypeStruct)]
-    _refuse(store.path, report, empty, strict)
+    _refuse(store.path, report, empty, strict, filling.castable)
     loaded = dict(leaves)
     for request, leaf in zip(filling.requests, store.leaves(filling.requests), strict=True):
         loaded[request.name] = leaf

@@ -136,19 +136,19 @@ def sharding_of(like: Any, name: str) -> jax.sharding.Sharding | None:
 
 
 def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> Any:
-    """A leaf of the kind of `like`, on the devices of `like`, with the elements of `value`.
+    """A leaf of the kind and dtype of `like`, on the devices of `like`, with the elements of `value`.
 
     Args:
         value: the elements, possibly a view of a file. They are copied once; for an array that is
             spread over several devices, piece by piece.
-        like: data with the same shape and dtype.
+        like: data with the same shape, and a dtype that they can be converted to.
         name: what it is called in errors.
         impl: for keys: their kind.
     """
     if type(like) in PYTHON:
         return type(like)(value.item())
     if isinstance(like, np.generic):
-        return value[()]
+        return value.astype(like.dtype)[()]
     if isinstance(like, np.ndarray):
         return np.array(value, dtype=like.dtype)
     # An array that was never put anywhere stays free to follow other arguments to their device.
@@ -162,7 +162,8 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
         if sharding is None:
             return keys(value)
         return jax.make_array_from_callback(like.shape, sharding, lambda at: keys(value[at]))
-    check_width(value.dtype, name)
+    dtype = np.dtype(like.dtype)
+    check_width(dtype, name)
     if value.shape == () and getattr(like, "weak_type", False):
         # A number of an optimiser, say. With another type it would be compiled for anew.
         weak = jnp.asarray(value.item())
@@ -171,8 +172,10 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
     # The copies are needed: on the CPU, JAX may keep using the memory it is given, and that is the
     # file.
     if sharding is None:
-        return jnp.asarray(np.array(value))
-    return jax.make_array_from_callback(value.shape, sharding, lambda at: np.array(value[at]))
+        return jnp.asarray(np.array(value, dtype))
+    return jax.make_array_from_callback(
+        value.shape, sharding, lambda at: np.array(value[at], dtype)
+    )
 
 
 _WIDE = ("int64", "uint64", "float64", "complex128")

@@ -127,6 +127,7 @@ def load(
     *,
     strict: Literal[True] = True,
     rename: Rules | None = None,
+    cast: bool = False,
 ) -> _T: ...
 
 
@@ -137,6 +138,7 @@ def load(
     *,
     strict: Literal[False],
     rename: Rules | None = None,
+    cast: bool = False,
 ) -> tuple[_T, LoadReport]: ...
 
 
@@ -146,6 +148,7 @@ def load(
     *,
     strict: bool = True,
     rename: Rules | None = None,
+    cast: bool = False,
 ) -> Any:
     """Loads a file that `save` wrote into a tree.
 
@@ -167,6 +170,9 @@ def load(
             `{"encoder.*": "blocks.*"}`; a tuple of names where an array was joined or cut; a
             `Conversion` for any other change; None for leaves that keep their value in `like`.
             Random keys can only be renamed.
+        cast: whether floating-point numbers are converted to the precision of `like`, and complex ones likewise. No
+            number changes its kind: an int never becomes a float. (What a rule of `rename` joins, cuts or converts
+            always comes in the dtype of `like`.)
 
     Returns:
         The tree. With `strict=False`, `(tree, report)`: leaves that the file lacks, or has in
@@ -202,7 +208,7 @@ def load(
         >>> load(path, {"w": jnp.zeros(2), "scale": 0 * tree["bias"][0]}, rename={"w": "weight"})
         {'scale': Array(1., dtype=float32), 'w': Array([1., 1.], dtype=float32)}
     """
-    return fill(File(read(path)), like, strict, rename)
+    return fill(File(read(path)), like, strict, rename, cast)
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -38,7 +38,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
                 instead="make it first: os.makedirs(os.path.dirname(path), exist_ok=True)",
             )
         )
-    temporary = f"{target}.{uuid.uuid4().hex}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        # A name that is too long is an error now, and not when everything has been written.
+        os.stat(target)
+    # The longest name is of 255 bytes.
+    start = os.path.basename(target)[:50]
+    temporary = os.path.join(folder, f"{start}.{uuid.uuid4().hex}.tmp")
     try:
         # Whoever fills it may make it anew, readable for nobody else (safetensors does): the
         # permissions come from here.

@@ -115,8 +115,8 @@ def from_torch(
         model: gives names, shapes, dtypes, devices. Arrays may be `jax.ShapeDtypeStruct`s:
             `jax.eval_shape` makes a model that takes no memory.
         state_dict: tensors by name, of PyTorch, NumPy or JAX; or the path of a safetensors file, of
-            an index in JSON of several (`model.safetensors.index.json`), or of the folder that a
-            model of Hugging Face was saved to. Files are mapped into memory, and tensors read one
+            an index in JSON of several in its folder (`model.safetensors.index.json`), or of the folder
+            that a model of Hugging Face was saved to. Files are mapped into memory, and tensors read one
             after the other.
         rules: see above. `lstm_rules`, `gru_rules` and `attention_rules` are ready ones.
         ignore: patterns (see `vernal.trees.Pattern`) of tensors to leave, such as
@@ -130,7 +130,8 @@ def from_torch(
     Raises:
         ValueError: if the two do not fit: one error lists all names that are missing, extra, or of
             another shape or kind of number (a float does not become an integer). If a rule matches
-            no array, or two the same. If a file is damaged, or none. With `strict=False`, if a
+            no array, or two the same. If a file is damaged, or none, or an index names one outside of
+            its folder. With `strict=False`, if a
             `ShapeDtypeStruct` gets no value.
         OSError: if a file cannot be read.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..show import value_error
+from ..show import short, value_error
 from ._file import Entry, read
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -57,10 +57,41 @@ class _Files(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
+def _files_of(index: str) -> list[str]:
+    """The files that an index names. They are in its folder: whoever wrote the index does not choose what else of this
+    machine is read."""
+    with open(index, encoding="utf-8") as file:
+        content = json.load(file)
+    parts = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise value_error(
+            "this is no index of safetensors files",
+            where=index,
+            expected='{"weight_map": {name of a tensor: name of a file}}',
+            got=short(content),
+        )
+    folder = os.path.dirname(index)
+    # The cache of Hugging Face holds links, to files that are all in one other folder.
+    allowed = [os.path.realpath(folder), os.path.dirname(os.path.realpath(index))]
+    for part in dict.fromkeys(parts.values()):
+        target = os.path.realpath(os.path.join(folder, part))
+        if not any(os.path.commonpath([target, inside]) == inside for inside in allowed):
+            raise value_error(
+                "the index names a file outside of its folder",
+                where=index,
+                expected=f"files in {allowed[0]}",
+                got=target if target == part else f"{part}, which is {target}",
+                instead="put the files into one folder; or, if you trust this index, read them yourself and give the "
+                "dictionary of their tensors",
+            )
+    return [os.path.join(folder, part) for part in parts.values()]
+
+
 def weights_of(source: Source) -> Mapping[str, Any]:
     """The tensors of a source by name: a mapping, returned as it is; or the path of a safetensors file, of an index
     of several, or of a folder with one of these under the name that Hugging Face gives it. Raises `ValueError` if
-    there is no such file in the folder, or the file is of another kind."""
+    there is no such file in the folder, the file is of another kind, or an index names a file outside of its
+    folder."""
     if isinstance(source, Mapping):
         return source
     path = os.fspath(source)
@@ -76,9 +107,7 @@ def weights_of(source: Source) -> Mapping[str, Any]:
                 instead="the path of the file itself, if it has another name",
             )
     if path.endswith(".json"):
-        with open(path, encoding="utf-8") as file:
-            parts = json.load(file)["weight_map"].values()
-        return _Files(*(os.path.join(os.path.dirname(path), part) for part in parts))
+        return _Files(*_files_of(path))
     if path.endswith((".pt", ".pth", ".bin")):
         raise value_error(
             "this is a file of PyTorch's own, which is a pickle",

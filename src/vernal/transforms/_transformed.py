@@ -117,7 +117,10 @@ def call_inside(fn: Callable[..., Any] | None, rest: Rest, arrays: list[Any]) ->
         return target(*args, **kwargs)
     except TypeError as error:
         if is_shape_error(error):
-            raise explain(error, target, rest, list(arrays)) from error
+            explained = explain(error, target, rest, list(arrays))
+            for note in getattr(error, "__notes__", ()):
+                explained.add_note(note)
+            raise explained from error
         raise
 
 

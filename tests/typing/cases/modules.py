@@ -137,3 +137,9 @@ assert_type(Box("x").open(), str)
 # Methods keep their types when they are read from an instance.
 assert_type(Box(1).open(), int)
 linear.__call__("x")  # error: reportArgumentType | arg-type
+
+
+# Every room is an attribute of the package.
+assert_type(vernal.estimators.XTrace(), vernal.estimators.XTrace)
+assert_type(vernal.testing.GetKey(0), vernal.testing.GetKey)
+vernal.estimator  # error: reportAttributeAccessIssue | attr-defined

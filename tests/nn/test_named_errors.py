@@ -1,0 +1,40 @@
+"""Every layer is named by the error of a wrong input."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import vernal
+from tests.nn.test_table import ROWS
+from vernal import nn
+
+# They hand on whatever comes.
+TAKE_ANYTHING = {"Identity", "Sequential of nothing"}
+
+
+class Six(vernal.Module):
+    layers: list[Any]
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x, key=jax.random.key(0))
+        return x
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in TAKE_ANYTHING])
+def test_the_fourth_of_six_layers_is_named(name):
+    layers = [nn.Identity() for _ in range(6)]
+    layers[3] = ROWS[name].make(jax.random.key(1))
+    model = Six(layers)
+    # Layers that take any shape refuse what is no array.
+    for wrong in (jnp.ones((1, 11, 13)), jnp.ones(17, bool), object()):
+        try:
+            model(wrong)
+        except Exception as error:
+            found = error
+            break
+    (note,) = [note for note in found.__notes__ if note.startswith("Raised in ")]
+    assert note.startswith("Raised in Six.layers[3]")
+    assert f"(Six > {type(layers[3]).__name__}" in note

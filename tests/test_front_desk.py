@@ -1,0 +1,57 @@
+"""The rooms of the package as attributes of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vernal
+
+LATER = ["compat", "estimators", "sharding", "testing"]
+ROOMS = sorted(
+    init.parent.name
+    for init in Path(vernal.__file__).parent.glob("*/__init__.py")
+    if not init.parent.name.startswith("_")
+)
+
+
+def in_a_new_process(code):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import json, sys, vernal\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_some_rooms_are_imported_when_they_are_looked_at():
+    code = """
+listed = dir(vernal)
+early = [name for name in {later} if f"vernal.{{name}}" in sys.modules]
+names = [getattr(vernal, name).__name__ for name in {rooms}]
+same = [getattr(vernal, name) is sys.modules[f"vernal.{{name}}"] for name in {rooms}]
+print(json.dumps([early, sorted(set({rooms}) - set(listed)), names, all(same)]))
+"""
+    found = in_a_new_process(code.format(later=LATER, rooms=ROOMS))
+    assert found == [[], [], [f"vernal.{name}" for name in ROOMS], True]
+
+
+def test_rooms_and_names_are_listed_once():
+    assert set(LATER) < set(ROOMS) < set(dir(vernal))
+    assert "Module" in dir(vernal)
+    assert sorted(set(dir(vernal))) == dir(vernal)
+
+
+def test_a_wrong_name_is_an_ordinary_attribute_error():
+    with pytest.raises(
+        AttributeError, match=r"module 'vernal' has no attribute 'shardings'"
+    ) as info:
+        vernal.shardings  # noqa: B018 (looking is what fails)
+    assert (info.value.name, info.value.obj) == ("shardings", vernal)
+    assert not hasattr(vernal, "sharding_")
+    with pytest.raises(ImportError, match="cannot import name 'shardings'"):
+        from vernal import shardings  # noqa: F401
