@@ -336,3 +336,19 @@ def test_conditions_that_do_not_fit_are_refused():
     for wrong in (bias[:2], bias[0, 0], bias[None, None], bias[:, 1:]):
         with pytest.raises(ValueError, match="(?s)the bias of an attention has one number"):
             attention(bias=wrong)
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_three_axes_where_there_are_as_many_heads_as_examples_are_refused(name, getkey):
+    queries, keys, values = (jax.random.normal(getkey(), (4, 5, 4, 8)) for _ in range(3))
+    numbers = jax.random.normal(getkey(), (4, 5, 5))
+    numbers = numbers > -1 if name == "mask" else numbers
+    with pytest.raises(
+        ValueError, match=rf"(?s)that of the heads or that of the batch.*{name}\[:, None\] for one"
+    ):
+        nn.attention(queries, keys, values, **{name: numbers})
+    per_example = nn.attention(queries, keys, values, **{name: numbers[:, None]})
+    alone = jax.vmap(lambda q, k, v, a: nn.attention(q, k, v, **{name: a}))
+    np.testing.assert_allclose(per_example, alone(queries, keys, values, numbers), atol=1e-5)
+    per_head = nn.attention(queries, keys, values, **{name: numbers[None]})
+    assert not np.allclose(per_head, per_example, atol=1e-3)

@@ -1,5 +1,7 @@
 """Layer, root-mean-square and group normalisation: against Equinox, against their definitions, and when misused."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from vernal import nn
+from vernal.compat import equinox as compat
 from vernal.trees import tree_at
 
 
@@ -208,3 +211,37 @@ def test_sizes_and_types_of_weights_are_checked():
 def test_the_old_spelling_is_an_ordinary_type_error():
     with pytest.raises(TypeError, match="elementwise_affine"):
         nn.LayerNorm(3, elementwise_affine=False)  # pyright: ignore[reportCallIssue]
+
+
+GROUPS = functools.partial(nn.GroupNorm, 2, 4)
+INSTANCES = functools.partial(nn.InstanceNorm, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "of_batch"),
+    [
+        (GROUPS, (4, 4), 0),
+        (GROUPS, (4, 8, 4), 0),
+        (GROUPS, (4, 4, 8, 8), 2),
+        (INSTANCES, (4, 4, 8, 8), 2),
+        (INSTANCES, (4, 8, 4, 3), 1),
+    ],
+)
+def test_an_input_that_may_be_an_example_or_a_batch_is_refused(make, shape, of_batch, getkey):
+    x, of_example = jax.random.normal(getkey(), shape), len(shape) - 1
+    text = (
+        rf"(?s)may be in the first axis.*dims={of_example}\) if.*dims={of_batch} if it is a batch"
+    )
+    with pytest.raises(ValueError, match=text):
+        make()(x)
+    # Said how many there are, both readings are to be had, and differ.
+    whole, batch = (make(num_spatial_dims=n)(x) for n in (of_example, of_batch))
+    assert not np.allclose(whole, batch, atol=1e-2)
+    # Compat has Equinox's rule.
+    if make is GROUPS:
+        np.testing.assert_allclose(compat.nn.GroupNorm(2, 4)(x), whole, atol=1e-6)
+
+
+def test_positions_in_the_last_axis_are_no_channels(getkey):
+    x = jax.random.normal(getkey(), (4, 4))
+    np.testing.assert_allclose(INSTANCES()(x), INSTANCES(num_spatial_dims=1)(x))

@@ -206,7 +206,7 @@ ROWS |= {
     ),
     "GroupNorm": Row(lambda k: nn.GroupNorm(2, 4), lambda: torch.nn.GroupNorm(2, 4), (IMAGE,)),
     "GroupNorm without weights": Row(
-        lambda k: nn.GroupNorm(4, channelwise_affine=False, eps=0.1),
+        lambda k: nn.GroupNorm(4, channelwise_affine=False, eps=0.1, num_spatial_dims=1),
         lambda: torch.nn.GroupNorm(4, 4, affine=False, eps=0.1),
         (SIGNAL,),
     ),
@@ -221,7 +221,7 @@ ROWS |= {
         (IMAGE,),
     ),
     "InstanceNorm2d, as many rows as channels": Row(
-        lambda k: nn.InstanceNorm(4),
+        lambda k: nn.InstanceNorm(4, num_spatial_dims=2),
         lambda: torch.nn.InstanceNorm2d(4, affine=True),
         ((4, 4, 4),),
     ),

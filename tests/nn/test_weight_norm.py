@@ -78,3 +78,14 @@ def test_the_length_follows_where_the_weight_is_initialised_anew(getkey):
     assert (chosen["one"].g == 1).all() and (chosen["stack"].layers.g == 1).all()
     biases = nn.initialise(model, {(nn.Linear, "bias"): jax.nn.initializers.zeros}, key)
     assert (biases["one"].g == model["one"].g).all()
+
+
+def test_rows_of_zeros_are_zero_and_have_finite_gradients(getkey):
+    linear = nn.Linear(3, 2, key=getkey())
+    linear = tree_at(lambda m: m.weight, linear, linear.weight.at[0].set(0))
+    norm, x = nn.WeightNorm(linear), jnp.ones(3)
+    np.testing.assert_allclose(norm(x), linear(x), rtol=1e-6)
+    longer = tree_at(lambda m: m.g, norm, jnp.ones((2, 1)))
+    for one in (norm, longer):
+        value, grads = jax.value_and_grad(lambda m: m(x).sum())(one)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, grads)))

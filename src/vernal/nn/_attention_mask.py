@@ -205,6 +205,14 @@ def _of_pairs(sizes: Sizes, name: str, a: ArrayLike) -> Array:
             "any axis may be 1",
             got=f"shape {a.shape}",
         )
+    if a.ndim == 3 and a.shape[0] != 1 and sizes.batch[-1:] == a.shape[:1]:
+        raise value_error(
+            f"the first axis of the {name} may be that of the heads or that of the batch",
+            where=f"argument `{name}`",
+            expected=f"as many axes as the batch has and three, because both have the length {a.shape[0]}",
+            got=f"shape {a.shape}",
+            instead=f"{name}[:, None] for one of each example, {name}[None] for one of each head",
+        )
     a = a.reshape((1,) * (len(full) - a.ndim) + a.shape)
     if a.shape[-3] == 1:
         return a[..., None, :, :]

@@ -10,7 +10,7 @@ from ..modules import Module, field
 from ..show import value_error
 from ._init import weight_dtype
 from ._layer_arguments import check_shape, check_size, image_shape, wrong_shape
-from ._normalisation import _scale_and_shift, _unit_size
+from ._normalisation import _scale_and_shift, _unit_size, two_readings
 from ._precision import narrow, widen
 
 
@@ -30,8 +30,9 @@ class InstanceNorm(Module):
         channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and `bias`
             (zeros). As for all norms here the default is True; PyTorch's `affine` is False.
         dtype: of `weight` and `bias`; JAX's default float if None.
-        num_spatial_dims: how many axes an example has after its channels. Without it an example may have any number
-            of them from one; a batch cannot be told from an example then, and takes `jax.vmap(layer)`.
+        num_spatial_dims: how many axes an example has after its channels. Without it the input is one example, with any
+            number of them from one; a batch takes `jax.vmap(layer)`. It is needed where another axis has the length of
+            the channels, because the input may then be a batch as well.
 
     Raises:
         ValueError: for a number of channels or of spatial axes below 1, or a `dtype` of integers; when called, for an
@@ -90,7 +91,7 @@ class InstanceNorm(Module):
 
         Raises:
             ValueError: if `x` has not `channels` channels in the place of its channels, no spatial axis, or a single
-                position, which would always give zero.
+                position, which would always give zero; if, without `num_spatial_dims`, it may be a batch as well.
         """
         x = jnp.asarray(x)
         n = self._spatial_dims(x)
@@ -118,6 +119,9 @@ class InstanceNorm(Module):
             check_shape("InstanceNorm", x, image_shape(channels, n))
             return n
         if x.ndim > 1 and x.shape[0] == self.channels:
+            # Not the last axis: channels without positions are no input.
+            if self.channels in x.shape[1:-1]:
+                raise two_readings("InstanceNorm", x, x.shape.index(self.channels, 1))
             return x.ndim - 1
         instead = None
         if x.ndim > 2 and x.shape[1] == self.channels:

@@ -169,8 +169,9 @@ class GroupNorm(Module):
         channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and
             `bias` (zeros).
         dtype: of `weight` and `bias`; JAX's default float if None.
-        num_spatial_dims: how many axes an example has after its channels. Without it an example may have any number
-            of them; a batch cannot be told from an example then, and takes `jax.vmap(layer)`.
+        num_spatial_dims: how many axes an example has after its channels. Without it the input is one example, with any
+            number of them; a batch takes `jax.vmap(layer)`. It is needed where another axis has the length of the
+            channels, because the input may then be a batch as well.
 
     Raises:
         ValueError: if `groups` does not divide `channels`, or `channels` is needed and not given.
@@ -247,10 +248,12 @@ class GroupNorm(Module):
 
         Raises:
             ValueError: if `x` has not `channels` channels, or a number of them that cannot be
-                divided into groups.
+                divided into groups; if, without `num_spatial_dims`, it may be a batch as well.
         """
         x = jnp.asarray(x)
         channels, spatial = self._divided(x)
+        if self.num_spatial_dims is None:
+            self._refuse_two_readings(x, list(map(self._fits, spatial)))
         batch = x.shape[: x.ndim - 1 - len(spatial)]
         groups = widen(x).reshape(*batch, self.groups, channels // self.groups, *spatial)
         inside = tuple(range(len(batch) + 1, groups.ndim))
@@ -285,3 +288,19 @@ class GroupNorm(Module):
 
     def _fits(self, channels: int) -> bool:
         return channels % self.groups == 0 if self.channels is None else channels == self.channels
+
+    def _refuse_two_readings(self, x: Array, fitting: list[bool]) -> None:
+        if any(fitting):
+            raise two_readings("GroupNorm", x, fitting.index(True) + 1)
+
+
+def two_readings(layer: str, x: Array, axis: int) -> ValueError:
+    """The error for an input that may be an example, or a batch whose channels are in another axis."""
+    return value_error(
+        "the channels may be in the first axis or in another one",
+        where=f"argument `x` of {layer}",
+        expected="num_spatial_dims=..., because several axes are as long as there are channels",
+        got=f"shape {x.shape}",
+        instead=f"{layer}(..., num_spatial_dims={x.ndim - 1}) if this is one example, "
+        f"num_spatial_dims={x.ndim - 1 - axis} if it is a batch",
+    )

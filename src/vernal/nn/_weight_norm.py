@@ -74,7 +74,9 @@ class WeightNorm(Module):
         """
         kept = None if self.axis is None else self.axis % weight.ndim
         axes = tuple(i for i in range(weight.ndim) if i != kept)
-        return jnp.sqrt(jnp.sum(jnp.abs(weight) ** 2, axis=axes, keepdims=True))
+        squares = jnp.sum(jnp.abs(weight) ** 2, axis=axes, keepdims=True)
+        # The root has no derivative at zero.
+        return jnp.where(squares == 0, 0, jnp.sqrt(jnp.where(squares == 0, 1, squares)))
 
     @jax.named_scope("vernal.nn.WeightNorm")
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
@@ -89,6 +91,7 @@ class WeightNorm(Module):
         """
         v = getattr(self.layer, self.weight_name)
         norm = self.norm(v)
-        weight = v * (beside(self.g, norm) / norm).astype(v.dtype)
+        # A row of zeros stays one.
+        weight = v * (beside(self.g, norm) / jnp.where(norm == 0, 1, norm)).astype(v.dtype)
         layer = tree_at(lambda m: getattr(m, self.weight_name), self.layer, weight)
         return layer(x) if key is None else layer(x, key=key)

@@ -15,7 +15,6 @@ from ....nn import ConvTranspose2d as ConvTranspose2d
 from ....nn import ConvTranspose3d as ConvTranspose3d
 from ....nn import Dropout as Dropout
 from ....nn import Embedding as Embedding
-from ....nn import GroupNorm as GroupNorm
 from ....nn import GRUCell as GRUCell
 from ....nn import Identity as Identity
 from ....nn import Lambda as Lambda
@@ -48,5 +47,6 @@ from ._adaptive_pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
 from ._adaptive_pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
 from ._adaptive_pool import AdaptivePool as AdaptivePool
 from ._batch_norm import BatchNorm as BatchNorm
+from ._group_norm import GroupNorm as GroupNorm
 
 _publish(__name__, globals())
