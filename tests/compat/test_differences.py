@@ -206,6 +206,23 @@ def attention_has_groups_masks_and_kernels():
     assert layer.key_proj.weight.shape[0] * 2 == layer.query_proj.weight.shape[0]
 
 
+@claim(
+    "nn.AdaptivePool",
+    *(f"nn.Adaptive{kind}Pool{dims}d" for kind in ("Avg", "Max") for dims in (1, 2, 3)),
+)
+def parts_of_adaptive_pools_overlap():
+    for kind, ours, theirs in (("Avg", [1, 3.5, 6], [1, 4, 6.5]), ("Max", [2, 5, 7], [2, 5, 7])):
+        for dims in (1, 2, 3):
+            x = jnp.broadcast_to(jnp.arange(8.0), (1,) * dims + (8,))
+            name, target = f"Adaptive{kind}Pool{dims}d", (1,) * (dims - 1) + (3,)
+            assert getattr(nn, name)(target)(x).ravel().tolist() == ours
+            assert getattr(compat.nn, name)(target)(x).ravel().tolist() == theirs
+            assert getattr(nn, name)(target, disjoint=True)(x).ravel().tolist() == theirs
+    x = jnp.arange(8.0)[None]
+    assert nn.AdaptivePool(3, 1, jnp.min)(x).tolist() == [[0, 2, 5]]
+    assert compat.nn.AdaptivePool(3, 1, jnp.min)(x).tolist() == [[0, 3, 6]]
+
+
 @claim("nn.WeightNorm")
 def equal_norms_are_equal():
     layer = nn.Linear(2, 2, key=KEY)

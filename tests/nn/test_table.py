@@ -152,6 +152,9 @@ ROWS = {
     "AdaptivePool": Row(lambda k: nn.AdaptivePool(2, 1, jnp.mean), (2, 7)),
     "AdaptiveAvgPool1d": Row(lambda k: nn.AdaptiveAvgPool1d(3), (2, 7)),
     "AdaptiveAvgPool2d": Row(lambda k: nn.AdaptiveAvgPool2d((2, 3)), IMAGE),
+    "AdaptiveAvgPool2d of disjoint parts": Row(
+        lambda k: nn.AdaptiveAvgPool2d((4, 3), disjoint=True), IMAGE
+    ),
     "AdaptiveAvgPool3d": Row(lambda k: nn.AdaptiveAvgPool3d(2), VOLUME),
     "AdaptiveMaxPool1d": Row(lambda k: nn.AdaptiveMaxPool1d(3), (2, 7)),
     "AdaptiveMaxPool2d": Row(lambda k: nn.AdaptiveMaxPool2d((2, 3)), IMAGE),

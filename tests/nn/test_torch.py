@@ -153,6 +153,22 @@ ROWS |= {
         lambda: torch.nn.AdaptiveAvgPool2d((7, 2)),
         (IMAGE,),
     ),
+    "AdaptiveAvgPool1d, parts that overlap": Row(
+        lambda k: nn.AdaptiveAvgPool1d(5), lambda: torch.nn.AdaptiveAvgPool1d(5), (SIGNAL,)
+    ),
+    "AdaptiveAvgPool2d, parts that overlap, and more than entries": Row(
+        lambda k: nn.AdaptiveAvgPool2d((5, 8)),
+        lambda: torch.nn.AdaptiveAvgPool2d((5, 8)),
+        ((2, 7, 7),),
+    ),
+    "AdaptiveAvgPool3d, parts that overlap": Row(
+        lambda k: nn.AdaptiveAvgPool3d((2, 3, 4)),
+        lambda: torch.nn.AdaptiveAvgPool3d((2, 3, 4)),
+        (VOLUME,),
+    ),
+    "AdaptiveMaxPool1d, parts that overlap": Row(
+        lambda k: nn.AdaptiveMaxPool1d(4), lambda: torch.nn.AdaptiveMaxPool1d(4), (SIGNAL,)
+    ),
     "AdaptiveMaxPool2d": Row(
         lambda k: nn.AdaptiveMaxPool2d((1, 3)),
         lambda: torch.nn.AdaptiveMaxPool2d((1, 3)),

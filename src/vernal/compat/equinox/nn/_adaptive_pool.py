@@ -1,0 +1,62 @@
+"""Adaptive pools with Equinox's parts, which do not overlap, where Vernal's are those of PyTorch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .... import nn
+
+
+class AdaptivePool(nn.AdaptivePool):
+    """`vernal.nn.AdaptivePool` with `disjoint=True`."""
+
+    def __init__(
+        self,
+        target_shape: int | Sequence[int],
+        num_spatial_dims: int,
+        operation: Callable[[Any], Any],
+    ):
+        super().__init__(target_shape, num_spatial_dims, operation, disjoint=True)
+
+
+class AdaptiveAvgPool1d(AdaptivePool, nn.AdaptiveAvgPool1d):
+    """`vernal.nn.AdaptiveAvgPool1d` with `disjoint=True`."""
+
+    def __init__(self, target_shape: int | Sequence[int]):
+        nn.AdaptivePool.__init__(self, target_shape, 1, jnp.mean, disjoint=True)
+
+
+class AdaptiveAvgPool2d(AdaptivePool, nn.AdaptiveAvgPool2d):
+    """`vernal.nn.AdaptiveAvgPool2d` with `disjoint=True`."""
+
+    def __init__(self, target_shape: int | Sequence[int]):
+        nn.AdaptivePool.__init__(self, target_shape, 2, jnp.mean, disjoint=True)
+
+
+class AdaptiveAvgPool3d(AdaptivePool, nn.AdaptiveAvgPool3d):
+    """`vernal.nn.AdaptiveAvgPool3d` with `disjoint=True`."""
+
+    def __init__(self, target_shape: int | Sequence[int]):
+        nn.AdaptivePool.__init__(self, target_shape, 3, jnp.mean, disjoint=True)
+
+
+class AdaptiveMaxPool1d(AdaptivePool, nn.AdaptiveMaxPool1d):
+    """`vernal.nn.AdaptiveMaxPool1d` with `disjoint=True`."""
+
+    def __init__(self, target_shape: int | Sequence[int]):
+        nn.AdaptivePool.__init__(self, target_shape, 1, jnp.max, disjoint=True)
+
+
+class AdaptiveMaxPool2d(AdaptivePool, nn.AdaptiveMaxPool2d):
+    """`vernal.nn.AdaptiveMaxPool2d` with `disjoint=True`."""
+
+    def __init__(self, target_shape: int | Sequence[int]):
+        nn.AdaptivePool.__init__(self, target_shape, 2, jnp.max, disjoint=True)
+
+
+class AdaptiveMaxPool3d(AdaptivePool, nn.AdaptiveMaxPool3d):
+    """`vernal.nn.AdaptiveMaxPool3d` with `disjoint=True`."""
+
+    def __init__(self, target_shape: int | Sequence[int]):
+        nn.AdaptivePool.__init__(self, target_shape, 3, jnp.max, disjoint=True)
