@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from vernal import Module, field
 from vernal.saving import LoadReport, load, load_metadata, save
+from vernal.show import path_text
 from vernal.trees import named_leaves
 
 JAX_DTYPES = [
@@ -521,3 +522,14 @@ def test_nothing_in_the_file_is_a_pickle(path):
     size = int.from_bytes(raw[:8], "little")
     assert set(json.loads(raw[8 : 8 + size])) == {"__metadata__", "x"}
     assert raw[8 + size :] == np.ones(2, "float32").tobytes()
+
+
+def test_integers_of_numpy_are_the_keys_of_python(tmp_path):
+    tree = {np.int64(3): jnp.ones(2), np.uint8(7): {np.int32(-1): jnp.zeros(1)}}
+    save(tmp_path / "tree.safetensors", tree)
+    like = {3: jnp.zeros(2), 7: {-1: jnp.ones(1)}}
+    for skeleton in (like, tree):
+        loaded = load(tmp_path / "tree.safetensors", skeleton)
+        assert jnp.array_equal(loaded[3], tree[3]) and jnp.array_equal(loaded[7][-1], tree[7][-1])
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    assert [path_text(path) for path in paths] == ["[3]", "[7][-1]"]

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import jax.tree_util as jtu
+import numpy as np
 
 _PLAIN = re.compile(r'(?!-?\d+\Z)[^\s.*?\[\]{},"`\\](?:[^.*?\[\]{},"`\\]*[^\s.*?\[\]{},"`\\])?')
 _INDEX = re.compile(r"0|-?[1-9]\d*")
@@ -58,8 +59,9 @@ def key_name(key: Any) -> str:
     else:
         # A key class of somebody else. JAX asks of it only that it prints.
         value = str(key)
-    if type(value) is int:
-        return str(value)
+    if type(value) is int or isinstance(value, np.integer):
+        # NumPy's integers are the same keys of a dictionary as Python's.
+        return str(int(value))
     return quoted(value) if isinstance(value, str) else _in_backquotes(repr(value))
 
 
@@ -81,7 +83,8 @@ def key_text(key: Any) -> str:
         return str(key)
     if not isinstance(key, jtu.DictKey):
         return f".{key_name(key)}"
-    text = str.__repr__(key.key) if isinstance(key.key, str) else repr(key.key)
+    value = int(key.key) if isinstance(key.key, np.integer) else key.key
+    text = str.__repr__(value) if isinstance(value, str) else repr(value)
     found = BRACKET.match(f"[{text}]")
     read_back = found and found["key"] == text != "*" and name_in_brackets(text) == key_name(key)
     return f"[{text if read_back else _in_backquotes(text)}]"
