@@ -222,8 +222,8 @@ class BatchNorm(StatefulLayer):
         if self.mode == "ema":
             return jnp.where(tracked > 1, 1 - kept, 1)
         # `1 - momentum` of `1 - momentum**tracked`, without the error of a difference of nearly equal numbers.
-        whole = -jnp.expm1(tracked * jnp.log(kept))
-        return jnp.where(kept < 1, (1 - kept) / jnp.where(kept < 1, whole, 1), 0)
+        one, whole = jnp.expm1(jnp.log(kept)), jnp.expm1(tracked * jnp.log(kept))
+        return jnp.where(kept < 1, one / jnp.where(kept < 1, whole, 1), 0)
 
     def _channel_axis(self, x: Array) -> int:
         spatial = self.num_spatial_dims
