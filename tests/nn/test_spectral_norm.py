@@ -201,3 +201,42 @@ def test_a_layer_without_such_a_weight_and_no_iterations_are_refused(getkey):
         nn.SpectralNorm(nn.PReLU(), "negative_slope", key=getkey())
     with pytest.raises(ValueError, match="(?s)wrong size.*num_power_iterations"):
         nn.SpectralNorm(layer, num_power_iterations=0, key=getkey())
+
+
+SURGERY = {
+    "initialise": lambda norm: nn.initialise(
+        norm, {"layer.weight": jax.nn.initializers.normal(5.0)}, jax.random.key(7)
+    ),
+    "another weight": lambda norm: tree_at(
+        lambda m: m.layer.weight, norm, 9 * jax.random.normal(jax.random.key(8), (20, 30))
+    ),
+    "other vectors": lambda norm: tree_at(
+        lambda m: m.vectors.init,
+        norm,
+        tuple(jnp.ones(n) / n**0.5 for n in (20, 30)),
+    ),
+}
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("change", SURGERY.values(), ids=SURGERY)
+def test_the_norm_is_one_after_surgery(change, train):
+    linear = nn.Linear(30, 20, use_bias=False, key=jax.random.key(0))
+    norm = nn.SpectralNorm(linear, key=jax.random.key(1))
+    changed = change(norm)
+
+    @jax.jit
+    def matrix(norm):
+        return jax.vmap(lambda x: nn.apply(norm, x, train=train)[0], out_axes=1)(jnp.eye(30))
+
+    assert abs(np.linalg.norm(matrix(changed), 2) - 1) < 0.03
+    grads = jax.grad(lambda norm: (matrix(norm) ** 2).sum())(changed)
+    assert np.isfinite(grads.layer.weight).all() and grads.layer.weight.any()
+
+
+def test_in_inference_vectors_that_fit_are_used_as_they_are(getkey):
+    norm = nn.SpectralNorm(nn.Linear(4, 4, use_bias=False, key=getkey()), key=getkey())
+    weight, (u, v) = norm.layer.weight, norm.vectors.init
+    expected = weight / (u @ weight @ v)
+    found = jax.vmap(nn.inference_mode(norm), out_axes=1)(jnp.eye(4))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -19,6 +19,9 @@ from ._state import State, StatefulLayer, StateIndex
 
 # How many power iterations there are at construction.
 _AT_FIRST = 15
+# Vectors are far off if one more iteration makes the estimate larger by more than the first factor. Then there are as
+# many as at construction, and more, up to the last number, while each makes it larger by more than the second.
+_FAR, _NEAR, _MOST = 1.1, 1.0001, 200
 
 
 class SpectralNorm(StatefulLayer):
@@ -27,8 +30,9 @@ class SpectralNorm(StatefulLayer):
     So a linear layer makes no difference between two inputs larger. The weight is taken as a matrix: its first axis
     against all others. The largest singular value is estimated by power iteration, as :math:`\sigma = u^* W v`
     with unit vectors `u` and `v` that are buffers (see `vernal.field`): each call while training brings them nearer,
-    and inference takes them as they are. Gradients go through :math:`\sigma`, with `u` and `v` constant. The new
-    vectors come back from `vernal.nn.apply`, or through `state`.
+    and inference takes them as they are. If they are far off, because the weight has been replaced (one iteration makes
+    :math:`\sigma` more than 10% larger), each call finds better ones first. Gradients go through :math:`\sigma`, with
+    `u` and `v` constant. The new vectors come back from `vernal.nn.apply`, or through `state`.
 
     T. Miyato, T. Kataoka, M. Koyama and Y. Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR
     2018, arXiv:1802.05957.
@@ -124,9 +128,11 @@ class SpectralNorm(StatefulLayer):
         matrix = _matrix(weight)
         old = self.vectors.value(state)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
-        if not in_inference(self, inference):
-            fixed = lax.stop_gradient(matrix)
+        trains, fixed = not in_inference(self, inference), lax.stop_gradient(matrix)
+        if trains:
             u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
+        u, v = _not_far_off(fixed, u, v, self.eps)
+        if trains:
             new = u.astype(old[0].dtype), v.astype(old[1].dtype)
             if state is None:
                 weight = self.vectors.update(new, weight)
@@ -161,3 +167,24 @@ def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[A
     # The first by itself: there is no `u` before it.
     vectors = step(0, (v, v))
     return vectors if times == 1 else lax.fori_loop(1, times, step, vectors)
+
+
+@functools.partial(jax.jit, static_argnames="eps")
+def _not_far_off(matrix: Array, u: Array, v: Array, eps: float) -> tuple[Array, Array]:
+    """The vectors as they are if they belong to this matrix, and otherwise better ones."""
+
+    def with_size(u: Array, v: Array) -> tuple[Array, Array, Array]:
+        return u, v, jnp.abs(jnp.vdot(u, matrix @ v))
+
+    def going(state: Any) -> Array:
+        count, (*_, before), (*_, after) = state
+        grows = after > jnp.where(count == 0, _FAR, _NEAR).astype(before.dtype) * before
+        return (grows & (count < _MOST)) | ((count > 0) & (count < _AT_FIRST))
+
+    def more(state: Any) -> Any:
+        count, _, (u, v, size) = state
+        return count + 1, (u, v, size), with_size(*_power_iteration(matrix, v, 1, eps))
+
+    start = jnp.int32(0), with_size(u, v), with_size(*_power_iteration(matrix, v, 1, eps))
+    _, (u, v, _), _ = lax.while_loop(going, more, start)
+    return u, v
