@@ -409,6 +409,7 @@ def test_one_step_is_enough_for_inference(getkey):
 SPELLINGS = {
     "frozen": lambda model: vernal.freeze(model, "norm"),
     "frozen by a function": lambda model: vernal.freeze(model, lambda m: m.norm),
+    "the statistics alone": lambda model: vernal.freeze(model, "norm.running_*"),
     "with more": lambda model: vernal.freeze(model, ["norm", "**.bias"]),
     "inference mode": nn.inference_mode,
     "inference mode of a part": lambda model: tree_at(
@@ -452,6 +453,16 @@ def test_fine_tuning_keeps_the_statistics_and_uses_them(spelling, train, affine,
     ):
         np.testing.assert_array_equal(before, after)
     close(ys, model.head(nn.inference_mode(pretrained)(xs)))
+
+
+def test_weights_may_be_trained_while_the_statistics_are_frozen(getkey):
+    xs = 3 * jax.random.normal(getkey(), (8, 3)) + 1
+    norm = after_steps(nn.BatchNorm(3), [xs])
+    tuned = vernal.unfreeze(vernal.freeze(norm, "**"), "weight")
+    ys, after = step(tuned, 2 * xs)
+    close(ys, nn.inference_mode(norm)(2 * xs))
+    assert vernal.tree_equal(after, tuned)
+    assert vernal.trainable(tuned).weight and not vernal.trainable(tuned).bias
 
 
 def test_an_unfrozen_layer_trains_again(getkey):

@@ -53,8 +53,7 @@ def frozen_leaves(pytree: Any) -> list[bool]:
 
 
 def is_frozen(module: Any) -> bool:
-    """Whether `freeze` covers a whole layer: all of its arrays, buffers included. Such a layer changes in nothing, so
-    one with state leaves that as it is.
+    """Whether `freeze` covers a whole layer: all of its arrays, buffers included.
 
     Args:
         module: the layer, or any tree.
@@ -148,8 +147,8 @@ def freeze(model: T, where: Where) -> T:
 
     `filter_grad` and the other derivatives of this library do not compute a gradient for a frozen
     array (None stands in its place), an `Optimizer` has no state for it and leaves it as it is,
-    also with weight decay. A layer with state that is frozen as a whole, such as a `BatchNorm`, keeps
-    its statistics, and uses them. Nothing else changes: the arrays are the same objects in the same
+    also with weight decay. A layer whose state is frozen, such as a `BatchNorm`, keeps its statistics,
+    and uses them. Nothing else changes: the arrays are the same objects in the same
     places, with the same names in checkpoints. (`jax.grad` knows nothing of marks, and
     differentiates all.)
 

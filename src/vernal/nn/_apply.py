@@ -46,7 +46,7 @@ def apply(
     And in use, `nn.inference_mode(model)(x)`, or `nn.apply(model, x, train=False)[0]`.
 
     A layer trains unless it is told not to: by its own flag (`BatchNorm(..., inference=True)`, or
-    `nn.inference_mode(model.backbone)` for a part), or because it is frozen as a whole
+    `nn.inference_mode(model.backbone)` for a part), or because its state is frozen
     (`vernal.freeze(model, "backbone")`). Such a layer keeps its statistics, and normalises by them, so this is how a
     model is fine-tuned.
 

@@ -128,7 +128,7 @@ class SpectralNorm(StatefulLayer):
         matrix = _matrix(weight)
         old = self.vectors.value(state)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
-        trains, fixed = not in_inference(self, inference), lax.stop_gradient(matrix)
+        trains, fixed = not in_inference(self, self.vectors, inference), lax.stop_gradient(matrix)
         if trains:
             u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
         u, v = _not_far_off(fixed, u, v, self.eps)
