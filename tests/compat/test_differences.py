@@ -223,6 +223,16 @@ def parts_of_adaptive_pools_overlap():
     assert compat.nn.AdaptivePool(3, 1, jnp.min)(x).tolist() == [[0, 3, 6]]
 
 
+@claim("nn.GroupNorm")
+def a_group_norm_takes_batches_and_guesses_nothing():
+    x = jnp.arange(64.0).reshape(4, 4, 4)
+    with pytest.raises(ValueError, match="channels may be in the first axis or in another"):
+        nn.GroupNorm(2, 4)(x)
+    one, several = (nn.GroupNorm(2, 4, num_spatial_dims=n)(x) for n in (2, 1))
+    np.testing.assert_array_equal(compat.nn.GroupNorm(2, 4)(x), one)
+    np.testing.assert_allclose(several, jax.vmap(nn.GroupNorm(2, 4, num_spatial_dims=1))(x), 1e-6)
+
+
 @claim("nn.WeightNorm")
 def equal_norms_are_equal():
     layer = nn.Linear(2, 2, key=KEY)

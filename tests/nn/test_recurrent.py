@@ -219,7 +219,7 @@ def _first(kind, shape, dtype):
     return None if dtype is None else state_like(kind, _numbers(shape, dtype))
 
 
-@both
+@every
 def test_dtypes_are_promoted_together(kind, getkey):
     for inputs, weights, state in MIXED:
         layer = LAYERS[kind](2, 3, num_layers=2, bidirectional=True, dtype=weights, key=getkey())
@@ -231,12 +231,12 @@ def test_dtypes_are_promoted_together(kind, getkey):
                 assert _dtypes(jax.eval_shape(layer, xs, first)) == wanted
                 assert _dtypes(jax.eval_shape(lambda: layer(xs, first, length=length))) == wanted  # noqa: B023 (called at once)
             if state is not None:
-                cell = CELLS[kind][0](2, 3, dtype=weights, key=getkey())
+                cell = getattr(nn, f"{kind}Cell")(2, 3, dtype=weights, key=getkey())
                 one = jax.eval_shape(cell, _numbers((2,), inputs), _first(kind, (3,), state))
                 assert _dtypes(one) == wanted
 
 
-@both
+@every
 @pytest.mark.parametrize("inputs", ["int32", "bfloat16"])
 def test_the_values_are_those_of_promoted_arguments(kind, inputs, getkey):
     layer = LAYERS[kind](2, 3, num_layers=2, key=getkey())
@@ -246,7 +246,7 @@ def test_the_values_are_those_of_promoted_arguments(kind, inputs, getkey):
         close(layer(xs, first), layer(*promoted))
 
 
-@both
+@every
 def test_a_memory_of_another_dtype_and_weak_types_make_one_dtype(kind, getkey):
     layer = LAYERS[kind](2, 3, dtype="bfloat16", key=getkey())
     xs, weak = jnp.ones((5, 2), "bfloat16"), jnp.full((1, 3), 0.5)
@@ -260,7 +260,7 @@ def test_a_memory_of_another_dtype_and_weak_types_make_one_dtype(kind, getkey):
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(out))
 
 
-@both
+@every
 def test_gradients_go_through_a_promotion(kind, getkey):
     layer, xs = LAYERS[kind](2, 3, key=getkey()), jnp.ones((5, 2), "bfloat16")
 
@@ -273,7 +273,7 @@ def test_gradients_go_through_a_promotion(kind, getkey):
     assert of_xs.dtype == "bfloat16"
 
 
-@both
+@every
 def test_strict_promotion_refuses_what_linear_refuses(kind, getkey):
     layer, xs = LAYERS[kind](2, 3, key=getkey()), jnp.ones((5, 2), "bfloat16")
     for refuse in (layer, nn.Linear(2, 3, key=getkey())):
