@@ -54,4 +54,4 @@ def test_a_wrong_name_is_an_ordinary_attribute_error():
     assert (info.value.name, info.value.obj) == ("shardings", vernal)
     assert not hasattr(vernal, "sharding_")
     with pytest.raises(ImportError, match="cannot import name 'shardings'"):
-        from vernal import shardings  # noqa: F401
+        from vernal import shardings  # noqa: F401 (importing is what fails)

@@ -394,9 +394,11 @@ def test_a_collective_where_devices_stop_by_themselves_is_refused(kind):
 
 def test_a_collective_in_a_loop_inside_is_found_too():
     def one(x, m, w):
+        def step(y, _):
+            return jax.lax.psum(y, "data") + x, None
+
         def body(carry):
             y, n = carry
-            step = lambda y, _: (jax.lax.psum(y, "data") + x, None)  # noqa: E731 (one line)
             return scan(step, y, None, 2, kind="checkpointed")[0], n + 1
 
         return while_loop(lambda c: c[1] < m, body, (x, 0))[0].sum()
@@ -601,13 +603,22 @@ def test_numbers_keep_giving_way_to_other_dtypes(kind):
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_linear_loop_is_transposed(kind):
     def one(x, m, w):
+        def body(c):
+            return 2 * c[0] + x, c[1] + 1
+
         start = jnp.zeros(3), 0
-        body = lambda c: (2 * c[0] + x, c[1] + 1)  # noqa: E731 (one line)
         return while_loop(lambda c: c[1] < 3, body, start, kind=kind, max_steps=4)[0].sum()
 
     fn = total(one, mesh_of("auto"))
     (got,) = jax.linear_transpose(lambda x: fn(x, W), X)(jnp.ones(()))
     assert_close(got, np.full(X.shape, 7.0))
+
+
+def along_both(fn):
+    def run(x, w):
+        return jax.jvp(fn, (x, w), (DX, DW))
+
+    return run
 
 
 def misused(kind, x, m, w):
@@ -661,7 +672,7 @@ def test_a_check_in_a_loop_fails_for_the_device_at_fault(kind, gradient):
     fn = spread(one, mesh)
     if gradient:
         if kind == "lax":
-            fn = lambda x, w: jax.jvp(total(one, mesh), (x, w), (DX, DW))  # noqa: E731 (one line)
+            fn = along_both(total(one, mesh))
         else:
             fn = jax.grad(total(one, mesh), (0, 1))
     with pytest.raises(RuntimeCheckError, match="too far\n  at step 2"):
@@ -801,7 +812,9 @@ def test_branches_of_different_structure_are_explained():
 
 def test_a_check_in_a_branch_fails_for_the_device_that_takes_it():
     def one(x, m, w, least):
-        fails = lambda x: error_if(x, x[0] > least, "not here")  # noqa: E731 (one line)
+        def fails(x):
+            return error_if(x, x[0] > least, "not here")
+
         return vernal.filter_cond(m > 2, fails, lambda x: w @ x, x).sum()
 
     mesh, ones = mesh_of("auto"), jnp.ones((DEVICES, 3))
@@ -827,6 +840,6 @@ def test_a_recurrent_layer_in_filter_shard_map(mesh_kind, getkey):
         return jax.lax.pmean(value, "data"), jax.tree.map(lambda g: g / n, gradient)
 
     run = vernal.filter_shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
-    place = lambda tree, *spec: vernal.filter_shard(tree, jax.NamedSharding(mesh, P(*spec)))  # noqa: E731 (one line)
-    got = vernal.filter_jit(run)(place(layer), place(xs, "data"))
+    same, split = (jax.NamedSharding(mesh, P(*axes)) for axes in ((), ("data",)))
+    got = vernal.filter_jit(run)(vernal.filter_shard(layer, same), vernal.filter_shard(xs, split))
     assert_close(got, vernal.filter_value_and_grad(loss)(layer, xs))

@@ -125,14 +125,18 @@ def test_the_derivative_is_the_same_linear_map_in_both_directions(method, getkey
 
 @every
 def test_neither_direction_scatters(method):
-    loss = lambda x: (nn.interpolate(x, (4, 9), method=method) ** 2).sum()  # noqa: E731 (shown as is)
+    def loss(x):
+        return (nn.interpolate(x, (4, 9), method=method) ** 2).sum()
+
     found = {e.primitive.name for e in equations(jax.make_jaxpr(jax.grad(loss))(jnp.ones((3, 5))))}
     assert not any("scatter" in name for name in found)
 
 
 def test_many_taps_are_one_operation():
+    def shrink(x):
+        return nn.interpolate(x, (10,), method="linear", antialias=True)
+
     x = jnp.arange(1000.0)
-    shrink = lambda x: nn.interpolate(x, (10,), method="linear", antialias=True)  # noqa: E731 (as above)
     program = jax.make_jaxpr(jax.grad(lambda x: shrink(x).sum()))(x)
     assert len(list(equations(program))) < 60
     np.testing.assert_allclose(shrink(x)[1:-1], 99.5 + 100 * np.arange(9)[:-1] + 50, rtol=1e-5)

@@ -1,5 +1,6 @@
 """Recurrent cells against Equinox's, and layers over sequences against the cells called step by step."""
 
+import functools
 import inspect
 
 import equinox as eqx
@@ -229,7 +230,8 @@ def test_dtypes_are_promoted_together(kind, getkey):
                 xs, first = _numbers((*batch, 5, 2), inputs), _first(kind, (*batch, 4, 3), state)
                 length = jnp.full(batch, 3)
                 assert _dtypes(jax.eval_shape(layer, xs, first)) == wanted
-                assert _dtypes(jax.eval_shape(lambda: layer(xs, first, length=length))) == wanted  # noqa: B023 (called at once)
+                cut = functools.partial(layer, xs, first, length=length)
+                assert _dtypes(jax.eval_shape(cut)) == wanted
             if state is not None:
                 cell = getattr(nn, f"{kind}Cell")(2, 3, dtype=weights, key=getkey())
                 one = jax.eval_shape(cell, _numbers((2,), inputs), _first(kind, (3,), state))

@@ -118,7 +118,9 @@ def sequence(kind, layers=1, bidirectional=False, use_bias=True, lengths=None, n
             gradients[f"cells.*.{i}.bias_n"] = Conversion(f"bias_hh_l*{suffix}", _last_third)
 
     def ours(layer, xs, *state):
-        run = lambda x, n, *h: layer(x, h[0] if one else h, length=n)  # noqa: E731 (a line long)
+        def run(x, n, *h):
+            return layer(x, h[0] if one else h, length=n)
+
         return jax.vmap(run)(xs, jnp.array(lengths or [TIME] * BATCH), *state)
 
     def theirs(module, xs, *state):

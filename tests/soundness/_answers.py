@@ -10,6 +10,7 @@ this one in which it was never called with such an `x`, is wrong.
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,21 @@ class StaticHolder(vernal.Module):
 
     w: jax.Array
     f: Any = vernal.field(static=True)
+
+
+JAX_JIT = threading.RLock()
+
+
+def jax_jit(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.jit` for structures that are compared in Python, by one thread at a time: see
+    CONTRIBUTING.md on threads."""
+    jitted = jax.jit(f)
+
+    def call(*args):
+        with JAX_JIT:
+            return jitted(*args)
+
+    return call
 
 
 def number_of(k: Any) -> float:
@@ -82,12 +98,12 @@ def in_vernal_partial() -> Route:
 
 
 def in_vernal_partial_of_jax_jit() -> Route:
-    step = jax.jit(lambda f, x: f(x))
+    step = jax_jit(lambda f, x: f(x))
     return lambda f, x: step(vernal.Partial(f), x)
 
 
 def in_vernal_static() -> Route:
-    step = jax.jit(lambda static, x: static.value(x))
+    step = jax_jit(lambda static, x: static.value(x))
     return lambda f, x: step(vernal.Static(f), x)
 
 
@@ -118,17 +134,17 @@ def field() -> Route:
 
 
 def field_of_jax_jit() -> Route:
-    step = jax.jit(lambda model, x: model(x))
+    step = jax_jit(lambda model, x: model(x))
     return lambda f, x: step(Holder(ONE, f), x)
 
 
 def static_field() -> Route:
-    step = jax.jit(lambda model, x: model.f(x) * model.w)
+    step = jax_jit(lambda model, x: model.f(x) * model.w)
     return lambda f, x: step(StaticHolder(ONE, f), x)
 
 
 def list_in_field() -> Route:
-    step = jax.jit(lambda model, x: model.f[1]["f"](x) * model.w)
+    step = jax_jit(lambda model, x: model.f[1]["f"](x) * model.w)
     return lambda f, x: step(Holder(ONE, [ONE, {"f": f}]), x)
 
 
@@ -138,7 +154,7 @@ def tuple_in_field() -> Route:
 
 
 def module_in_field() -> Route:
-    step = jax.jit(lambda model, x: model(x))
+    step = jax_jit(lambda model, x: model(x))
     return lambda f, x: step(Holder(ONE, Holder(ONE, f)), x)
 
 
@@ -147,7 +163,7 @@ def module_given() -> Route:
 
 
 def module_given_to_jax_jit() -> Route:
-    return lambda f, x: jax.jit(Holder(ONE, f))(x)
+    return lambda f, x: jax_jit(Holder(ONE, f))(x)
 
 
 def method_given() -> Route:
@@ -193,7 +209,7 @@ def result() -> Route:
 
 
 def result_of_jax_jit() -> Route:
-    return _kept(jax.jit(lambda model: model))
+    return _kept(jax_jit(lambda model: model))
 
 
 # A function that holds an array is refused in a field, and may be an argument.

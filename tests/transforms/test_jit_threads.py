@@ -1,6 +1,7 @@
 """Eight threads that call one compiled function first, at the same time."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -169,3 +170,40 @@ def test_contexts_of_one_thread_do_not_reach_the_programs_of_another():
     for out in at_once(work):
         np.testing.assert_array_equal(out, np.full((2, 2), 2.0))
     assert sorted(map(str, seen)) == ["None", "float32"]
+
+
+class Choice:
+    """A static value that is compared in Python, and lets other threads run meanwhile."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def __eq__(self, other):
+        time.sleep(0)
+        return type(other) is Choice and self.number == other.number
+
+    def __hash__(self):
+        return self.number % 3
+
+
+class Chooser(vernal.Module):
+    w: jax.Array
+    choice: Choice = vernal.field(static=True)
+    held: tuple[Choice, dict[str, Callable[..., Any]]]
+
+    def __call__(self):
+        return self.w + self.choice.number
+
+
+def test_structures_compared_in_python_in_many_threads():
+    """Plain `jax.jit` may crash here: see CONTRIBUTING.md."""
+    call = filter_jit(lambda model: model())
+    w = jnp.ones(3)
+
+    def ask(i):
+        numbers = [(7 * k + i) % 25 for k in range(60)]
+        models = [Chooser(w, Choice(n), (Choice(n), {"f": len})) for n in numbers]
+        return [(float(call(model)[0]), 1.0 + n) for model, n in zip(models, numbers, strict=True)]
+
+    for answers in at_once(ask):
+        assert all(got == right for got, right in answers)
