@@ -1,9 +1,9 @@
 """What every test of the suite runs under.
 
-The package is imported through jaxtyping's hook with beartype, so that every call in every test checks the annotations;
-JAX refuses implicit promotion of types and ranks, and believes it has eight CPU devices. All of this must be set
-before anything imports the package, hence at the top of this file. The doctest pass loads it as a plugin
-(`-p tests.conftest`), because its files lie outside `tests/`.
+The package is imported through a hook that puts beartype on every function, so that every call in every test checks the
+annotations, jaxtyping's included; JAX refuses implicit promotion of types and ranks, and believes it has eight CPU
+devices. All of this must be set before anything imports the package, hence at the top of this file. The doctest pass
+loads it as a plugin (`-p tests.conftest`), because its files lie outside `tests/`.
 """
 
 import gc
@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import hypothesis
 import jax
 import pytest
-from jaxtyping import install_import_hook
+
+from tests._annotations import check_annotations
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -25,7 +26,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_enable_compilation_cache", False)
 
 # Stays installed for the whole run: rooms are imported lazily by the tests that need them.
-install_import_hook("vernal", "beartype.beartype")
+check_annotations("vernal")
 
 from vernal.testing import GetKey  # noqa: E402 (the hook above must be there first)
 

@@ -75,7 +75,7 @@ def model():
     return Model([failing(), jnp.tanh, failing(), Block(failing(2)), failing()])
 
 
-HERE = "Raised in Model.blocks[3].inner (Model > Block > Failing)"
+HERE = "Raised in model.blocks[3].inner (Model > Block > Failing)"
 
 
 def notes_of(error):
@@ -125,16 +125,16 @@ def test_the_path_is_noted_once_in_every_transformation(way):
 @pytest.mark.parametrize(
     ("blocks", "note"),
     [
-        ((failing(2),), "Raised in Model.blocks[0] (Model > Failing)"),
-        ([jnp.tanh, [failing(2)][0]], "Raised in Model.blocks[1] (Model > Failing)"),
+        ((failing(2),), "Raised in model.blocks[0] (Model > Failing)"),
+        ([jnp.tanh, [failing(2)][0]], "Raised in model.blocks[1] (Model > Failing)"),
         (
             [nn.Sequential([jnp.tanh, failing(2)])],
-            "Raised in Model.blocks[0].layers[1] (Model > Sequential > Failing)",
+            "Raised in model.blocks[0].layers[1] (Model > Sequential > Failing)",
         ),
-        ([Compiled(failing(2))], "Raised in Model.blocks[0] > Failing (Model > Compiled > Failing)"),
-        ([Block(vernal.Partial(failing(2)))], "Raised in Model.blocks[0].inner.func "),
-        ([Block(Block(Block(failing(2))))], "Raised in Model.blocks[0].inner.inner.inner (Model > Block > Block >"),
-        ([nn.Stack.of([Block(failing(2))] * 3)], "Raised in Model.blocks[0] > Block.inner (Model > Stack > Block > F"),
+        ([Compiled(failing(2))], "Raised in model.blocks[0] > Failing (Model > Compiled > Failing)"),
+        ([Block(vernal.Partial(failing(2)))], "Raised in model.blocks[0].inner.func "),
+        ([Block(Block(Block(failing(2))))], "Raised in model.blocks[0].inner.inner.inner (Model > Block > Block >"),
+        ([nn.Stack.of([Block(failing(2))] * 3)], "Raised in model.blocks[0] > Block.inner (Model > Stack > Block > F"),
     ],
 )  # fmt: skip
 def test_the_path_goes_through_containers_and_layers_of_layers(blocks, note):
@@ -150,13 +150,13 @@ def test_the_path_goes_through_dicts():
             return self.parts["b"](x)
 
     error = raised(Named({"a": failing(), "b": failing(2)}), jnp.ones(3))
-    assert notes_of(error) == ["Raised in Named.parts['b'] (Named > Failing)"]
+    assert notes_of(error) == ["Raised in model.parts['b'] (Named > Failing)"]
 
 
 def test_a_layer_in_two_places_is_named_in_both():
     shared = failing(2)
     error = raised(Model([shared, shared]), jnp.ones(3))
-    assert notes_of(error) == ["Raised in Model.blocks[0] or .blocks[1] (Model > Failing)"]
+    assert notes_of(error) == ["Raised in model.blocks[0] or .blocks[1] (Model > Failing)"]
 
 
 def test_a_rebuilt_layer_is_known_by_its_class_only():
@@ -167,7 +167,7 @@ def test_a_rebuilt_layer_is_known_by_its_class_only():
             return jax.tree.map(lambda leaf: leaf, self.inner)(x)
 
     error = raised(Rebuilding(failing(2)), jnp.ones(3))
-    assert notes_of(error) == ["Raised in Rebuilding > Failing (Rebuilding > Failing)"]
+    assert notes_of(error) == ["Raised in model > Failing (Rebuilding > Failing)"]
 
 
 def test_a_module_that_calls_one_of_another_place_names_the_place():
@@ -183,7 +183,7 @@ def test_a_module_that_calls_one_of_another_place_names_the_place():
             return self.taking(self.inner, x)
 
     error = raised(Both(failing(2), Taking()), jnp.ones(3))
-    assert notes_of(error) == ["Raised in Both.inner (Both > Taking > Failing)"]
+    assert notes_of(error) == ["Raised in model.inner (Both > Taking > Failing)"]
 
 
 def test_a_module_alone_needs_no_note():
@@ -198,7 +198,7 @@ def test_a_method_of_a_layer_inside_is_named_too():
         def __call__(self, x):
             return self.inner.helper(x)
 
-    assert notes_of(raised(Outer(model()), 1)) == ["Raised in Outer.inner (Outer > Model)"]
+    assert notes_of(raised(Outer(model()), 1)) == ["Raised in model.inner (Outer > Model)"]
 
 
 def test_the_calls_of_super_are_one_call():
@@ -207,7 +207,7 @@ def test_the_calls_of_super_are_one_call():
             return super().__call__(x)
 
     assert notes_of(raised(Model([Again(failing(2))]), jnp.ones(3))) == [
-        "Raised in Model.blocks[0].inner (Model > Again > Failing)"
+        "Raised in model.blocks[0].inner (Model > Again > Failing)"
     ]
 
 
@@ -216,7 +216,7 @@ def test_an_error_of_the_user_stays_what_it_is():
     found = raised(Model([failing()]), error)
     assert found is error
     assert (type(found), found.args, found.__cause__) == (OwnError, ("a", 1), None)
-    assert found.__notes__ == ["Raised in Model.blocks[0] (Model > Failing)"]
+    assert found.__notes__ == ["Raised in model.blocks[0] (Model > Failing)"]
     again = pickle.loads(pickle.dumps(found))
     assert (again.args, again.__notes__) == (found.args, found.__notes__)
 
@@ -248,7 +248,7 @@ def test_an_error_that_is_raised_again_keeps_its_first_note():
 
     error = raised(Outer(Catching(failing())), OwnError())
     first = notes_of(error)
-    assert first == ["Raised in Outer.inner.inner (Outer > Catching > Failing)"]
+    assert first == ["Raised in model.inner.inner (Outer > Catching > Failing)"]
     assert notes_of(raised(Model([failing()]), error)) == first
 
 
@@ -271,7 +271,7 @@ def test_a_traced_size_is_explained_and_named():
 
     error = raised(vernal.filter_jit(Block(Sized())), jnp.array(3))
     assert isinstance(error, vernal.transforms.TracedShapeError)
-    assert notes_of(error) == ["Raised in Block.inner (Block > Sized)"]
+    assert notes_of(error) == ["Raised in model.inner (Block > Sized)"]
 
 
 def test_nothing_is_kept_alive():
@@ -311,7 +311,7 @@ def test_every_thread_names_its_own_model():
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for i, notes in enumerate(pool.map(call, range(24))):
-            assert notes == [f"Raised in Model.blocks[{i}] (Model > Failing)"]
+            assert notes == [f"Raised in model.blocks[{i}] (Model > Failing)"]
 
 
 def test_endless_recursion_is_still_a_recursion_error():
@@ -383,7 +383,7 @@ def test_a_class_that_travels_by_value_names_its_layers():
 
     made = pickle.loads(cloudpickle.dumps(Local(Local(failing(2)))))
     assert notes_of(raised(made, jnp.ones(3))) == [
-        "Raised in Local.inner.inner (Local > Local > Failing)"
+        "Raised in model.inner.inner (Local > Local > Failing)"
     ]
 
 

@@ -140,3 +140,14 @@ def test_the_type_of_a_given_table_can_be_changed():
         nn.Embedding(weight=np.ones((3, 2), np.float32), dtype=jnp.bfloat16).weight.dtype
         == jnp.bfloat16
     )
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.int8, jnp.int16, jnp.int32, jnp.uint8, jnp.uint16, jnp.uint32]
+)
+def test_rows_by_numbers_of_every_type(dtype):
+    table = nn.Embedding(weight=jnp.arange(200.0)[:, None])
+    info = jnp.iinfo(dtype)
+    numbers = [0, 5, 127, int(info.max), int(info.min)]
+    rows = [np.clip(n + 200 * (n < 0), 0, 199) for n in numbers]
+    assert table(jnp.asarray(np.array(numbers, dtype))).ravel().tolist() == rows

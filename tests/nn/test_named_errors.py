@@ -36,5 +36,20 @@ def test_the_fourth_of_six_layers_is_named(name):
             found = error
             break
     (note,) = [note for note in found.__notes__ if note.startswith("Raised in ")]
-    assert note.startswith("Raised in Six.layers[3]")
+    assert note.startswith("Raised in model.layers[3]")
     assert f"(Six > {type(layers[3]).__name__}" in note
+
+
+def test_the_path_of_an_error_can_be_pasted():
+    keys = jax.random.split(jax.random.key(0))
+    inner = nn.Sequential([nn.Identity(), nn.Linear(3, 2, key=keys[0])])
+    model = nn.Sequential([nn.Linear(2, 2, key=keys[1]), inner])
+    with pytest.raises(ValueError, match="Linear") as caught:
+        model(jnp.ones(2))
+    path = caught.value.__notes__[0].split()[2]
+    assert path == "model.layers[1].layers[1]"
+    wrong = model.layers[1].layers[1]
+    assert vernal.freeze(model, path) == vernal.freeze(model, lambda m: m.layers[1].layers[1])
+    assert vernal.tree_at(path, model, nn.Identity()).layers[1].layers[1] == nn.Identity()
+    zeros = nn.initialise(model, {path: jax.nn.initializers.zeros}, keys[0])
+    assert not zeros.layers[1].layers[1].weight.any() and wrong.weight.any()

@@ -134,3 +134,13 @@ def test_wrong_settings_are_refused(settings, text):
 def test_a_wrong_shape_is_refused():
     with pytest.raises(ValueError, match=r"expected: \(\.\.\., channels, height, width\)"):
         nn.AvgPool2d(2)(jnp.ones((8, 8)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_means_of_half_precision_are_summed_in_single(dtype):
+    # In bfloat16, 256 + 1 is 256; in float16, 60000 + 60000 is infinite.
+    x = jnp.full((1, 32, 32), 1.0234375, dtype)
+    assert nn.AvgPool2d(32)(x).ravel() == x[0, 0, 0]
+    large = jnp.full((1, 8), 6e4, dtype)
+    y = nn.AvgPool1d(4, stride=4)(large)
+    assert y.dtype == dtype and np.array_equal(y, large[:, :2])

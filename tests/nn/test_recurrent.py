@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal import nn, tree_at
+from vernal import nn, tree_at, tree_equal
 
 CELLS = {"GRU": (nn.GRUCell, eqx.nn.GRUCell), "LSTM": (nn.LSTMCell, eqx.nn.LSTMCell)}
 LAYERS = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
@@ -281,3 +281,18 @@ def test_strict_promotion_refuses_what_linear_refuses(kind, getkey):
     for refuse in (layer, nn.Linear(2, 3, key=getkey())):
         with pytest.raises(Exception, match="promotion"):
             refuse(xs)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("layer_type", [nn.RNN, nn.GRU, nn.LSTM])
+def test_what_pads_a_sequence_does_not_reach_gradients(layer_type, bad, getkey):
+    layer = layer_type(3, 2, bidirectional=True, key=getkey())
+    x = jax.random.normal(getkey(), (2, 6, 3))
+    length = jnp.array([4, 6])
+
+    def loss(layer, x):
+        return jnp.sum(layer(x, length=length)[0] ** 2)
+
+    expected = jax.grad(loss, argnums=(0, 1))(layer, x)
+    got = jax.grad(loss, argnums=(0, 1))(layer, x.at[0, 4:].set(bad))
+    assert tree_equal(expected, got)

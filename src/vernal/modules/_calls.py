@@ -1,7 +1,7 @@
 """Errors that say in which layer they were raised.
 
 An exception that leaves the call of a module within another one is given a note (PEP 678):
-`Raised in Model.blocks[2].linear (Model > Block > Linear)`. It is made once, by the innermost call that the exception
+`Raised in model.blocks[2].linear (Model > Block > Linear)`. It is made once, by the innermost call that the exception
 leaves, from Python's own stack: the calls that are running, and the modules that they belong to. So nothing is
 recorded while all is well, and the note is text: it keeps no module alive.
 
@@ -122,8 +122,8 @@ def _place(modules: list[Any]) -> str:
         paths = _paths(module, last)
         if paths:
             return _place(modules[: i + 1]) + " or ".join(paths)
-    name = type(last).__name__
-    return f"{_place(outer)} > {name}" if outer else name
+    # Of the outermost not the class, which is said beside it: so the path can be pasted.
+    return f"{_place(outer)} > {type(last).__name__}" if outer else "model"
 
 
 def _paths(tree: Any, module: Any) -> list[str]:

@@ -235,7 +235,7 @@ class Module(Attributes, metaclass=ModuleMeta):
     and are pytrees: what is an array (or a module, or another pytree) is a child; everything else,
     such as an activation function, a name or a size, is structure and travels in the treedef. So
     every JAX transformation accepts a module as it is. An error in the call of a module within another
-    one has a note: `Raised in Model.blocks[2].linear (Model > Block > Linear)`.
+    one has a note: `Raised in model.blocks[2].linear (Model > Block > Linear)`.
 
     Class options:
         layout: `"arrays"` (default) sorts fields by their values, as above. `"fields"` makes every

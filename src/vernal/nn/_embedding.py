@@ -87,12 +87,24 @@ class Embedding(Module):
                 got=short(x),
                 instead="embedding(x.astype(int))",
             )
+        index = _wide(index, self.weight.shape[0])
         # An array of one index, because for a scalar JAX forgets `out_sharding` when it is batched.
         indices = index if index.ndim else index[None]
         # JAX must be told how the result lies: the rows may lie on other devices than the indices.
         out = following(indices, indices.ndim, self.weight, 1)
         rows = self.weight.at[indices].get(mode="clip", out_sharding=out)
         return rows if index.ndim else rows[0]
+
+
+def _wide(index: Array, rows: int) -> Array:
+    """Numbers of rows in a type that holds the number of rows, and the negative ones."""
+    if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
+        # JAX reads the largest as negative numbers.
+        last = min(max(rows - 1, 0), int(jnp.iinfo(index.dtype).max))
+        index = jnp.minimum(index, jnp.asarray(last, index.dtype))
+    elif jnp.iinfo(index.dtype).bits >= 32:
+        return index
+    return index.astype(jnp.int32)
 
 
 def _draw(

@@ -21,6 +21,7 @@ from ._layer_arguments import (
     padding_pairs,
     per_dim,
 )
+from ._precision import narrow, widen
 
 Sizes = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]]
@@ -172,10 +173,8 @@ class _AvgPool(Pool):
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
         """The mean of each window; arguments and result are those of `Pool`."""
         x = jnp.asarray(x)
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            # The sum of a window of, say, bytes does not fit into a byte.
-            x = x.astype(jnp.result_type(float))
-        return super().__call__(x) / math.prod(self.kernel_size)
+        # The sum of a window of bytes does not fit into a byte, nor that of 1024 ones into bfloat16.
+        return narrow(super().__call__(widen(x)) / math.prod(self.kernel_size), x)
 
 
 class _MaxPool(Pool):

@@ -100,6 +100,8 @@ class Recurrent(Module, Generic[_State]):
             check_shape(name, length, batch, "length")
             steps = in_front(jnp.arange(xs.shape[-2]), xs.ndim - 1)
             valid = steps < jnp.expand_dims(length, -1)
+            # Whatever pads a sequence, NaN included, must not reach the gradient through what is selected below.
+            xs = jnp.where(valid[..., None], xs, jnp.zeros_like(xs))
         key = self.dropout.key if key is None else key
         finals: list[_State] = []
         for i, layer in enumerate(self.cells):
