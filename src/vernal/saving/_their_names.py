@@ -1,7 +1,7 @@
 """What PyTorch calls the leaves of a model where rules do not say otherwise: as we do, but for fields that it has not.
 
-There, the layers of a `Sequential` and the running statistics of a norm stand in the module itself. So a class that only
-holds something for another one says `_vernal_passed_over = True`, and its fields are left out of the names.
+There, the layers of a `Sequential` and the running statistics of a norm stand in the module itself. So a class that
+only holds something for another one says `_vernal_passed_over = True`, and its fields are left out of the names.
 """
 
 from collections.abc import Iterator

@@ -192,7 +192,8 @@ def to_torch(
         rules: those of `from_torch`; each `Conversion` needs its `dump`.
         like: tensors, as for `from_torch`, of which the result gets the shapes, dtypes and kind:
             `torch_model.state_dict()` for tensors that `torch_model.load_state_dict` takes. (A single
-            float becomes an integer if it is a whole number: `num_batches_tracked`.) Without it, arrays of NumPy in the shapes and dtypes of ours.
+            float becomes an integer if it is a whole number: `num_batches_tracked`.) Without it, arrays
+            of NumPy in the shapes and dtypes of ours.
         ignore: patterns of tensors of `like` that the model has nothing for. They are returned as
             they are.
 
