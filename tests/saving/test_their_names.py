@@ -74,12 +74,24 @@ def test_a_cast_model_has_the_names_of_the_model():
 
 def test_nothing_is_left_out_where_two_leaves_would_have_one_name():
     class Both(vernal.Module):
-        _vernal_passed_over = True
-        a: dict[str, jax.Array]
-        b: dict[str, jax.Array]
+        _vernal_passed_over = "inner"
+        inner: dict[str, jax.Array]
+        w: jax.Array
 
-    both = Both({"w": jnp.ones(1)}, {"w": jnp.zeros(1)})
-    assert set(to_torch(both)) == {"a.w", "b.w"}
+    assert set(to_torch(Both({"w": jnp.ones(1)}, jnp.zeros(1)))) == {"inner.w", "w"}
+    assert set(to_torch(Both({"v": jnp.ones(1)}, jnp.zeros(1)))) == {"v", "w"}
+
+
+def test_only_the_layers_of_a_sequential_are_without_a_name_of_their_field():
+    class WithHead(nn.Sequential):
+        head: jax.Array
+
+        def __init__(self, layers, head):
+            super().__init__(layers)
+            self.head = head
+
+    model = WithHead(MODEL["body"].layers, jnp.ones(1))
+    assert {f"body.{name}" for name in to_torch(model)} == NAMES | {"body.head"}
 
 
 def test_the_count_of_batches_becomes_an_integer_and_nothing_else_does():

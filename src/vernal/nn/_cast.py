@@ -102,7 +102,7 @@ class Cast(StatefulLayer):
     """
 
     # PyTorch has no such wrapper: see `vernal.saving.from_torch`.
-    _vernal_passed_over = True
+    _vernal_passed_over = "model"
 
     model: Any
     policy: Policy

@@ -72,7 +72,7 @@ class Sequential(StatefulLayer):
     """
 
     # PyTorch has the layers in the module itself: see `vernal.saving.from_torch`.
-    _vernal_passed_over = True
+    _vernal_passed_over = "layers"
 
     layers: tuple[Any, ...]
 

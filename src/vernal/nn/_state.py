@@ -77,7 +77,7 @@ class StateIndex(Module):
     """
 
     # PyTorch has the array in the module itself: see `vernal.saving.from_torch`.
-    _vernal_passed_over = True
+    _vernal_passed_over = "init"
 
     marker: str | None = field(static=True)
     init: Any = field(trainable=False)

@@ -1,7 +1,7 @@
 """What PyTorch calls the leaves of a model where rules do not say otherwise: as we do, but for fields that it has not.
 
-There, the layers of a `Sequential` and the running statistics of a norm stand in the module itself. So a class that
-only holds something for another one says `_vernal_passed_over = True`, and its fields are left out of the names.
+There, the layers of a `Sequential` and the running statistics of a norm stand in the module itself. So a class may name
+one of its fields in `_vernal_passed_over`, which is then left out of the names of what is in it.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,10 @@ def their_names(model: Any) -> dict[str, str]:
 
 def _paths(tree: Any) -> Iterator[_Path]:
     """The key path of each leaf, without what is passed over."""
-    passed = getattr(type(tree), "_vernal_passed_over", False)
+    passed = getattr(type(tree), "_vernal_passed_over", None)
     for key, child in jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree):
         if child is tree:
             yield ()
         else:
-            yield from ((*(() if passed else key), *rest) for rest in _paths(child))
+            first = () if path_name(key) == passed else key
+            yield from ((*first, *rest) for rest in _paths(child))
