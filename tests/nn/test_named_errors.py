@@ -11,33 +11,68 @@ from tests.nn.test_table import ROWS
 from vernal import nn
 
 # They hand on whatever comes.
-TAKE_ANYTHING = {"Identity", "Sequential of nothing"}
+TAKE_ANYTHING = ["Identity", "Sequential of nothing"]
 
 
 class Six(vernal.Module):
     layers: list[Any]
 
-    def __call__(self, x):
+    def __call__(self, x, *, key=None):
         for layer in self.layers:
-            x = layer(x, key=jax.random.key(0))
+            x = layer(x, key=key)
         return x
+
+
+def six(name):
+    """Layers of which the fourth is that of a row."""
+    layers = [nn.Identity() for _ in range(6)]
+    layers[3] = ROWS[name].make(jax.random.key(1))
+    return layers
+
+
+def called(model, x):
+    return model(x, key=jax.random.key(0))
+
+
+@jax.jit
+def called_in_a_program(model, x):
+    return jax.value_and_grad(lambda model: called(model, x).sum())(model)
+
+
+def notes(call, *args):
+    """Where the error was raised that the call ends in; None if it ends well."""
+    try:
+        call(*args)
+    except Exception as error:
+        return [note for note in error.__notes__ if note.startswith("Raised in ")]
+    return None
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in TAKE_ANYTHING])
 def test_the_fourth_of_six_layers_is_named(name):
-    layers = [nn.Identity() for _ in range(6)]
-    layers[3] = ROWS[name].make(jax.random.key(1))
-    model = Six(layers)
+    layers = six(name)
     # Layers that take any shape refuse what is no array.
     for wrong in (jnp.ones((1, 11, 13)), jnp.ones(17, bool), object()):
-        try:
-            model(wrong)
-        except Exception as error:
-            found = error
+        found = notes(called, Six(layers), wrong)
+        if found is not None:
             break
-    (note,) = [note for note in found.__notes__ if note.startswith("Raised in ")]
-    assert note.startswith("Raised in model.layers[3]")
-    assert f"(Six > {type(layers[3]).__name__}" in note
+    all_found = [(found, "Six"), (notes(called, nn.Sequential(layers), wrong), "Sequential")]
+    if isinstance(wrong, jax.Array):
+        compiled = notes(called_in_a_program, nn.Sequential(layers), wrong)
+        all_found.append((compiled, "Sequential"))
+    for (note,), model in all_found:
+        assert note.startswith("Raised in model.layers[3]")
+        assert f"({model} > {type(layers[3]).__name__}" in note
+
+
+@pytest.mark.parametrize("name", TAKE_ANYTHING)
+def test_layers_that_take_anything_leave_the_error_to_the_next_one(name):
+    layers = six(name)
+    anything = object()
+    assert called(nn.Sequential(layers), anything) is anything
+    layers[4] = nn.Linear(3, 3, key=jax.random.key(0))
+    (note,) = notes(called, nn.Sequential(layers), jnp.ones(2))
+    assert note == "Raised in model.layers[4] (Sequential > Linear)"
 
 
 def test_the_path_of_an_error_can_be_pasted():

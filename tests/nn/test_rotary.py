@@ -60,3 +60,12 @@ def test_wrong_sizes_are_refused():
         nn.RotaryPositionalEmbedding(4)(jnp.ones((2, 6)))
     with pytest.raises(ValueError, match="(?s)argument `positions`.*length=2"):
         nn.RotaryPositionalEmbedding(4)(jnp.ones((2, 4)), positions=jnp.arange(3))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+def test_an_integer_input_gives_floats(dtype):
+    rope = nn.RotaryPositionalEmbedding(4)
+    x = (np.arange(12).reshape(3, 4) % 5).astype(dtype)
+    found = rope(jnp.asarray(x))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, rope(jnp.asarray(x.astype(np.float32))))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vernal import nn, tree_at
-from vernal.saving import from_torch
+from vernal.saving import from_torch, spectral_norm_rules, to_torch
 
 STEPS = 50
 
@@ -55,9 +55,7 @@ def test_batch_norm_over_fifty_steps(theirs, spatial, shape):
         for _ in range(200):
             theirs(torch.tensor(numbers.normal(size=shape)))
         ours = nn.BatchNorm(3, momentum=0.9, num_spatial_dims=spatial)
-        names = ["running_mean", "running_var", "num_batches_tracked"]
-        rules = {f"**.{name}.init": f"**.{name}" for name in names}
-        ours = from_torch(ours, theirs.state_dict(), rules)
+        ours = from_torch(ours, theirs.state_dict())
         assert ours.num_batches_tracked.value() == 200
         for step in range(STEPS):
             x = numbers.normal(np.sin(step), 1 + step / 10, shape)
@@ -114,16 +112,7 @@ def test_spectral_norm_over_training_steps(ours, theirs, shape, times):
         layer = ours(jax.random.key(0))
         ours = nn.SpectralNorm(layer, num_power_iterations=times, key=jax.random.key(1))
         theirs = torch.nn.utils.parametrizations.spectral_norm(theirs(), n_power_iterations=times)
-        u, v = ours.vectors.init
-        inside = {"parametrizations.weight.0._u": u, "parametrizations.weight.0._v": v}
-        inside |= {"parametrizations.weight.original": layer.weight, "bias": layer.bias}
-        shapes = {name: value.shape for name, value in theirs.state_dict().items()}
-        theirs.load_state_dict(
-            {
-                name: torch.tensor(np.asarray(value)).reshape(shapes[name])
-                for name, value in inside.items()
-            }
-        )
+        theirs.load_state_dict(to_torch(ours, spectral_norm_rules(), like=theirs.state_dict()))
         optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
         weights = numbers.normal(size=jax.eval_shape(layer, jnp.zeros(shape)).shape)
         for _ in range(5):

@@ -11,7 +11,7 @@ import torch
 
 from tests.nn._torch_parity import Row, check
 from vernal import nn
-from vernal.saving import conv_transpose_rules
+from vernal.saving import conv_transpose_rules, weight_norm_rules
 
 # --- convolutions
 
@@ -244,23 +244,18 @@ ROWS |= {
         {"negative_slope": "weight"},
     ),
 }
-NORMED = {
-    "g": "parametrizations.weight.original0",
-    "layer.weight": "parametrizations.weight.original1",
-    "layer.bias": "bias",
-}
 ROWS |= {
     "WeightNorm": Row(
         lambda k: nn.WeightNorm(nn.Linear(4, 3, key=k)),
         lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3)),
         ((4,),),
-        NORMED,
+        weight_norm_rules(),
     ),
     "WeightNorm of a convolution": Row(
         lambda k: nn.WeightNorm(nn.Conv2d(4, 3, 3, key=k), axis=1),
         lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv2d(4, 3, 3), dim=1),
         (IMAGE,),
-        NORMED,
+        weight_norm_rules(),
     ),
     "Sequential": Row(
         lambda k: nn.Sequential(
@@ -280,7 +275,6 @@ ROWS |= {
             torch.nn.Linear(12, 2),
         ),
         (IMAGE,),
-        {"layers.**": "**"},
     ),
 }
 

@@ -101,6 +101,9 @@ class Cast(StatefulLayer):
         (dtype('float32'), dtype(bfloat16), dtype(bfloat16))
     """
 
+    # PyTorch has no such wrapper: see `vernal.saving.from_torch`.
+    _vernal_passed_over = "model"
+
     model: Any
     policy: Policy
     keep: tuple[tuple[str, Any], ...]

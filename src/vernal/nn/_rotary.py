@@ -77,11 +77,12 @@ class RotaryPositionalEmbedding(Module):
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            An array of the shape and dtype of `x`.
+            An array of the shape and dtype of `x`. (An integer input gives floats.)
         """
         name = "RotaryPositionalEmbedding"
         check_shape(name, x, (..., "length", ("embedding_size", self.embedding_size)))
         x = jnp.asarray(x)
+        x = x if jnp.issubdtype(x.dtype, jnp.inexact) else widen(x)
         dtype = self.dtype or x.dtype
         angle_dtype = widen(jnp.zeros((), dtype)).dtype
         at = jnp.asarray(0 if positions is None else positions)

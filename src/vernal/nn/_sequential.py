@@ -71,6 +71,9 @@ class Sequential(StatefulLayer):
         (3, 2)
     """
 
+    # PyTorch has the layers in the module itself: see `vernal.saving.from_torch`.
+    _vernal_passed_over = "layers"
+
     layers: tuple[Any, ...]
 
     def __init__(self, layers: Iterable[Any]):

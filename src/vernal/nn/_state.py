@@ -76,6 +76,9 @@ class StateIndex(Module):
         30
     """
 
+    # PyTorch has the array in the module itself: see `vernal.saving.from_torch`.
+    _vernal_passed_over = "init"
+
     marker: str | None = field(static=True)
     init: Any = field(trainable=False)
 

@@ -25,6 +25,8 @@ from ._torch_layers import lstm_cell_rules as lstm_cell_rules
 from ._torch_layers import lstm_rules as lstm_rules
 from ._torch_layers import rnn_cell_rules as rnn_cell_rules
 from ._torch_layers import rnn_rules as rnn_rules
+from ._torch_layers import spectral_norm_rules as spectral_norm_rules
+from ._torch_layers import weight_norm_rules as weight_norm_rules
 from ._torch_rules import Conversion as Conversion
 from ._torch_rules import Tied as Tied
 

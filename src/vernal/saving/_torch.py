@@ -24,6 +24,7 @@ from ._links import (
     specs_of,
 )
 from ._report import LoadReport
+from ._their_names import their_names
 from ._torch_rules import Conversion, Link, Rules, Tied, links_of
 from ._weights import Source, tensor_like, weights_of
 
@@ -93,7 +94,9 @@ def from_torch(
     """A model with the weights of a PyTorch model, or of a Hugging Face checkpoint.
 
     Arrays are found by name: without a rule, an array of the model takes the tensor of the same
-    dotted name. A rule maps a path of ours (see `vernal.trees.Pattern`), of an array or of a whole part,
+    dotted name. What PyTorch has no name for is left out of it: `layers` of a `Sequential`, `init` of a
+    state (`.norm.running_mean.init`, in a `BatchNorm`) and `model` of a `nn.cast` one. Rules may leave it
+    out too. A rule maps a path of ours (see `vernal.trees.Pattern`), of an array or of a whole part,
     to a name of theirs:
 
     * `*` (within one part of a name) and `**` (any parts) may stand in both; what they match in
@@ -158,7 +161,7 @@ def from_torch(
     specs, theirs, report = specs_of(leaves), weights_of(state_dict), LoadReport()
     unused = {name: None for name in theirs if not _is_one_of(name, ignore)}
     loaded: dict[str, Any] = dict(named_leaves(model))
-    for link in links_of(specs, rules or {}):
+    for link in links_of(specs, rules or {}, their_names(model)):
         values = load_link(link, specs, theirs, report)
         for name, value in zip(link.ours, values or (), strict=False):
             loaded[name] = place(value, leaves[name], name)
@@ -188,8 +191,9 @@ def to_torch(
         model: any tree of arrays.
         rules: those of `from_torch`; each `Conversion` needs its `dump`.
         like: tensors, as for `from_torch`, of which the result gets the shapes, dtypes and kind:
-            `torch_model.state_dict()` for tensors that `torch_model.load_state_dict` takes. Without
-            it, arrays of NumPy in the shapes and dtypes of ours.
+            `torch_model.state_dict()` for tensors that `torch_model.load_state_dict` takes. (A single
+            float becomes an integer if it is a whole number: `num_batches_tracked`.) Without it, arrays
+            of NumPy in the shapes and dtypes of ours.
         ignore: patterns of tensors of `like` that the model has nothing for. They are returned as
             they are.
 
@@ -211,7 +215,7 @@ def to_torch(
     leaves = _arrays(model)
     specs, wanted = specs_of(leaves), None if like is None else weights_of(like)
     made: dict[str, np.ndarray] = {}
-    for link in links_of(specs, rules or {}):
+    for link in links_of(specs, rules or {}, their_names(model)):
         ours = [on_host(leaves[name], name) for name in link.ours]
         try:
             for index in indices_of(link, specs):
@@ -249,6 +253,12 @@ def _dumped(
     return cut(joined(arrays), [like[name].shape for name in names])
 
 
+def _counted(array: np.ndarray, wanted: np.dtype) -> np.ndarray:
+    """An array; as an integer if one is wanted and it is a whole number. (`BatchNorm` counts batches in a float.)"""
+    count = array.ndim == 0 and np.issubdtype(array.dtype, np.floating) and array == np.round(array)
+    return array.astype(wanted) if count and np.issubdtype(wanted, np.integer) else array
+
+
 def _like(
     made: dict[str, np.ndarray], wanted: Mapping[str, Any], ignore: Sequence[str]
 ) -> dict[str, Any]:
@@ -262,7 +272,8 @@ def _like(
     for name, like in wanted.items():
         if name in made:
             try:
-                result[name] = tensor_like(fitted(made[name], spec_of_theirs(like)), like)
+                spec = spec_of_theirs(like)
+                result[name] = tensor_like(fitted(_counted(made[name], spec.dtype), spec), like)
             except Misfit as misfit:
                 report.misshapen[name] = (described(like), str(misfit))
         elif name in left:

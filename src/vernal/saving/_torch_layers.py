@@ -64,7 +64,8 @@ def lstm_rules(
     """Rules for `from_torch`: `nn.LSTM` from the tensors of `torch.nn.LSTM`.
 
     PyTorch has two biases, which are only ever added; ours is their sum. Back there, the first is
-    ours and the second is zero.
+    ours and the second is zero. (PyTorch trains both, so that their sum moves by the gradient twice. To
+    compare losses, call `requires_grad_(False)` of the second, `bias_hh_l*`, there.)
 
     Args:
         ours: the name of our layer in the model; empty if it is the model. It may have wildcards.
@@ -208,6 +209,57 @@ def attention_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) 
         rules[three] = _under(theirs, f"in_proj_{name}")
         rules[_under(ours, f"output_proj.{name}")] = _under(theirs, f"out_proj.{name}")
     return rules
+
+
+def weight_norm_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) -> Rules:
+    """Rules for `from_torch`: `nn.WeightNorm` of a layer from the tensors of that layer under
+    `torch.nn.utils.parametrizations.weight_norm`.
+
+    Args:
+        ours: as for `attention_rules`.
+        theirs: likewise.
+        use_bias: whether the layer has a bias.
+
+    Returns:
+        Rules, to be joined with others by `|`.
+
+    Example:
+        >>> from vernal.saving import weight_norm_rules
+        >>> weight_norm_rules(use_bias=False)
+        {'g': 'parametrizations.weight.original0', 'layer.weight': 'parametrizations.weight.original1'}
+    """
+    parts = {"g": "original0", "layer.weight": "original1"}
+    return _parametrized(parts, ours, theirs, use_bias)
+
+
+def spectral_norm_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) -> Rules:
+    """Rules for `from_torch`: `nn.SpectralNorm` of a layer from the tensors of that layer under
+    `torch.nn.utils.parametrizations.spectral_norm`.
+
+    Args:
+        ours: as for `attention_rules`.
+        theirs: likewise.
+        use_bias: whether the layer has a bias.
+
+    Returns:
+        Rules, to be joined with others by `|`.
+
+    Example:
+        >>> from vernal.saving import spectral_norm_rules
+        >>> list(spectral_norm_rules("conv", "conv"))
+        ['conv.layer.weight', 'conv.vectors.0', 'conv.vectors.1', 'conv.layer.bias']
+    """
+    parts = {"layer.weight": "original", "vectors.0": "0._u", "vectors.1": "0._v"}
+    return _parametrized(parts, ours, theirs, use_bias)
+
+
+def _parametrized(parts: dict[str, str], ours: str, theirs: str, use_bias: bool) -> Rules:
+    """Rules for a layer whose weight PyTorch computes from these parts."""
+    rules: dict[str | tuple[str, ...], Any] = {
+        _under(ours, part): _under(theirs, f"parametrizations.weight.{name}")
+        for part, name in parts.items()
+    }
+    return rules | ({_under(ours, "layer.bias"): _under(theirs, "bias")} if use_bias else {})
 
 
 def conv_transpose_rules(

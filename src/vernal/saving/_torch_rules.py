@@ -149,9 +149,11 @@ def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def _rule_links(key: str | tuple[str, ...], value: Theirs, paths: Paths) -> list[Link]:
+def _rule_links(key: str | tuple[str, ...], value: Theirs, full: Paths, short: Paths) -> list[Link]:
     """The links of one rule; for a rule that keeps leaves as they are, without tensors."""
     ours = _tuple(key)
+    paths = short if all(map(short.leaves, ours)) else full
+    full_name = dict(zip(paths.names, full.names, strict=True))
     if value is None:
         chosen = [paths.leaves(path) for path in ours]
         idle = [path for path, leaves in zip(ours, chosen, strict=True) if not leaves]
@@ -161,7 +163,7 @@ def _rule_links(key: str | tuple[str, ...], value: Theirs, paths: Paths) -> list
         theirs = _tuple(value.theirs if isinstance(value, Conversion | Tied) else value)
         _check(key, ours, theirs)
         linked = paths.counterparts(ours)
-        absent = {name for names, _ in linked for name in names} - set(paths.names)
+        absent = {name for names, _ in linked for name in names} - set(full_name)
         idle = [path for path in ours if not paths.leaves(path)] or sorted(absent)
         depth = theirs[0].count("#")
         found = [
@@ -170,22 +172,27 @@ def _rule_links(key: str | tuple[str, ...], value: Theirs, paths: Paths) -> list
         ]
     if idle:
         raise paths.refusal(f"rule {key!r}", idle)
-    return found
+    return [link._replace(ours=tuple(map(full_name.__getitem__, link.ours))) for link in found]
 
 
-def links_of(names: Collection[str], rules: Rules) -> list[Link]:
-    """Links for all leaves: by the rules, and otherwise to the tensor of the same name. Raises `ValueError` if a
-    rule cannot be read or has no leaf, or two rules have the same."""
-    paths = Paths(names)
+def links_of(
+    names: Collection[str], rules: Rules, short: Mapping[str, str] | None = None
+) -> list[Link]:
+    """Links for all leaves: by the rules, and otherwise to the tensor of the same name; or of the `short` one, which
+    rules may use too. Raises `ValueError` if a rule cannot be read or has no leaf, or two rules have the same."""
+    theirs = [name if short is None else short[name] for name in names]
+    paths, others = Paths(names), Paths(theirs)
     owners: dict[str, list[Any]] = {name: [] for name in names}
     links: list[Link] = []
     for key, value in rules.items():
-        for link in _rule_links(key, value, paths):
+        for link in _rule_links(key, value, paths, others):
             for name in link.ours:
                 owners[name].append(key)
             links.append(link)
     if any(len(keys) > 1 for keys in owners.values()):
         raise paths.refusal("the rules for names of another program", found=list(owners.values()))
     return [link for link in links if link.theirs] + [
-        Link((name,), (name,)) for name, keys in owners.items() if not keys
+        Link((name,), (other,))
+        for (name, keys), other in zip(owners.items(), theirs, strict=True)
+        if not keys
     ]
