@@ -11,7 +11,7 @@ from ..show import path_text, short, type_error, value_error
 from ..trees import set_attributes
 from ._inference import inference_mode
 from ._keys import keys_for, with_keys
-from ._state import StateIndex, is_index, state_indices
+from ._variable import Variable, is_variable, variables_in
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def apply(
 ) -> tuple[Any, T]:
     """Calls a model; returns the result, and the model with the state that the call has left.
 
-    This is how a model with `BatchNorm`, `SpectralNorm`, or any other layer with a `StateIndex` is trained: the layers
+    This is how a model with `BatchNorm`, `SpectralNorm`, or any other layer with a `Variable` is trained: the layers
     are simply called (`x = self.norm(x)`), and `apply` gathers what they changed, from inside `jax.jit`, `jax.vmap`,
     `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint` and `jax.grad` as well. A layer that is called twice sees at its
     second call what the first one left; one that is called in a loop sees what the step before left.
@@ -68,10 +68,10 @@ def apply(
         **kwargs: further arguments.
 
     Returns:
-        `(result, model)`: the model is the one given, but for the values of its `StateIndex`.
+        `(result, model)`: the model is the one given, but for the values of its variables.
 
     Raises:
-        ValueError: if one `StateIndex` is in two places of the model; if the elements of a `jax.vmap` inside of the
+        ValueError: if one `Variable` is in two places of the model; if the elements of a `jax.vmap` inside of the
             model disagree about a state that they share.
         TypeError: if the model has no method of this name, or `train` is no bool.
         RuntimeError: if the state of the model is in a `State`.
@@ -82,15 +82,15 @@ def apply(
         >>> import vernal
         >>> from vernal import nn
         >>> class Average(vernal.Module):
-        ...     mean: nn.StateIndex
+        ...     mean: nn.Variable
         ...     def __init__(self):
-        ...         self.mean = nn.StateIndex(jnp.array(0.0))
+        ...         self.mean = nn.Variable(jnp.array(0.0))
         ...     def __call__(self, x):
-        ...         new = 0.5 * self.mean.value() + 0.5 * x.mean()
+        ...         new = 0.5 * self.mean.value + 0.5 * x.mean()
         ...         return self.mean.update(new, x - new)
         >>> model = nn.Sequential([jnp.sin, Average()])
         >>> y, model = nn.apply(model, jnp.array([0.0, jnp.pi / 2]))
-        >>> print(y, model[1].mean.value())
+        >>> print(y, model[1].mean.value)
         [-0.25  0.75] 0.25
     """
     if not (train is None or isinstance(train, bool)):
@@ -110,7 +110,7 @@ def apply(
         mine = inference_mode(mine) if train is False else mine
         return call(with_keys(mine, own) if own else mine, *args, **kwargs)
 
-    values = [index.stored() for _, index in state_indices(model)]
+    values = [variable.value for _, variable in variables_in(model)]
     own = [] if key is None else keys_for(model, key)
     if not values and not own:
         return run((values, own), args, kwargs), model
@@ -119,17 +119,17 @@ def apply(
 
 
 def _with_values(model: Any, values: list[Any]) -> Any:
-    """The model with these values in its `StateIndex`, in order."""
+    """The model with these values in its variables, in order."""
     if not values:
         return model
     rest = iter(values)
 
     def fill(node: Any) -> Any:
-        if not isinstance(node, StateIndex):
+        if not isinstance(node, Variable):
             return node
-        return set_attributes(node, "init", next(rest))
+        return set_attributes(node, "stored", next(rest))
 
-    return jtu.tree_map(fill, model, is_leaf=is_index)
+    return jtu.tree_map(fill, model, is_leaf=is_variable)
 
 
 def _to_call(model: Any, method: Any) -> Callable[..., Any]:
@@ -151,12 +151,12 @@ def _to_call(model: Any, method: Any) -> Callable[..., Any]:
 
 def _refuse_twice(model: Any) -> None:
     seen: dict[int, Any] = {}
-    for path, index in state_indices(model):
-        if id(index) in seen:
+    for path, variable in variables_in(model):
+        if id(variable) in seen:
             raise value_error(
                 "one layer with state is in two places of the model",
-                where=f"{path_text(seen[id(index)], 'model')} and {path_text(path, 'model')}",
+                where=f"{path_text(seen[id(variable)], 'model')} and {path_text(path, 'model')}",
                 expected="every layer once: stored twice, it would become two, each with a state of its own",
                 instead="two layers; or one, and call it twice",
             )
-        seen[id(index)] = path
+        seen[id(variable)] = path
