@@ -1,7 +1,7 @@
 """`apply`: a call of a model that returns the model with its state updated."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
 
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 from ..harvest import reap
 from ..show import path_text, short, type_error, value_error
 from ..trees import set_attributes
+from ._captures import by_name, hooks_for, with_hooks
 from ._inference import inference_mode
 from ._keys import keys_for, with_keys
 from ._variable import Variable, is_variable, variables_in
@@ -16,14 +17,39 @@ from ._variable import Variable, is_variable, variables_in
 T = TypeVar("T")
 
 
+@overload
 def apply(
     model: T,
     *args: Any,
     key: PRNGKeyArray | None = None,
     train: bool | None = None,
     method: str | Callable[..., Any] | None = None,
+    capture: None = None,
     **kwargs: Any,
-) -> tuple[Any, T]:
+) -> tuple[Any, T]: ...
+
+
+@overload
+def apply(
+    model: T,
+    *args: Any,
+    key: PRNGKeyArray | None = None,
+    train: bool | None = None,
+    method: str | Callable[..., Any] | None = None,
+    capture: str | Sequence[str],
+    **kwargs: Any,
+) -> tuple[Any, T, dict[str, Any]]: ...
+
+
+def apply(
+    model: Any,
+    *args: Any,
+    key: PRNGKeyArray | None = None,
+    train: bool | None = None,
+    method: str | Callable[..., Any] | None = None,
+    capture: str | Sequence[str] | None = None,
+    **kwargs: Any,
+) -> Any:
     """Calls a model; returns the result, and the model with the state that the call has left.
 
     This is how a model with `BatchNorm`, `SpectralNorm`, or any other layer with a `Variable` is trained: the layers
@@ -65,17 +91,23 @@ def apply(
             nothing takes one out of inference but `nn.inference_mode(model, False)`.
         method: what to call instead of the model itself: the name of one of its methods, or a function that takes
             the model first.
+        capture: paths of layers (see `vernal.trees.Pattern`), such as `"layers.0"` or `["**.norm"]`: what they return
+            is returned as well. A layer that is called several times gives what it returned last. In a `Stack`, or any
+            `jax.lax.scan`, it gives what it returned at every step, along a leading axis; under a `jax.vmap` inside of
+            the model, for every element. Derivatives pass through.
         **kwargs: further arguments.
 
     Returns:
-        `(result, model)`: the model is the one given, but for the values of its variables.
+        `(result, model)`: the model is the one given, but for the values of its variables. With `capture`,
+        `(result, model, captured)`, with a dictionary from the names of the layers to what they returned.
 
     Raises:
         ValueError: if one `Variable` is in two places of the model; if the elements of a `jax.vmap` inside of the
-            model disagree about a state that they share.
+            model disagree about a state that they share; if a path in `capture` means no layer, or one that is not
+            called.
         TypeError: if the model has no method of this name, or `train` is no bool.
         RuntimeError: if the state of the model is in a `State`.
-        NotImplementedError: if the model changes its state where that cannot be, see `vernal.harvest.reap`.
+        NotImplementedError: if the model changes its state where that cannot be, or captures what cannot be, see `vernal.harvest.reap`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -92,6 +124,9 @@ def apply(
         >>> y, model = nn.apply(model, jnp.array([0.0, jnp.pi / 2]))
         >>> print(y, model[1].mean.value)
         [-0.25  0.75] 0.25
+        >>> y, model, captured = nn.apply(model, jnp.array([0.0, jnp.pi / 2]), capture="layers.*")
+        >>> print(captured)
+        {'layers.1': Array([-0.375,  0.625], dtype=float32)}
     """
     if not (train is None or isinstance(train, bool)):
         raise type_error(
@@ -103,19 +138,22 @@ def apply(
         )
     _refuse_twice(model)
     call = _to_call(model, method)
+    hooks = None if capture is None else hooks_for(model, capture)
 
     def run(slots: Any, args: Any, kwargs: Any) -> Any:
         values, own = slots
         mine = _with_values(model, values)
         mine = inference_mode(mine) if train is False else mine
-        return call(with_keys(mine, own) if own else mine, *args, **kwargs)
+        mine = with_keys(mine, own) if own else mine
+        return call(with_hooks(mine, hooks) if hooks else mine, *args, **kwargs)
 
     values = [variable.value for _, variable in variables_in(model)]
     own = [] if key is None else keys_for(model, key)
-    if not values and not own:
+    if not values and not own and hooks is None:
         return run((values, own), args, kwargs), model
-    out, (values, _) = reap(run)((values, own), args, kwargs)
-    return out, _with_values(model, values)
+    out, (values, _), caught = reap(run, (hooks or {}).values())((values, own), args, kwargs)
+    model = _with_values(model, values)
+    return (out, model) if hooks is None else (out, model, by_name(hooks, caught))
 
 
 def _with_values(model: Any, values: list[Any]) -> Any:
