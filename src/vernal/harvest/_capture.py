@@ -37,12 +37,11 @@ def _capture_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any,
         for x, dim in zip(args, dims, strict=True)
     ]
     out = capture_p.bind(*full, **params)
-    # JAX wants what is not mapped to stay so.
-    first = [
-        lax.index_in_dim(y, 0, keepdims=False) if dim is None and axis.size else y
-        for y, dim in zip(out, dims, strict=True)
-    ]
-    return first, [None if dim is None else 0 for dim in dims]
+    for i, dim in enumerate(dims):
+        # JAX wants what is not mapped to stay so.
+        if dim is None:
+            out[i] = lax.index_in_dim(out[i], 0, keepdims=False) if axis.size else args[i]
+    return out, [None if dim is None else 0 for dim in dims]
 
 
 def _capture_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ import jax.tree_util as jtu
 from .._ground import hide_frames
 from ..show import listed, path_text
 from ._attributes import attributes_of
-from ._hooks import HOOK, handed_on
+from ._hooks import handed_on
 from ._structure import KEY
 
 _RAISED = "Raised in "
@@ -52,7 +52,7 @@ def telling(call: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             tell(self, error)
             raise
-        return handed_on(self, call, result) if HOOK in attributes_of(self) else result
+        return handed_on(self, call, result)
 
     # Unwrapped, because under the import hook of jaxtyping it could not travel with its class (cloudpickle).
     return functools.update_wrapper(inspect.unwrap(__call__), call)

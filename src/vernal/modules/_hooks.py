@@ -42,5 +42,7 @@ def hooked(module: T, hook: Callable[[Any], Any]) -> T:
 def handed_on(module: Any, call: Callable[..., Any], result: Any) -> Any:
     """What goes on of what a call of a module has returned. `call` is the function that has run: a class may call that
     of its base class, and only its own counts."""
-    outer = inspect.unwrap(type(module).__call__)
-    return attributes_of(module)[HOOK](result) if outer is inspect.unwrap(call) else result
+    hook = attributes_of(module).get(HOOK)
+    if hook is None or inspect.unwrap(type(module).__call__) is not inspect.unwrap(call):
+        return result
+    return hook(result)

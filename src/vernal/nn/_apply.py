@@ -107,7 +107,8 @@ def apply(
             called.
         TypeError: if the model has no method of this name, or `train` is no bool.
         RuntimeError: if the state of the model is in a `State`.
-        NotImplementedError: if the model changes its state where that cannot be, or captures what cannot be, see `vernal.harvest.reap`.
+        NotImplementedError: if the model changes its state, or something is to be captured, where that cannot be: see
+            `vernal.harvest.reap`.
 
     Example:
         >>> import jax, jax.numpy as jnp

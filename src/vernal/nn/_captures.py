@@ -1,6 +1,6 @@
 """Which layers `apply` captures, by path, and the model in which they do."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..harvest import capture
@@ -25,7 +25,7 @@ class Captured:
         return capture(result, self)
 
 
-def hooks_for(model: Any, patterns: str | Sequence[str]) -> dict[str, Captured]:
+def hooks_for(model: Any, patterns: Any) -> dict[str, Captured]:
     """The hooks of the layers in a model that some paths mean, by name."""
     asked = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(asked, (list, tuple)) or not all(isinstance(p, str) for p in asked):
