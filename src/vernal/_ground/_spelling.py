@@ -59,7 +59,7 @@ class UnnamedKey(jtu.GetAttrKey):
         return ""
 
 
-def field_key(cls: Any, name: str) -> jtu.GetAttrKey:
+def field_key(cls: Any, name: str) -> Any:
     """The key of a field of a module. A class says by `_vernal_unnamed` which of its fields, if any, has no name."""
     unnamed = name == getattr(cls, "_vernal_unnamed", None)
     return UnnamedKey(name) if unnamed else jtu.GetAttrKey(name)
