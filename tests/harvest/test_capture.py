@@ -40,6 +40,23 @@ def test_slots_and_captures_in_one_loop():
     np.testing.assert_allclose(of_loop, jax.jacfwd(lambda x: by_hand(slot, x)[1])(X), rtol=1e-5)
 
 
+def test_axes_of_loops_come_before_those_of_maps():
+    def sine(x):
+        return capture(jnp.sin(x), "y")
+
+    def steps(f, x):
+        return lax.scan(lambda x, _: (f(x), None), x, None, length=3)[0]
+
+    xs = jnp.stack([X, 2 * X])
+    once = jnp.sin(xs)
+    expected = jnp.stack([once, jnp.sin(once), jnp.sin(jnp.sin(once))])
+    for fn in (
+        lambda _, xs: jax.vmap(lambda x: steps(sine, x))(xs),
+        lambda _, xs: steps(jax.vmap(sine), xs),
+    ):
+        np.testing.assert_allclose(reap(fn, ["y"])((), xs)[2]["y"], expected, rtol=1e-6)
+
+
 def test_without_reap_it_is_the_identity_with_its_derivatives():
     def f(x):
         return capture({"a": x, "b": "text"}, "tree")["a"] ** 2

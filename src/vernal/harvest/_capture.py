@@ -2,7 +2,7 @@
 
 `capture` marks values with a label, as an operation that is the identity. `reap` collects what was marked with the
 labels that it is given, and its values keep their derivatives. In a loop a value is collected at every step, along a
-leading axis; under `jax.vmap` inside of the function, for every element.
+leading axis; under `jax.vmap` inside of the function, for every element. The axes of loops come first, in either order.
 """
 
 from collections.abc import Hashable

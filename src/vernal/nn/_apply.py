@@ -94,7 +94,7 @@ def apply(
         capture: paths of layers (see `vernal.trees.Pattern`), such as `"layers.0"` or `["**.norm"]`: what they return
             is returned as well. A layer that is called several times gives what it returned last. In a `Stack`, or any
             `jax.lax.scan`, it gives what it returned at every step, along a leading axis; under a `jax.vmap` inside of
-            the model, for every element. Derivatives pass through.
+            the model, for every element (axes of loops come first). Derivatives pass through.
         **kwargs: further arguments.
 
     Returns:
