@@ -1,4 +1,4 @@
-"""The Python blocks of README.md and docs/*.md run, in order, in one namespace per file."""
+"""The Python blocks of README.md and docs/*.md run, in order, in one namespace per file, and print what they say."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+_PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*)[^\n]*$")
 
 
@@ -30,6 +31,11 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
     return blocks
 
 
+def said(text: str) -> list[str]:
+    """What a page says is printed: `print(...)  # this`."""
+    return [found for _, source in python_blocks(text) for found in _PRINTED.findall(source)]
+
+
 def run_page(text: str, filename: str) -> dict[str, object]:
     """Executes a page; tracebacks name the page and its own line numbers."""
     namespace: dict[str, object] = {"__name__": "page"}
@@ -40,9 +46,13 @@ def run_page(text: str, filename: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_python_block_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_every_python_block_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run_page(page.read_text(encoding="utf-8"), str(page))
+    text = page.read_text(encoding="utf-8")
+    run_page(text, str(page))
+    printed = iter(capsys.readouterr().out.splitlines())
+    missing = [line for line in said(text) if line not in printed]
+    assert not missing
 
 
 def test_blocks_share_one_namespace_and_other_languages_are_left_alone():
@@ -57,3 +67,8 @@ def test_an_error_names_the_page_and_its_line():
         run_page(page, "page.md")
     last = caught.traceback[-1]
     assert (str(last.path), last.lineno + 1) == ("page.md", 5)
+
+
+def test_what_is_said_to_be_printed_is_found():
+    page = "```python\nprint(1)  # 1\nprint(2)\nif True:\n    print(f(3))  # (3, 3)\n```\nprint(4)  # 4\n"
+    assert said(page) == ["1", "(3, 3)"]

@@ -176,6 +176,16 @@ def state_is_collected():
     assert y.shape == (2,) and jax.tree.structure(learnt) == jax.tree.structure(layer)
 
 
+@claim("nn.StateIndex", "nn.State")
+def a_state_index_is_a_variable():
+    assert compat.nn.StateIndex is nn.Variable
+    index = compat.nn.StateIndex(jnp.zeros(2))
+    [(path, _)] = jax.tree_util.tree_leaves_with_path([index])
+    assert jax.tree_util.keystr(path) == "[0]"
+    with pytest.raises(ValueError, match="not made of a model that is there already"):
+        compat.nn.State([index])
+
+
 @claim("nn.Dropout", "nn.inference_mode", "nn.Linear")
 def layers_take_batches_and_their_numbers_are_structure():
     dropout = nn.Dropout(0.5)

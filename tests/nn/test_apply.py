@@ -60,7 +60,8 @@ def make(key):
 
 def statistics(model, state=None):
     norms = model.first.norm, model.second.norm
-    return [(n.running_mean.value(state), n.running_var.value(state)) for n in norms]
+    read = (lambda v: v.value) if state is None else state.get
+    return [(read(n.running_mean), read(n.running_var)) for n in norms]
 
 
 def evaluate(model, x):
@@ -156,7 +157,7 @@ def test_mapping_over_examples_over_the_whole_call_and_over_models(getkey):
         ys_inside, ensemble_inside = nn.apply(Ensemble(models), x)
         y, one = nn.apply(jax.tree.map(lambda a: a[1], models), x)
         second = jax.tree.map(lambda a: a[1], (ys, ensemble))
-        examples = [(y, m.norm.running_var.value()) for y, m in (plain, inside, outside)]
+        examples = [(y, m.norm.running_var.value) for y, m in (plain, inside, outside)]
         return examples, [(ys, ensemble), (ys_inside, ensemble_inside.models)], [second, (y, one)]
 
     (plain, inside, outside), ensembles, members = everything(x)

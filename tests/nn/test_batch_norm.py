@@ -25,13 +25,13 @@ def close(a, b, tolerance=1e-5):
 
 def statistics(norm):
     """The running mean and variance in a layer."""
-    return norm.running_mean.init, norm.running_var.init
+    return norm.running_mean.value, norm.running_var.value
 
 
 def with_random_weights(norm, key):
     """The layer with weights, biases and running statistics as after many batches."""
     values = jax.random.uniform(key, (4, norm.input_size), minval=0.5, maxval=2.0)
-    norm = tree_at(lambda m: m.num_batches_tracked.init, norm, jnp.array(1000.0))
+    norm = tree_at(lambda m: m.num_batches_tracked.value, norm, jnp.array(1000.0))
     return tree_at(lambda m: (m.weight, m.bias, *statistics(m)), norm, tuple(values))
 
 
@@ -116,7 +116,7 @@ def test_both_protocols_agree_in_values_state_and_gradients(mode, getkey):
         return (
             jax.value_and_grad(loss_inside, (0, 1), has_aux=True)(inside, xs),
             jax.value_and_grad(loss_outside, (0, 1), has_aux=True)(outside, xs, state),
-            jax.grad(lambda xs: nn.apply(inside, xs)[1].running_mean.init.sum())(xs),
+            jax.grad(lambda xs: nn.apply(inside, xs)[1].running_mean.value.sum())(xs),
         )
 
     ((a, after), grads), ((b, state), expected), to_the_buffers = both(state)
@@ -126,7 +126,7 @@ def test_both_protocols_agree_in_values_state_and_gradients(mode, getkey):
     )
     close(statistics(after), (state.get(outside.running_mean), state.get(outside.running_var)))
     # Buffers: no derivative reaches the running statistics, nor leaves them.
-    assert not np.any(grads[0].running_mean.init) and not np.any(grads[0].running_var.init)
+    assert not np.any(grads[0].running_mean.value) and not np.any(grads[0].running_var.value)
     np.testing.assert_array_equal(to_the_buffers, 0)
 
 
@@ -250,7 +250,7 @@ def test_half_precision_goes_in_and_out_and_statistics_are_in_float32(getkey):
     xs = (30 * jax.random.normal(getkey(), (64, 2)) + 300).astype(jnp.bfloat16)
     ys, after = step(norm, xs)
     assert (ys.dtype, norm.weight.dtype) == (jnp.bfloat16, jnp.bfloat16)
-    assert after.running_var.init.dtype == jnp.float32
+    assert after.running_var.value.dtype == jnp.float32
     wide = np.asarray(xs, np.float64)
     close(statistics(after), (wide.mean(0), wide.var(0, ddof=1)), 1e-4)
     close(ys.astype(jnp.float32), (wide - wide.mean(0)) / wide.std(0), 0.02)
@@ -262,7 +262,7 @@ def test_half_precision_goes_in_and_out_and_statistics_are_in_float32(getkey):
 def test_the_variance_of_a_far_away_batch_is_exact(getkey):
     xs = 1e4 + jax.random.normal(getkey(), (50, 2))
     _, norm = step(nn.BatchNorm(2, momentum=0.0), xs)
-    close(norm.running_var.init, np.asarray(xs, np.float64).var(0, ddof=1), 1e-3)
+    close(norm.running_var.value, np.asarray(xs, np.float64).var(0, ddof=1), 1e-3)
 
 
 def test_running_statistics_are_buffers(getkey):
@@ -280,7 +280,7 @@ def test_running_statistics_are_buffers(getkey):
             return (ys**3).sum(), norm
 
         grads, norm = vernal.filter_grad(loss, has_aux=True)(norm)
-        assert grads.running_mean.init is None
+        assert grads.running_mean.value is None
         return norm, *optimizer.update(norm, grads, state)
 
     applied, trained, _ = train(norm, optimizer.init(norm))
@@ -306,7 +306,7 @@ def test_it_is_carried_by_scan_and_mapped_over_as_an_ensemble(getkey):
     weight, bias = np.asarray(norm.weight), np.asarray(norm.bias)
     plain = (np.asarray(both[0]) - bias) / weight
     close(both[1], plain * (weight + 1) + bias + 1, 1e-4)
-    close(norms.running_mean.init[1] - norms.running_mean.init[0], 0.5 * np.ones(3))
+    close(norms.running_mean.value[1] - norms.running_mean.value[0], 0.5 * np.ones(3))
 
 
 def test_momentum_can_be_changed_and_the_affine_map_left_out(getkey):
@@ -314,7 +314,7 @@ def test_momentum_can_be_changed_and_the_affine_map_left_out(getkey):
     norm = nn.BatchNorm(3, channelwise_affine=False)
     assert norm.weight is None and norm.bias is None
     norm = tree_at(lambda m: m.momentum, norm, 0.0)
-    close(nn.apply(norm, xs)[1].running_mean.init, xs.mean(0))
+    close(nn.apply(norm, xs)[1].running_mean.value, xs.mean(0))
 
 
 def test_training_without_taking_the_new_statistics_is_refused(getkey):
@@ -389,7 +389,7 @@ def test_running_statistics_are_the_weighted_average_of_all_batches(momentum, ge
     wide = np.asarray(batches, np.float64)
     moments = wide.mean(1), wide.var(1, ddof=1)
     close(statistics(norm), tuple(np.average(m, axis=0, weights=weights) for m in moments), 1e-4)
-    assert norm.num_batches_tracked.value() == 5
+    assert norm.num_batches_tracked.value == 5
 
 
 def test_with_momentum_one_statistics_stay(getkey):
@@ -447,8 +447,8 @@ def test_fine_tuning_keeps_the_statistics_and_uses_them(spelling, train, affine,
 
     ys, tuned = tune(model)
     for before, after in zip(
-        (*statistics(pretrained), pretrained.num_batches_tracked.init),
-        (*statistics(tuned.norm), tuned.norm.num_batches_tracked.init),
+        (*statistics(pretrained), pretrained.num_batches_tracked.value),
+        (*statistics(tuned.norm), tuned.norm.num_batches_tracked.value),
         strict=True,
     ):
         np.testing.assert_array_equal(before, after)
@@ -471,7 +471,7 @@ def test_an_unfrozen_layer_trains_again(getkey):
     assert vernal.tree_equal(unfrozen, nn.BatchNorm(3))
     # Frozen weights alone do not stop the statistics: they are no part of what was frozen.
     for norm in (unfrozen, vernal.freeze(unfrozen, ["weight", "bias"])):
-        assert step(norm, xs)[1].num_batches_tracked.value() == 1
+        assert step(norm, xs)[1].num_batches_tracked.value == 1
 
 
 def test_a_frozen_layer_with_its_state_outside_keeps_it(getkey):

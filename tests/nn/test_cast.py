@@ -173,8 +173,8 @@ def test_state_keeps_its_dtype_and_is_updated_through_the_wrapper(getkey):
 
 
 def slots(model):
-    found = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, nn.StateIndex))
-    return [x for x in found if isinstance(x, nn.StateIndex)]
+    found = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, nn.Variable))
+    return [x for x in found if isinstance(x, nn.Variable)]
 
 
 def test_parameters_that_are_kept_are_stored_and_computed_with_in_their_own_dtype(model):

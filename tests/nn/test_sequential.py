@@ -141,11 +141,11 @@ def test_lambda_drops_the_key_and_keeps_the_arrays_of_a_module(getkey):
 
 
 class Counting(nn.StatefulLayer):
-    calls: nn.StateIndex
+    calls: nn.Variable
     wants_state: bool = True
 
     def __init__(self, wants_state=True):
-        self.calls = nn.StateIndex(0)
+        self.calls = nn.Variable(0)
         self.wants_state = wants_state
 
     def is_stateful(self):

@@ -36,7 +36,7 @@ def test_it_is_equinoxs_in_training_and_in_inference(getkey):
         theirs, "weight", num_power_iterations=2, key=getkey()
     )
     # They begin somewhere else.
-    state = state.set(theirs.uv_index, ours.vectors.init)
+    state = state.set(theirs.uv_index, ours.vectors.value)
     x = jax.random.normal(getkey(), (2, 4, 5))
 
     def in_theirs(weight, state):
@@ -48,7 +48,7 @@ def test_it_is_equinoxs_in_training_and_in_inference(getkey):
     for _ in range(2):
         y, grads, ours = in_training(ours, x)
         grad, (expected, state) = step(weight, state)
-        close((y, ours.vectors.init), (expected, state.get(theirs.uv_index)))
+        close((y, ours.vectors.value), (expected, state.get(theirs.uv_index)))
         close(grads.layer.weight, grad, 1e-4)
         weight = weight - 0.1 * grad
         ours = tree_at(lambda m: m.layer.weight, ours, weight)
@@ -87,7 +87,7 @@ def test_many_iterations_find_the_largest_singular_value(getkey):
             left, singular, right = jnp.linalg.svd(matrix, full_matrices=False)
             exact = layer.weight / singular[0].astype(matrix.dtype)
             expected = tree_at(lambda m: m.weight, layer, exact)(x)
-            u, v = normed.vectors.init
+            u, v = normed.vectors.value
             found[name] = (y, jnp.outer(u, v.conj())), (expected, jnp.outer(left[:, 0], right[0]))
         return found
 
@@ -97,7 +97,7 @@ def test_many_iterations_find_the_largest_singular_value(getkey):
 
 def test_the_first_vectors_have_had_fifteen_iterations(getkey):
     key, layer = getkey(), nn.Linear(5, 4, key=getkey())
-    first = nn.SpectralNorm(layer, key=key).vectors.init
+    first = nn.SpectralNorm(layer, key=key).vectors.value
     v = jax.random.normal(key, (5,))
     for _ in range(15):
         u = layer.weight @ v
@@ -120,10 +120,10 @@ def test_the_gradient_holds_the_vectors_constant_and_is_exact_at_the_singular_ve
         close((y**2).sum(), exact(layer.weight))
         close(grads.layer.weight, jax.grad(exact)(layer.weight))
         # Nothing reaches the vectors, and nothing comes from them.
-        assert not any(np.any(g) for g in grads.vectors.init)
-        moved = jax.grad(lambda m: nn.apply(m, x)[1].vectors.init[0].sum())(normed)
+        assert not any(np.any(g) for g in grads.vectors.value)
+        moved = jax.grad(lambda m: nn.apply(m, x)[1].vectors.value[0].sum())(normed)
         assert not any(np.any(g) for g in jax.tree.leaves(moved))
-        assert after.vectors.init[0].dtype == jnp.float64
+        assert after.vectors.value[0].dtype == jnp.float64
 
 
 def test_both_protocols_agree_and_inference_moves_nothing(getkey):
@@ -143,8 +143,8 @@ def test_both_protocols_agree_and_inference_moves_nothing(getkey):
 
     results, inside, state, after, same, plain = twice(inside, state)
     close(*map(list, zip(*results, strict=True)))
-    close(inside.vectors.init, state.get(outside.vectors))
-    close((after.vectors.init, same), (inside.vectors.init, plain))
+    close(inside.vectors.value, state.get(outside.vectors))
+    close((after.vectors.value, same), (inside.vectors.value, plain))
     with pytest.raises(RuntimeError, match="(?s)nobody takes it.*SpectralNorm"):
         inside(x)
 
@@ -152,20 +152,20 @@ def test_both_protocols_agree_and_inference_moves_nothing(getkey):
 def test_vectors_are_buffers_and_a_batch_shares_them(getkey):
     normed = nn.SpectralNorm(nn.Linear(3, 2, key=getkey()), key=getkey())
     mask = vernal.trainable(normed)
-    assert jax.tree.leaves(mask.layer) == [True, True] and mask.vectors.init == (False, False)
+    assert jax.tree.leaves(mask.layer) == [True, True] and mask.vectors.value == (False, False)
     xs = jax.random.normal(getkey(), (4, 3))
     leading = jax.jit(nn.apply)(normed, xs)
     mapped = jax.jit(lambda m: nn.apply(m, xs, method=lambda m, xs: jax.vmap(m)(xs)))(normed)
     close(leading[0], mapped[0])
-    close(leading[1].vectors.init, mapped[1].vectors.init)
+    close(leading[1].vectors.value, mapped[1].vectors.value)
 
 
 def test_half_precision_weights_are_measured_in_float32(getkey):
     layer = nn.Linear(3, 4, dtype=jnp.bfloat16, key=getkey())
     normed = nn.SpectralNorm(layer, num_power_iterations=50, key=getkey())
     y, after = jax.jit(nn.apply)(normed, jnp.ones(3, jnp.bfloat16))
-    assert (y.dtype, after.vectors.init[0].dtype) == (jnp.bfloat16, jnp.float32)
-    u, v = after.vectors.init
+    assert (y.dtype, after.vectors.value[0].dtype) == (jnp.bfloat16, jnp.float32)
+    u, v = after.vectors.value
     matrix = np.asarray(layer.weight, np.float32)
     close(u @ matrix @ v, np.linalg.svd(matrix, compute_uv=False)[0], 1e-4)
 
@@ -185,9 +185,9 @@ def test_a_key_is_handed_on(getkey):
     normed, key = nn.SpectralNorm(Noisy(2, 2, key=getkey()), inference=True, key=getkey()), getkey()
     quiet = nn.SpectralNorm(nn.Linear(2, 2, key=getkey()), inference=True, key=getkey())
     quiet = tree_at(
-        lambda m: (m.layer.weight, m.layer.bias, m.vectors.init),
+        lambda m: (m.layer.weight, m.layer.bias, m.vectors.value),
         quiet,
-        (normed.layer.weight, normed.layer.bias, normed.vectors.init),
+        (normed.layer.weight, normed.layer.bias, normed.vectors.value),
     )
     noise = normed(jnp.ones(2), key=key) - quiet(jnp.ones(2))
     close(noise, jnp.full(2, jax.random.normal(key)))
@@ -211,7 +211,7 @@ SURGERY = {
         lambda m: m.layer.weight, norm, 9 * jax.random.normal(jax.random.key(8), (20, 30))
     ),
     "other vectors": lambda norm: tree_at(
-        lambda m: m.vectors.init,
+        lambda m: m.vectors.value,
         norm,
         tuple(jnp.ones(n) / n**0.5 for n in (20, 30)),
     ),
@@ -236,7 +236,7 @@ def test_the_norm_is_one_after_surgery(change, train):
 
 def test_in_inference_vectors_that_fit_are_used_as_they_are(getkey):
     norm = nn.SpectralNorm(nn.Linear(4, 4, use_bias=False, key=getkey()), key=getkey())
-    weight, (u, v) = norm.layer.weight, norm.vectors.init
+    weight, (u, v) = norm.layer.weight, norm.vectors.value
     expected = weight / (u @ weight @ v)
     found = jax.vmap(nn.inference_mode(norm), out_axes=1)(jnp.eye(4))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

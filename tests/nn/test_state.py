@@ -1,4 +1,4 @@
-"""`StateIndex`, `State`, `make_with_state`: Equinox's protocol, against Equinox; both protocols against each other."""
+"""`State`, `make_with_state`: Equinox's protocol, against Equinox; both protocols against each other."""
 
 import copy
 import inspect
@@ -17,15 +17,16 @@ from vernal import nn
 class Counter(nn.StatefulLayer):
     """Multiplies by the number of calls; its average is a second state, of two arrays."""
 
-    calls: nn.StateIndex
-    moments: nn.StateIndex
+    calls: nn.Variable
+    moments: nn.Variable
 
     def __init__(self, size=2):
-        self.calls = nn.StateIndex(0)
-        self.moments = nn.StateIndex({"sum": jnp.zeros(size), "last": (jnp.ones(size),)})
+        self.calls = nn.Variable(0)
+        self.moments = nn.Variable({"sum": jnp.zeros(size), "last": (jnp.ones(size),)})
 
     def __call__(self, x, state=None, *, key=None):
-        calls, moments = self.calls.value(state) + 1, self.moments.value(state)
+        read = (lambda v: v.value) if state is None else state.get
+        calls, moments = read(self.calls) + 1, read(self.moments)
         moments = {"sum": moments["sum"] + x, "last": (x,)}
         y = calls.astype(x.dtype) * x
         if state is None:
@@ -79,7 +80,7 @@ def test_both_protocols_say_the_same(getkey):
         y, whole = nn.apply(whole, X, method=lambda model, x: model(x, key=key))
         expected, state = model(X, state, key=key)
         np.testing.assert_allclose(y, expected, rtol=1e-6)
-    values = [whole[0].calls.value(), whole[0].moments.value()]
+    values = [whole[0].calls.value, whole[0].moments.value]
     assert vernal.tree_allclose(values, [state.get(model[0].calls), state.get(model[0].moments)])
 
 
@@ -130,31 +131,31 @@ def test_an_old_state_cannot_be_used():
 def test_what_does_not_fit_a_state_is_refused():
     model, state = nn.make_with_state(Counter)()
     get, set_, update = (inspect.unwrap(f) for f in (nn.State.get, nn.State.set, nn.State.update))
-    with pytest.raises(ValueError, match="only a `StateIndex` says"):
+    with pytest.raises(ValueError, match="only a `Variable` says"):
         get(state, "calls")
-    with pytest.raises(KeyError, match="no value for the index None"):
-        state.get(nn.StateIndex(0))
+    with pytest.raises(KeyError, match="no value for the variable None"):
+        state.get(nn.Variable(0))
     for value in (jnp.zeros(2), 1.5, (1,)):
         with pytest.raises(ValueError, match=r"(?s)differ in kind.*Counter.calls"):
             set_(state, model.calls, value)
     with pytest.raises(ValueError, match="only be updated by a state"):
         update(state, {"Counter.calls": 1})
-    with pytest.raises(KeyError, match=r"no index 'list\[0\]'"):
-        state.update(nn.make_with_state(lambda: [nn.StateIndex(0)])()[1])
+    with pytest.raises(KeyError, match=r"no variable 'list\[0\]'"):
+        state.update(nn.make_with_state(lambda: [nn.Variable(0)])()[1])
     assert repr(state) != "State(~old~)"
 
 
-def test_an_index_holds_arrays_of_strong_type_which_are_buffers():
-    index = nn.StateIndex({"a": 1.0, "b": np.zeros(2), "key": jax.random.key(0)})
+def test_a_variable_holds_arrays_of_strong_type_which_are_buffers():
+    index = nn.Variable({"a": 1.0, "b": np.zeros(2), "key": jax.random.key(0)})
     assert not any(jax.typeof(x).weak_type for x in jax.tree.leaves(index) if x.dtype == float)
-    assert vernal.trainable(index).init == {"a": False, "b": False, "key": False}
+    assert vernal.trainable(index).value == {"a": False, "b": False, "key": False}
     assert jax.tree.structure(Counter()) == jax.tree.structure(Counter())
-    with pytest.raises(ValueError, match=r"given, not made(?s:.)*StateIndex\(make\(\)\)"):
-        nn.StateIndex(lambda: jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"given, not made(?s:.)*Variable\(make\(\)\)"):
+        nn.Variable(lambda: jnp.zeros(2))
     with pytest.raises(
-        TypeError, match=r"state consists of arrays(?s:.)*StateIndex\(init\)\['a'\]"
+        TypeError, match=r"variable consists of arrays(?s:.)*Variable\(value\)\['a'\]"
     ):
-        nn.StateIndex({"a": "text"})
+        nn.Variable({"a": "text"})
     abstract = jax.eval_shape(Counter)
     assert jax.tree.leaves(abstract)[0].shape == ()
 
@@ -171,8 +172,8 @@ def test_without_its_state_a_model_says_so():
 
 
 def test_a_model_with_state_may_be_a_leaf_or_nothing_at_all():
-    index, state = nn.make_with_state(lambda: nn.StateIndex(jnp.ones(2)))()
-    assert index.marker == "StateIndex" and jnp.array_equal(state.get(index), jnp.ones(2))
+    index, state = nn.make_with_state(lambda: nn.Variable(jnp.ones(2)))()
+    assert index.marker == "Variable" and jnp.array_equal(state.get(index), jnp.ones(2))
     assert repr(nn.make_with_state(lambda: 3)()) == "(3, State({}))"
 
 

@@ -56,7 +56,7 @@ def test_batch_norm_over_fifty_steps(theirs, spatial, shape):
             theirs(torch.tensor(numbers.normal(size=shape)))
         ours = nn.BatchNorm(3, momentum=0.9, num_spatial_dims=spatial)
         ours = from_torch(ours, theirs.state_dict())
-        assert ours.num_batches_tracked.value() == 200
+        assert ours.num_batches_tracked.value == 200
         for step in range(STEPS):
             x = numbers.normal(np.sin(step), 1 + step / 10, shape)
             weights = numbers.normal(size=shape)
@@ -66,8 +66,8 @@ def test_batch_norm_over_fifty_steps(theirs, spatial, shape):
             close(dx, expected_dx)
             close(grads.weight, theirs.weight.grad)
             close(grads.bias, theirs.bias.grad)
-            close(ours.running_mean.init, theirs.running_mean)
-            close(ours.running_var.init, theirs.running_var)
+            close(ours.running_mean.value, theirs.running_mean)
+            close(ours.running_var.value, theirs.running_var)
         close(nn.inference_mode(ours)(x), theirs.eval()(torch.tensor(x)))
 
 
@@ -83,10 +83,10 @@ def test_from_the_first_batch_on_statistics_are_pytorchs_without_the_start():
                 module(torch.tensor(x))
             ours, cumulative = (nn.apply(norm, x)[1] for norm in (ours, cumulative))
             start = 0.9**n
-            close(ours.running_mean.init, theirs.running_mean / (1 - start))
-            close(ours.running_var.init, (theirs.running_var - start) / (1 - start))
-            close(cumulative.running_mean.init, average.running_mean)
-            close(cumulative.running_var.init, average.running_var)
+            close(ours.running_mean.value, theirs.running_mean / (1 - start))
+            close(ours.running_var.value, (theirs.running_var - start) / (1 - start))
+            close(cumulative.running_mean.value, average.running_mean)
+            close(cumulative.running_var.value, average.running_var)
 
 
 WEIGHTS = {
@@ -130,6 +130,6 @@ def test_spectral_norm_over_training_steps(ours, theirs, shape, times):
             )
             optimizer.step()
             state = theirs.state_dict()
-            close(ours.vectors.init[0], state["parametrizations.weight.0._u"])
-            close(ours.vectors.init[1], state["parametrizations.weight.0._v"])
+            close(ours.vectors.value[0], state["parametrizations.weight.0._u"])
+            close(ours.vectors.value[1], state["parametrizations.weight.0._v"])
         close(nn.inference_mode(ours)(x), theirs.eval()(torch.tensor(x)))

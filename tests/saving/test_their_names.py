@@ -39,7 +39,7 @@ def test_names_are_those_of_pytorch_without_rules():
         {"body": "net"},
         {"body.*.*": "net.*.*", "body.1.*.*": "net.1.*.*"},
         # The full names may stand in a rule as well.
-        {"body.layers.1.layers.0.running_mean.init": "net.1.0.running_mean"}
+        {"body.layers.1.layers.0.running_mean": "net.1.0.running_mean"}
         | {f"body.1.0.{name}": f"net.1.0.{name}" for name in NORM if name != "running_mean"}
         | {"body.layers.0.*": "net.0.*"},
     ],
@@ -60,7 +60,7 @@ def test_a_leaf_without_a_tensor_is_told_by_its_own_name_and_that_of_the_tensor(
     tensors = to_torch(MODEL)
     del tensors["body.1.0.running_var"]
     match = (
-        r"body\.layers\.1\.layers\.0\.running_var\.init: missing.*from 'body\.1\.0\.running_var'"
+        r"body\.layers\.1\.layers\.0\.running_var: missing.*from 'body\.1\.0\.running_var'"
     )
     with pytest.raises(ValueError, match=match):
         from_torch(MODEL, tensors)
@@ -95,12 +95,12 @@ def test_only_the_layers_of_a_sequential_are_without_a_name_of_their_field():
 
 
 def test_the_count_of_batches_becomes_an_integer_and_nothing_else_does():
-    norm = vernal.tree_at(lambda m: m.num_batches_tracked.init, nn.BatchNorm(2), jnp.array(7.0))
+    norm = vernal.tree_at(lambda m: m.num_batches_tracked.value, nn.BatchNorm(2), jnp.array(7.0))
     like = to_torch(norm) | {"num_batches_tracked": np.array(0)}
     state = to_torch(norm, like=like)
     assert state["num_batches_tracked"].dtype == np.int64 and state["num_batches_tracked"] == 7
     equal(from_torch(norm, state), norm)
-    broken = vernal.tree_at(lambda m: m.num_batches_tracked.init, norm, jnp.array(7.5))
+    broken = vernal.tree_at(lambda m: m.num_batches_tracked.value, norm, jnp.array(7.5))
     with pytest.raises(ValueError, match=r"num_batches_tracked: expected i64\[\], found f32\[\]"):
         to_torch(broken, like=like)
     with pytest.raises(ValueError, match=r"weight: expected i64\[2\], found f32\[2\]"):

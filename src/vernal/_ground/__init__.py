@@ -70,7 +70,10 @@ from ._publish import publish as publish
 from ._sameness import same as same
 from ._sameness import static_key as static_key
 from ._spelling import BRACKET as BRACKET
+from ._spelling import UnnamedKey as UnnamedKey
+from ._spelling import field_key as field_key
 from ._spelling import key_name as key_name
+from ._spelling import key_names as key_names
 from ._spelling import key_text as key_text
 from ._spelling import name_in_brackets as name_in_brackets
 from ._spelling import name_of_text as name_of_text

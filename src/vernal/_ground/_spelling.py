@@ -8,6 +8,7 @@ of what stands in the brackets of a path.
 import ast
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import jax.tree_util as jtu
@@ -48,6 +49,27 @@ def name_of_text(text: str) -> str:
     return text if _INDEX.fullmatch(text) else quoted(text)
 
 
+class UnnamedKey(jtu.GetAttrKey):
+    """The key of a field that adds nothing to a path: what is in the field has the name of the module around it.
+
+    To whoever looks at the class of a key, it is that of an ordinary field.
+    """
+
+    def __str__(self) -> str:
+        return ""
+
+
+def field_key(cls: Any, name: str) -> Any:
+    """The key of a field of a module. A class says by `_vernal_unnamed` which of its fields, if any, has no name."""
+    unnamed = name == getattr(cls, "_vernal_unnamed", None)
+    return UnnamedKey(name) if unnamed else jtu.GetAttrKey(name)
+
+
+def key_names(path: Iterable[Any]) -> tuple[str, ...]:
+    """The names of the keys of a path, for those that have one."""
+    return tuple(key_name(key) for key in path if not isinstance(key, UnnamedKey))
+
+
 def key_name(key: Any) -> str:
     """The name of a key: what `vernal.trees.path_name` puts between dots."""
     if isinstance(key, jtu.GetAttrKey):
@@ -81,6 +103,8 @@ def key_text(key: Any) -> str:
     """A key as the end of a Python expression, which `BRACKET` can read back."""
     if isinstance(key, (jtu.SequenceKey, jtu.FlattenedIndexKey)):
         return str(key)
+    if isinstance(key, UnnamedKey):
+        return ""
     if not isinstance(key, jtu.DictKey):
         return f".{key_name(key)}"
     value = int(key.key) if isinstance(key.key, np.integer) else key.key

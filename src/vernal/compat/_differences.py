@@ -40,6 +40,8 @@ DIFFERENCES = {
     "nn.AdaptiveMaxPool2d": (DIFFERS, "as `nn.AdaptivePool`"),
     "nn.AdaptiveMaxPool3d": (DIFFERS, "as `nn.AdaptivePool`"),
     "nn.BatchNorm": (DIFFERS, "batch statistics by default, `momentum=0.9`; averages without the start; `nn.apply`"),
+    "nn.StateIndex": (DIFFERS, "is `nn.Variable`, which adds no `.init` to paths"),
+    "nn.State": (DIFFERS, "is made by `nn.make_with_state` only"),
     "nn.GroupNorm": (DIFFERS, "takes batches; needs `num_spatial_dims` where the input could be one"),
     "nn.SpectralNorm": (BETTER, "`nn.apply` collects the state"),
     "nn.Dropout": (DIFFERS, "`p` and `inference` are structure; one key for a batch gives independent masks"),

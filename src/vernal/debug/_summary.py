@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 
 from ..harvest import reap
 from ..modules import Module, frozen_leaves
-from ..nn import Stack, StateIndex, keys
+from ..nn import Stack, Variable, keys
 from ..show import human_bytes, human_count, path_text, short, table, tree_pformat, type_error
 from ..transforms import filter_eval_shape
 from ..trees import has_shape, is_inexact_array, split, tree_at
@@ -48,7 +48,7 @@ def _bytes(arrays: Iterable[Any]) -> int:
 def _has_row(layer: Module) -> bool:
     """Whether a module is a layer, and not a part that one is made of: a slot for its state, or what stands for a
     weight that is elsewhere."""
-    return callable(layer) or (not isinstance(layer, StateIndex) and bool(jtu.tree_leaves(layer)))
+    return callable(layer) or (not isinstance(layer, Variable) and bool(jtu.tree_leaves(layer)))
 
 
 def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:

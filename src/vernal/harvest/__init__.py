@@ -1,6 +1,7 @@
 """Named values that a call leaves behind, from inside any transformation: sow them, and reap them."""
 
 from .._ground import publish
+from ._capture import capture as capture
 from ._reap import reap as reap
 from ._slots import checks as checks
 from ._slots import sows as sows

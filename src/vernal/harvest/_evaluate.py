@@ -33,7 +33,8 @@ from ..primitives import linear_call_p
 from ..show import value_error
 from ..transforms import check_p, placed_like, program_of, vprim_p
 from . import _in_rules as in_rules
-from ._slots import Slots, Views, checks, sows, touches, unknown
+from ._capture import capture_p, captures
+from ._slots import Slots, Views, checks, sows, touches, unknown, unknown_capture
 from ._sow import parts_of_sow, planted_p, sow_p
 from ._views import View, element, follow, only_takes_parts
 
@@ -71,11 +72,18 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
         return [view.get(slots.values)], []
     if primitive is sow_p:
         return _sow(args, views, slots, **eqn.params)
+    if primitive is capture_p:
+        return _capture(eqn, args, slots), views
     if primitive is check_p and slots.told:
         return [_check(args, slots, **eqn.params)], []
-    if any(map(touches, jaxprs_in_params(eqn.params))):
+    inside = list(jaxprs_in_params(eqn.params))
+    if any(captures(jaxpr, slots.labels) for jaxpr in inside):
+        if primitive not in _CAPTURING:
+            raise unknown_capture(primitive.name)
         return _opened(eqn, args, views, slots), []
-    if slots.told and any(map(checks, jaxprs_in_params(eqn.params))):
+    if any(map(touches, inside)):
+        return _opened(eqn, args, views, slots), []
+    if slots.told and any(map(checks, inside)):
         # A check in what cannot be opened counts for everybody: no error is lost.
         with contextlib.suppress(NotImplementedError):
             return _opened(eqn, args, views, slots), []
@@ -103,6 +111,14 @@ def _opened(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
             "the layer outside of it; a loop of `vernal.loops` of another kind than 'checkpointed'",
         )
     return rule(eqn, args, views, slots)
+
+
+def _capture(eqn: Any, args: list[Any], slots: Slots) -> list[Any]:
+    label = eqn.params["label"]
+    if label not in slots.labels:
+        return eqn.primitive.bind(*args, **eqn.params)
+    slots.caught[label], slots.rests[label] = args, eqn.params["rest"]
+    return args
 
 
 def _check(args: list[Any], slots: Slots, *, loops: int, **params: Any) -> Any:
@@ -153,24 +169,26 @@ def _as_before(value: Any, aval: Any, where: str) -> Any:
     return placed_like(jax.lax.stop_gradient(value), aval)
 
 
-def _traced(fn: Callable[..., Any], *args: Any) -> tuple[Any, list[Any]]:
-    """A function of flat lists of arrays as a program without constants, and the constants, which are its first
-    arguments."""
-    closed = jax.make_jaxpr(fn)(*jax.tree.map(jax.typeof, args))
-    return close_jaxpr(convert_constvars_jaxpr(closed.jaxpr)), closed.consts
+def _traced(fn: Callable[..., Any], *args: Any) -> tuple[Any, list[Any], Any]:
+    """A function of flat lists of arrays as a program without constants, the constants, which are its first
+    arguments, and the structure of its results."""
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*jax.tree.map(jax.typeof, args))
+    program = close_jaxpr(convert_constvars_jaxpr(closed.jaxpr))
+    return program, closed.consts, jax.tree.structure(shapes)
 
 
 def _jit(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
-    closed, used = eqn.params["jaxpr"], slots.used(views)
+    closed, used, labels = eqn.params["jaxpr"], slots.used(views), []
 
     def inside(values: list[Any], args: list[Any]) -> Any:
         inner = slots.inside(used, values)
         out, _ = evaluate(closed.jaxpr, closed.consts, args, views, inner)
-        return inner.of(used), out
+        labels[:] = inner.caught
+        return inner.of(used), [*inner.caught.values()], out
 
-    new, consts = _traced(inside, slots.of(used), args)
+    new, consts, structure = _traced(inside, slots.of(used), args)
     params = dict(eqn.params, jaxpr=new)
-    before, after = len(consts) + len(used), len(used)
+    before, after = len(consts) + len(used), len(new.out_avals) - len(eqn.outvars)
     for name, more, default in (
         ("in_shardings", before, UNSPECIFIED),
         ("out_shardings", after, UNSPECIFIED),
@@ -180,9 +198,11 @@ def _jit(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
         params[name] = (default,) * more + tuple(params[name])
     # An argument that is a slot is still needed, for its value.
     params["donated_invars"] = (False,) * (before + len(args))
-    out = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
-    slots.set(used, out[:after])
-    return out[after:]
+    results = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
+    values, caught, out = jax.tree.unflatten(structure, results)
+    slots.set(used, values)
+    slots.catch(labels, caught)
+    return out
 
 
 def _checkpoint(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
@@ -191,21 +211,24 @@ def _checkpoint(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[A
             "`jax.checkpoint` that is differentiated inside of the function: it would be computed twice",
             "the derivative outside of `vernal.nn.apply`, or no checkpoint",
         )
-    used = slots.used(views)
+    used, labels = slots.used(views), []
 
     def inside(values: list[Any], args: list[Any]) -> Any:
         inner = slots.inside(used, values)
         out, _ = evaluate(eqn.params["jaxpr"], (), args, views, inner)
-        return inner.of(used), out
+        labels[:] = inner.caught
+        return inner.of(used), [*inner.caught.values()], out
 
-    new, consts = _traced(inside, slots.of(used), args)
+    new, consts, structure = _traced(inside, slots.of(used), args)
     params = dict(eqn.params, jaxpr=new.jaxpr)
     if isinstance(params["prevent_cse"], tuple):
         more = (False,) * (len(consts) + len(used))
         params["prevent_cse"] = (*more, *params["prevent_cse"])
-    out = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
-    slots.set(used, out[: len(used)])
-    return out[len(used) :]
+    results = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
+    values, caught, out = jax.tree.unflatten(structure, results)
+    slots.set(used, values)
+    slots.catch(labels, caught)
+    return out
 
 
 def _unchanged(views: Views, before: Sequence[Any], after: Sequence[Any]) -> Views:
@@ -220,6 +243,7 @@ def _scan(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
     n, used, last = len(init), slots.used(views), params["length"] - 1
     before = scan_parts(params, closed.jaxpr.invars)[1]
     of_carry = _unchanged(of_init, before, closed.jaxpr.outvars[:n])
+    labels = []
 
     def step(carry: Any, x: list[Any]) -> Any:
         i, values, carry = carry
@@ -229,9 +253,10 @@ def _scan(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
         args, of_args = [*consts, *carry, *x], [*of_consts, *of_carry, *of_x]
         out, _ = evaluate(closed.jaxpr, closed.consts, args, of_args, inner)
         slots.leave_loop(inner)
-        return (i + 1, inner.of(used), out[:n]), out[n:]
+        labels[:] = inner.caught
+        return (i + 1, inner.of(used), out[:n]), (out[n:], [*inner.caught.values()])
 
-    (_, values, carry), ys = jax.lax.scan(
+    (_, values, carry), (ys, caught) = jax.lax.scan(
         step,
         (jnp.zeros((), jnp.int32), slots.of(used), init),
         xs,
@@ -240,6 +265,7 @@ def _scan(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
         unroll=params["unroll"],
     )
     slots.set(used, values)
+    slots.catch(labels, caught)
     return [*carry, *ys]
 
 
@@ -354,3 +380,5 @@ _RULES: dict[Any, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
     vprim_p: _custom_jvp,
     jax_primitives.while_p: _while,
 }
+# Operations with a program that is run just as often as they are told: what is captured inside is a result of theirs.
+_CAPTURING = {jax_primitives.jit_p, remat_p, jax_primitives.scan_p}

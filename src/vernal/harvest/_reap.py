@@ -1,6 +1,6 @@
 """`reap`: from a function that reads and overwrites slots to one that takes them and returns them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
@@ -13,7 +13,9 @@ from ._slots import Slots
 from ._views import View
 
 
-def reap(fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+def reap(
+    fn: Callable[..., Any], capture: Iterable[Hashable] | None = None
+) -> Callable[..., tuple[Any, ...]]:
     """Makes a function that returns the new values of its slots along with its result.
 
     Inside, `vernal.harvest.planted` and `sow` use the slots as variables: each `planted` sees what was sown last,
@@ -23,17 +25,21 @@ def reap(fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
 
     Args:
         fn: called as `fn(slots, *args, **kwargs)`. What it takes and returns may be any Python objects.
+        capture: labels of `vernal.harvest.capture`.
 
     Returns:
         A function of the same arguments that returns `(result, slots)`, with the last values of the slots: arrays
-        of the same shapes and dtypes. What was not sown is as it was given.
+        of the same shapes and dtypes. What was not sown is as it was given. With `capture`, there is a third
+        result: a dictionary with what was captured last for each of the labels. It has derivatives as any other
+        result. A `jax.lax.scan` captures at every step, along a leading axis.
 
     Raises:
         TypeError: if `fn` is not callable.
         ValueError: at a call, if a value is sown for an array that is not one of `slots`, nor indexed, sliced,
             reshaped, transposed or cast from one; if devices or elements of a map disagree about a slot they share.
         NotImplementedError: at a call, if a slot is sown where it cannot be, such as in the condition of a loop,
-            or in a `jax.checkpoint` that `fn` differentiates itself.
+            or in a `jax.checkpoint` that `fn` differentiates itself. If something is to be captured in a branch, a
+            `while_loop`, a `jax.shard_map`, or a function with a derivative rule of its own.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -46,8 +52,9 @@ def reap(fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         (Array([0, 2, 4, 6], dtype=int32), Array(4, dtype=int32))
     """
     check_callable(fn, "reap")
+    labels = None if capture is None else list(capture)
 
-    def reaped(slots: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def reaped(slots: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         values, slots_rest = split(slots)
         arrays, rest = split((args, kwargs))
 
@@ -58,9 +65,13 @@ def reap(fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         # Derivative and weak type of the first value would not last.
         values = [jax.lax.stop_gradient(strong(x)) for x in values]
         closed, (_, out_rest) = jax.make_jaxpr(flat, return_shape=True)(values, arrays)
-        current = Slots(values)
+        current = Slots(values, labels=labels or ())
         views = [*map(View, range(len(values))), *[None] * len(arrays)]
         out, _ = evaluate(closed.jaxpr, closed.consts, [*values, *arrays], views, current)
-        return out_rest.fill(out), slots_rest.fill(current.values)
+        results = out_rest.fill(out), slots_rest.fill(current.values)
+        if labels is None:
+            return results
+        caught = {k: current.rests[k].fill(x) for k, x in current.caught.items()}
+        return *results, caught
 
     return reaped

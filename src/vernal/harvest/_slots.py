@@ -1,6 +1,6 @@
 """The values of slots while a program is evaluated, and which programs have to do with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from .._ground import current_scope, jaxprs_in_params
@@ -21,14 +21,27 @@ class Slots:
         active: the number of one that says whether checks count here, as bool[]; None if they do.
         step: the number of one that says which step of a loop this is, as i32[]; None if checks need not tell.
 
+        labels: of what is to be captured.
+
     Attributes:
+        caught: what was captured here, by label.
+        rests: what was no array in it.
         read: the slots that were read here, and by operations of which program.
         sown: those that were sown, likewise.
         needed: those of which somebody has to take the new value.
     """
 
-    def __init__(self, values: Sequence[Any], active: int | None = None, step: int | None = None):
+    def __init__(
+        self,
+        values: Sequence[Any],
+        active: int | None = None,
+        step: int | None = None,
+        labels: Iterable[Hashable] = (),
+    ):
         self.values = list(values)
+        self.labels = frozenset(labels)
+        self.caught: dict[Hashable, list[Any]] = {}
+        self.rests: dict[Hashable, Any] = {}
         self.active = active
         self.step = step
         # What checks have to be told here.
@@ -53,10 +66,15 @@ class Slots:
 
     def inside(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
         """For the program of an operation, which has its own values of these slots."""
-        inner = Slots([None] * len(self.values), self.active, self.step)
+        inner = Slots([None] * len(self.values), self.active, self.step, self.labels)
         inner.set(numbers, values)
+        inner.rests = self.rests
         inner.read, inner.sown, inner.needed = self.read, self.sown, self.needed
         return inner
+
+    def catch(self, labels: Iterable[Hashable], values: Iterable[list[Any]]) -> None:
+        """After the program of an operation was evaluated: what was captured there, as it comes out here."""
+        self.caught.update(zip(labels, values, strict=True))
 
     def inside_loop(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
         """For the program of a loop."""
@@ -147,5 +165,18 @@ def unknown(what: str, instead: str) -> NotImplementedError:
             expected="jit, scan, while_loop, cond, switch, vmap, grad, checkpoint, shard_map, or a function with a "
             "derivative rule",
             instead=instead,
+        )
+    )
+
+
+def unknown_capture(operation: str) -> NotImplementedError:
+    """The error for a place where nothing can be captured."""
+    return NotImplementedError(
+        message(
+            f"something is to be captured inside the operation `{operation}`",
+            where=current_scope() or "vernal.harvest.reap",
+            expected="jit, scan, checkpoint, vmap and grad around what is captured, and nothing that decides how "
+            "often it runs",
+            instead="capture what is around it",
         )
     )

@@ -66,7 +66,7 @@ def sow_if(pred: Any, fn: Callable[..., T], *args: Any, step: Any = None) -> T:
     before = planted(inputs) if states else inputs
     views: Views = [View(i) if states else None for i in range(len(inputs))]
     values = [*map(jax.lax.stop_gradient, before)]
-    places: dict[str, int] = {}
+    places: dict[str, Any] = {}
     if pred is not None:
         places["active"] = len(values)
         known = jnp.ones((), bool)

@@ -9,6 +9,7 @@ from ._frozen import frozen_leaves as frozen_leaves
 from ._frozen import is_frozen as is_frozen
 from ._frozen import trainable as trainable
 from ._frozen import unfreeze as unfreeze
+from ._hooks import hooked as hooked
 from ._lazy import Flat as Flat
 from ._lazy import lazily as lazily
 from ._lazy import remember_flat as remember_flat

@@ -139,7 +139,7 @@ def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
             info.cls, {n: k for n, k in zip(info.names, key, strict=True) if k is not None}
         )
     if info.buffers:
-        layout = layout_of(info.cls, freeze_fields(layout.kinds, values, info.buffers))
+        layout = layout_of(info.cls, freeze_fields(info.cls, layout.kinds, values, info.buffers))
     values[KEY] = structure_of(layout, values).aux
     for check in info.checks:
         check(self)

@@ -22,6 +22,7 @@ import jax.tree_util as jtu
 from .._ground import hide_frames
 from ..show import listed, path_text
 from ._attributes import attributes_of
+from ._hooks import handed_on
 from ._structure import KEY
 
 _RAISED = "Raised in "
@@ -40,17 +41,18 @@ def telling(call: Callable[..., Any]) -> Callable[..., Any]:
         call: as it stands in the class.
 
     Returns:
-        The same with the note; `call` itself if it returns before its body has run.
+        The same with the note, and with a hook (see `_hooks.py`); `call` itself if it returns before its body has run.
     """
     if not isinstance(call, types.FunctionType) or call.__code__.co_flags & _LATER:
         return call
 
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return call(self, *args, **kwargs)
+            result = call(self, *args, **kwargs)
         except Exception as error:
             tell(self, error)
             raise
+        return handed_on(self, call, result)
 
     # Unwrapped, because under the import hook of jaxtyping it could not travel with its class (cloudpickle).
     return functools.update_wrapper(inspect.unwrap(__call__), call)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._ground import field_key
 from ..show import FROZEN, value_error
 from ..trees import path_name
 from ._attributes import Attributes, attributes_of
@@ -41,11 +42,11 @@ def own(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def freeze_fields(
-    kinds: dict[str, Kind], values: dict[str, Any], fields: Iterable[str]
+    cls: type, kinds: dict[str, Kind], values: dict[str, Any], fields: Iterable[str]
 ) -> dict[str, Kind]:
-    """Freezes what these fields of a module hold that is about to be assembled: puts the mark into `values`, and
-    frozen modules in place of those in the fields. Returns the kinds with the mark; they themselves if there is
-    nothing to freeze."""
+    """Freezes what these fields hold, of a module of this class that is about to be assembled: puts the mark into
+    `values`, and frozen modules in place of those in the fields. Returns the kinds with the mark; they themselves if
+    there is nothing to freeze."""
     names = set(values.get(FROZEN, ()))
     for field in fields:
         kind = kinds.get(field, False)
@@ -57,7 +58,7 @@ def freeze_fields(
         parts: list[Any] = []
         for path, x in held:
             if not is_module(x):
-                names.add(path_name((jtu.GetAttrKey(field), *path)))
+                names.add(path_name((field_key(cls, field), *path)))
             elif KEY in attributes_of(x):  # otherwise it is still being built, and cannot be copied
                 x = remark(x, itertools.repeat(True), set.union)
             parts.append(x)

@@ -343,7 +343,7 @@ class Module(Attributes, metaclass=ModuleMeta):
                     check_new(info, name, value)
             values[name] = frozen(value) if kinds[name] is False else value
         if sort and info.buffers:
-            kinds = freeze_fields(kinds, values, info.buffers)
+            kinds = freeze_fields(type(self), kinds, values, info.buffers)
         return assemble(type(self), kinds, values)
 
 

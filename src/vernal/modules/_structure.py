@@ -13,9 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import jax.tree_util as jtu
-
-from .._ground import same, static_key
+from .._ground import field_key, same, static_key
 from ..trees import by_name
 from ._attributes import set_attributes
 from ._sorting import Kind, Mixed
@@ -52,7 +50,7 @@ class Layout:
         self.kinds = kinds
         self.children = tuple(name for name, kind in kinds.items() if kind is not False)
         self.rest = tuple(name for name, kind in kinds.items() if kind is False)
-        self.keys = tuple(jtu.GetAttrKey(name) for name in self.children)
+        self.keys = tuple(field_key(cls, name) for name in self.children)
         self.flatten, self.make = _functions(self)
         # Weak, so that what a structure holds lives no longer than the modules that have it.
         self.latest: Callable[[], Structure | None] = _nothing

@@ -65,7 +65,7 @@ from ._spectral_norm import SpectralNorm as SpectralNorm
 from ._stack import Stack as Stack
 from ._state import State as State
 from ._state import StatefulLayer as StatefulLayer
-from ._state import StateIndex as StateIndex
+from ._variable import Variable as Variable
 from ._weight_norm import WeightNorm as WeightNorm
 from ._with_state import delete_init_state as delete_init_state
 from ._with_state import make_with_state as make_with_state

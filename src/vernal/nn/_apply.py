@@ -1,7 +1,7 @@
 """`apply`: a call of a model that returns the model with its state updated."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
 
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
@@ -9,24 +9,50 @@ from jaxtyping import PRNGKeyArray
 from ..harvest import reap
 from ..show import path_text, short, type_error, value_error
 from ..trees import set_attributes
+from ._captures import by_name, hooks_for, with_hooks
 from ._inference import inference_mode
 from ._keys import keys_for, with_keys
-from ._state import StateIndex, is_index, state_indices
+from ._variable import Variable, is_variable, variables_in
 
 T = TypeVar("T")
 
 
+@overload
 def apply(
     model: T,
     *args: Any,
     key: PRNGKeyArray | None = None,
     train: bool | None = None,
     method: str | Callable[..., Any] | None = None,
+    capture: None = None,
     **kwargs: Any,
-) -> tuple[Any, T]:
+) -> tuple[Any, T]: ...
+
+
+@overload
+def apply(
+    model: T,
+    *args: Any,
+    key: PRNGKeyArray | None = None,
+    train: bool | None = None,
+    method: str | Callable[..., Any] | None = None,
+    capture: str | Sequence[str],
+    **kwargs: Any,
+) -> tuple[Any, T, dict[str, Any]]: ...
+
+
+def apply(
+    model: Any,
+    *args: Any,
+    key: PRNGKeyArray | None = None,
+    train: bool | None = None,
+    method: str | Callable[..., Any] | None = None,
+    capture: str | Sequence[str] | None = None,
+    **kwargs: Any,
+) -> Any:
     """Calls a model; returns the result, and the model with the state that the call has left.
 
-    This is how a model with `BatchNorm`, `SpectralNorm`, or any other layer with a `StateIndex` is trained: the layers
+    This is how a model with `BatchNorm`, `SpectralNorm`, or any other layer with a `Variable` is trained: the layers
     are simply called (`x = self.norm(x)`), and `apply` gathers what they changed, from inside `jax.jit`, `jax.vmap`,
     `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint` and `jax.grad` as well. A layer that is called twice sees at its
     second call what the first one left; one that is called in a loop sees what the step before left.
@@ -65,33 +91,43 @@ def apply(
             nothing takes one out of inference but `nn.inference_mode(model, False)`.
         method: what to call instead of the model itself: the name of one of its methods, or a function that takes
             the model first.
+        capture: paths of layers (see `vernal.trees.Pattern`), such as `"layers.0"` or `["**.norm"]`: what they return
+            is returned as well. A layer that is called several times gives what it returned last. In a `Stack`, or any
+            `jax.lax.scan`, it gives what it returned at every step, along a leading axis; under a `jax.vmap` inside of
+            the model, for every element (axes of loops come first). Derivatives pass through.
         **kwargs: further arguments.
 
     Returns:
-        `(result, model)`: the model is the one given, but for the values of its `StateIndex`.
+        `(result, model)`: the model is the one given, but for the values of its variables. With `capture`,
+        `(result, model, captured)`, with a dictionary from the names of the layers to what they returned.
 
     Raises:
-        ValueError: if one `StateIndex` is in two places of the model; if the elements of a `jax.vmap` inside of the
-            model disagree about a state that they share.
+        ValueError: if one `Variable` is in two places of the model; if the elements of a `jax.vmap` inside of the
+            model disagree about a state that they share; if a path in `capture` means no layer, or one that is not
+            called.
         TypeError: if the model has no method of this name, or `train` is no bool.
         RuntimeError: if the state of the model is in a `State`.
-        NotImplementedError: if the model changes its state where that cannot be, see `vernal.harvest.reap`.
+        NotImplementedError: if the model changes its state, or something is to be captured, where that cannot be: see
+            `vernal.harvest.reap`.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import vernal
         >>> from vernal import nn
         >>> class Average(vernal.Module):
-        ...     mean: nn.StateIndex
+        ...     mean: nn.Variable
         ...     def __init__(self):
-        ...         self.mean = nn.StateIndex(jnp.array(0.0))
+        ...         self.mean = nn.Variable(jnp.array(0.0))
         ...     def __call__(self, x):
-        ...         new = 0.5 * self.mean.value() + 0.5 * x.mean()
+        ...         new = 0.5 * self.mean.value + 0.5 * x.mean()
         ...         return self.mean.update(new, x - new)
         >>> model = nn.Sequential([jnp.sin, Average()])
         >>> y, model = nn.apply(model, jnp.array([0.0, jnp.pi / 2]))
-        >>> print(y, model[1].mean.value())
+        >>> print(y, model[1].mean.value)
         [-0.25  0.75] 0.25
+        >>> y, model, captured = nn.apply(model, jnp.array([0.0, jnp.pi / 2]), capture="layers.*")
+        >>> print(captured)
+        {'layers.1': Array([-0.375,  0.625], dtype=float32)}
     """
     if not (train is None or isinstance(train, bool)):
         raise type_error(
@@ -103,33 +139,36 @@ def apply(
         )
     _refuse_twice(model)
     call = _to_call(model, method)
+    hooks = None if capture is None else hooks_for(model, capture)
 
     def run(slots: Any, args: Any, kwargs: Any) -> Any:
         values, own = slots
         mine = _with_values(model, values)
         mine = inference_mode(mine) if train is False else mine
-        return call(with_keys(mine, own) if own else mine, *args, **kwargs)
+        mine = with_keys(mine, own) if own else mine
+        return call(with_hooks(mine, hooks) if hooks else mine, *args, **kwargs)
 
-    values = [index.stored() for _, index in state_indices(model)]
+    values = [variable.value for _, variable in variables_in(model)]
     own = [] if key is None else keys_for(model, key)
-    if not values and not own:
+    if not values and not own and hooks is None:
         return run((values, own), args, kwargs), model
-    out, (values, _) = reap(run)((values, own), args, kwargs)
-    return out, _with_values(model, values)
+    out, (values, _), caught = reap(run, (hooks or {}).values())((values, own), args, kwargs)
+    model = _with_values(model, values)
+    return (out, model) if hooks is None else (out, model, by_name(hooks, caught))
 
 
 def _with_values(model: Any, values: list[Any]) -> Any:
-    """The model with these values in its `StateIndex`, in order."""
+    """The model with these values in its variables, in order."""
     if not values:
         return model
     rest = iter(values)
 
     def fill(node: Any) -> Any:
-        if not isinstance(node, StateIndex):
+        if not isinstance(node, Variable):
             return node
-        return set_attributes(node, "init", next(rest))
+        return set_attributes(node, "stored", next(rest))
 
-    return jtu.tree_map(fill, model, is_leaf=is_index)
+    return jtu.tree_map(fill, model, is_leaf=is_variable)
 
 
 def _to_call(model: Any, method: Any) -> Callable[..., Any]:
@@ -151,12 +190,12 @@ def _to_call(model: Any, method: Any) -> Callable[..., Any]:
 
 def _refuse_twice(model: Any) -> None:
     seen: dict[int, Any] = {}
-    for path, index in state_indices(model):
-        if id(index) in seen:
+    for path, variable in variables_in(model):
+        if id(variable) in seen:
             raise value_error(
                 "one layer with state is in two places of the model",
-                where=f"{path_text(seen[id(index)], 'model')} and {path_text(path, 'model')}",
+                where=f"{path_text(seen[id(variable)], 'model')} and {path_text(path, 'model')}",
                 expected="every layer once: stored twice, it would become two, each with a state of its own",
                 instead="two layers; or one, and call it twice",
             )
-        seen[id(index)] = path
+        seen[id(variable)] = path

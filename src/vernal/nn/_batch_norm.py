@@ -24,7 +24,8 @@ from ._init import weight_dtype
 from ._layer_arguments import check_size
 from ._mesh import beside
 from ._precision import narrow, widen
-from ._state import State, StatefulLayer, StateIndex
+from ._state import State, StatefulLayer
+from ._variable import Variable
 
 
 class BatchNorm(StatefulLayer):
@@ -87,7 +88,7 @@ class BatchNorm(StatefulLayer):
         >>> print(ys.round(3))
         [[-1. -1.]
          [ 1.  1.]]
-        >>> print(norm.running_mean.init, norm.running_var.init)
+        >>> print(norm.running_mean.value, norm.running_var.value)
         [1. 3.] [2. 8.]
         >>> nn.apply(norm, xs, train=False)[0].shape
         (2, 2)
@@ -95,10 +96,10 @@ class BatchNorm(StatefulLayer):
 
     weight: Array | None
     bias: Array | None
-    running_mean: StateIndex
-    running_var: StateIndex
+    running_mean: Variable
+    running_var: Variable
     # A float, because plain `jax.grad` refuses anything else.
-    num_batches_tracked: StateIndex
+    num_batches_tracked: Variable
     inference: bool
     momentum: float | None
     input_size: int = field(static=True)
@@ -148,9 +149,9 @@ class BatchNorm(StatefulLayer):
         self.num_spatial_dims = num_spatial_dims
         self.weight = jnp.ones(input_size, real) if channelwise_affine else None
         self.bias = jnp.zeros(input_size, real) if channelwise_affine else None
-        self.running_mean = StateIndex(widen(jnp.zeros(input_size, real)))
-        self.running_var = StateIndex(widen(jnp.ones(input_size, real)))
-        self.num_batches_tracked = StateIndex(widen(jnp.zeros((), real)))
+        self.running_mean = Variable(widen(jnp.zeros(input_size, real)))
+        self.running_var = Variable(widen(jnp.ones(input_size, real)))
+        self.num_batches_tracked = Variable(widen(jnp.zeros((), real)))
 
     @jax.named_scope("vernal.nn.BatchNorm")
     def __call__(
@@ -184,8 +185,8 @@ class BatchNorm(StatefulLayer):
         wide = widen(x)
         # With 1 for every axis but the channels': then it can be combined with `x`.
         shape = tuple(n if axis == channel else 1 for axis, n in enumerate(x.shape))
-        slots = [self.running_mean, self.running_var, self.num_batches_tracked]
-        old = [slot.value(state) for slot in slots]
+        variables = [self.running_mean, self.running_var, self.num_batches_tracked]
+        old = [v.value if state is None else state.get(v) for v in variables]
 
         def per_channel(values: Array) -> Array:
             return beside(values.astype(wide.dtype).reshape(shape), wide)
@@ -206,12 +207,12 @@ class BatchNorm(StatefulLayer):
             y = y * per_channel(self.weight) + per_channel(self.bias)
         y = narrow(y, x)
         # In inference nothing is new.
-        for slot, before, value in zip(slots, old, new, strict=False):
+        for variable, before, value in zip(variables, old, new, strict=False):
             value = lax.stop_gradient(value).reshape(before.shape).astype(before.dtype)
             if state is None:
-                y = slot.update(value, y)
+                y = variable.update(value, y)
             else:
-                state = state.set(slot, value)
+                state = state.set(variable, value)
         return y if state is None else (y, state)
 
     def _share(self, tracked: Array) -> Array:

@@ -14,10 +14,11 @@ from ..show import short, value_error
 from ..trees import is_array, match_paths
 from ._kv_cache import KVCache
 from ._places import Unrolled
-from ._state import State, StatefulLayer, StateIndex, is_stateful
+from ._state import State, StatefulLayer, is_stateful
+from ._variable import Variable
 
 # What remembers something from call to call, and must come back in the dtype that it had.
-_MEMORY = (StateIndex, State, KVCache)
+_MEMORY = (Variable, State, KVCache)
 
 
 @dataclasses.dataclass(frozen=True)

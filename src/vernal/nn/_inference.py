@@ -33,15 +33,15 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
     return set_attributes(pytree, "inference", value)
 
 
-def in_inference(layer: Any, slot: Any, inference: bool | None) -> bool:
+def in_inference(layer: Any, variable: Any, inference: bool | None) -> bool:
     """Whether a layer with state uses what it has, rather than train.
 
     Args:
         layer: the layer, with an attribute `inference`.
-        slot: its state, a `StateIndex`. If that is frozen the layer cannot train.
+        variable: its state, a `Variable`. If that is frozen the layer cannot train.
         inference: what the call says, or None.
     """
     if inference is not None:
         return inference
     # Of a state that is outside of the model, only the layer can be frozen.
-    return layer.inference or is_frozen(slot) or is_frozen(layer)
+    return layer.inference or is_frozen(variable) or is_frozen(layer)

@@ -15,7 +15,8 @@ from ._inference import in_inference
 from ._layer_arguments import check_size
 from ._mesh import whole
 from ._precision import widen
-from ._state import State, StatefulLayer, StateIndex
+from ._state import State, StatefulLayer
+from ._variable import Variable
 
 # How many power iterations there are at construction.
 _AT_FIRST = 15
@@ -47,7 +48,7 @@ class SpectralNorm(StatefulLayer):
 
     Attributes:
         layer: as given, with its own weight.
-        vectors: the slot of `(u, v)`.
+        vectors: the variable that holds `(u, v)`.
 
     Raises:
         ValueError: if the layer has no such weight, or the weight no axis; if `num_power_iterations` is not a positive
@@ -65,7 +66,7 @@ class SpectralNorm(StatefulLayer):
     """
 
     layer: Any
-    vectors: StateIndex
+    vectors: Variable
     inference: bool
     weight_name: str = field(static=True)
     num_power_iterations: int = field(static=True)
@@ -98,7 +99,7 @@ class SpectralNorm(StatefulLayer):
             )
         matrix = _matrix(jnp.asarray(weight))
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
-        self.vectors = StateIndex(_power_iteration(matrix, v, _AT_FIRST, eps))
+        self.vectors = Variable(_power_iteration(matrix, v, _AT_FIRST, eps))
 
     @jax.named_scope("vernal.nn.SpectralNorm")
     def __call__(
@@ -126,7 +127,7 @@ class SpectralNorm(StatefulLayer):
         """
         weight = getattr(self.layer, self.weight_name)
         matrix = _matrix(weight)
-        old = self.vectors.value(state)
+        old = self.vectors.value if state is None else state.get(self.vectors)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
         trains, fixed = not in_inference(self, self.vectors, inference), lax.stop_gradient(matrix)
         if trains:

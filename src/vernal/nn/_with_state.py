@@ -6,7 +6,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
 
-from ._state import Elsewhere, State, StateIndex, is_index
+from ._state import State
+from ._variable import Elsewhere, Variable, is_variable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -15,7 +16,7 @@ T = TypeVar("T")
 def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, State]]:
     """Makes a model whose state is outside of it.
 
-    Every `StateIndex` of the model is given a marker, which is its path, and its value is moved to a `State`. Models
+    Every `Variable` of the model is given a marker, which is its path, and its value is moved to a `State`. Models
     that are made alike have the same markers, so the state of one fits the other.
 
     Args:
@@ -27,9 +28,9 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, State]]:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from vernal import nn
-        >>> model, state = nn.make_with_state(lambda: [nn.StateIndex(jnp.zeros(3))])()
+        >>> model, state = nn.make_with_state(lambda: [nn.Variable(jnp.zeros(3))])()
         >>> model, state
-        ([StateIndex(marker='list[0]', init=Elsewhere())], State({'list[0]': f32[3]}))
+        ([Variable(marker='list[0]', stored=Elsewhere())], State({'list[0]': f32[3]}))
         >>> state.set(model[0], jnp.ones(3)).get(model[0])
         Array([1., 1., 1.], dtype=float32)
     """
@@ -41,20 +42,20 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, State]]:
         values: dict[str, Any] = {}
 
         def move(path: Any, node: Any) -> Any:
-            if not isinstance(node, StateIndex):
+            if not isinstance(node, Variable):
                 return node
             marker = root + jtu.keystr(path)
-            values[marker] = node.stored()
-            return StateIndex(Elsewhere(), marker=marker)
+            values[marker] = node.value
+            return Variable(Elsewhere(), marker=marker)
 
-        model = jtu.tree_map_with_path(move, model, is_leaf=is_index)
-        return model, State(values)
+        model = jtu.tree_map_with_path(move, model, is_leaf=is_variable)
+        return model, State.of_values(values)
 
     return make
 
 
 def delete_init_state(model: T) -> T:
-    """Takes the values out of every `StateIndex` of a model, for a model that is used with another's `State`.
+    """Takes the values out of every `Variable` of a model, for a model that is used with another's `State`.
 
     Args:
         model: any tree.
@@ -65,11 +66,11 @@ def delete_init_state(model: T) -> T:
     Example:
         >>> import jax.numpy as jnp
         >>> from vernal import nn
-        >>> nn.delete_init_state([nn.StateIndex(jnp.zeros(3))])
-        [StateIndex(marker=None, init=Elsewhere())]
+        >>> nn.delete_init_state([nn.Variable(jnp.zeros(3))])
+        [Variable(marker=None, stored=Elsewhere())]
     """
 
     def delete(node: Any) -> Any:
-        return StateIndex(Elsewhere(), marker=node.marker) if is_index(node) else node
+        return Variable(Elsewhere(), marker=node.marker) if is_variable(node) else node
 
-    return jtu.tree_map(delete, model, is_leaf=is_index)
+    return jtu.tree_map(delete, model, is_leaf=is_variable)

@@ -74,7 +74,7 @@ class Signature(NamedTuple):
             name = path_name(path)
             if name not in expected and name not in self.values:
                 # A dictionary that is keyed by names stands for the tree with these leaves.
-                name = ".".join(_key_text(key) for key in path)
+                name = ".".join(_key_text(key) for key in path if path_name((key,)))
             if name not in expected and name not in self.values:
                 problems.append(f"{name}: not expected, got {_text(leaf)}")
             elif name in found:

@@ -1,7 +1,7 @@
 """What PyTorch calls the leaves of a model where rules do not say otherwise: as we do, but for fields that it has not.
 
-There, the layers of a `Sequential` and the running statistics of a norm stand in the module itself. So a class may name
-one of its fields in `_vernal_passed_over`, which is then left out of the names of what is in it.
+There, the layers of a `Sequential` stand in the module itself. So a class may name one of its fields in
+`_vernal_passed_over`, which is then left out of the names of what is in it.
 """
 
 from collections.abc import Iterator

@@ -94,9 +94,8 @@ def from_torch(
     """A model with the weights of a PyTorch model, or of a Hugging Face checkpoint.
 
     Arrays are found by name: without a rule, an array of the model takes the tensor of the same
-    dotted name. What PyTorch has no name for is left out of it: `layers` of a `Sequential`, `init` of a
-    state (`.norm.running_mean.init`, in a `BatchNorm`) and `model` of a `nn.cast` one. Rules may leave it
-    out too. A rule maps a path of ours (see `vernal.trees.Pattern`), of an array or of a whole part,
+    dotted name. What PyTorch has no name for is left out of it: `layers` of a `Sequential` and
+    `model` of a `nn.cast` one. Rules may leave it out too. A rule maps a path of ours (see `vernal.trees.Pattern`), of an array or of a whole part,
     to a name of theirs:
 
     * `*` (within one part of a name) and `**` (any parts) may stand in both; what they match in

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import key_name
+from .._ground import key_names
 from ..show import path_text, value_error
 
 _Path = tuple[Any, ...]
@@ -43,7 +43,7 @@ def path_name(path: Sequence[Any]) -> str:
         >>> [path_name(path) for path, _ in jax.tree.leaves_with_path(tree)]
         ['heads.0."a.b"', 'heads.0.bias']
     """
-    return ".".join(map(key_name, path))
+    return ".".join(key_names(path))
 
 
 def tree_paths(pytree: Any, is_leaf: _IsLeaf | None = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import one_level, one_level_with_keys
+from .._ground import field_key, one_level, one_level_with_keys
 
 
 def node_parts(node: Any) -> list[tuple[Any, Any]] | None:
@@ -30,7 +30,7 @@ def node_parts(node: Any) -> list[tuple[Any, Any]] | None:
     """
     fields = getattr(type(node), "__tree_fields__", None)
     if fields is not None:
-        return [(jtu.GetAttrKey(name), value) for name, value in fields(node).items()]
+        return [(field_key(type(node), name), value) for name, value in fields(node).items()]
     if node is None or not jtu.is_tree_node(type(node)):
         return None
     return one_level_with_keys(node)[0]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .._ground import (
     BRACKET,
-    key_name,
+    key_names,
     name_in_brackets,
     name_of_text,
     quoted,
@@ -198,7 +198,7 @@ register_cache(read.cache_clear)
 def keys_of(path: str | Sequence[Any]) -> tuple[str, ...]:
     """The names of the keys of a place, which is given by its name or its key path."""
     if not isinstance(path, str):
-        return tuple(map(key_name, path))
+        return key_names(path)
     return tuple(_literal(part) for part in _cut(path, _tokens(path)))
 
 

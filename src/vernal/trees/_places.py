@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._ground import UnnamedKey
 from ._parts import node_parts
 from ._path_syntax import keys_of, read
 from ._paths import Paths
@@ -44,7 +45,9 @@ def meant_nodes(text: str, tree: Any, is_leaf: _IsLeaf, where: str) -> dict[_Pat
         found = {path: node for path, node in found.items() if path in allowed}
     if not found:
         raise paths.refusal(where, [text])
-    return found
+    # What is in a field without a name is called what the module around it is: then the module is not meant.
+    around = {path[:-1] for path in found if path and isinstance(path[-1], UnnamedKey)}
+    return {path: node for path, node in found.items() if path not in around}
 
 
 def _is_empty(node: Any) -> bool:

@@ -34,7 +34,7 @@ from ....nn import Shared as Shared
 from ....nn import SpectralNorm as SpectralNorm
 from ....nn import State as State
 from ....nn import StatefulLayer as StatefulLayer
-from ....nn import StateIndex as StateIndex
+from ....nn import Variable as StateIndex  # noqa: F401 (Equinox's name)
 from ....nn import WeightNorm as WeightNorm
 from ....nn import delete_init_state as delete_init_state
 from ....nn import inference_mode as inference_mode

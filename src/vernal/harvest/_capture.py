@@ -1,0 +1,90 @@
+"""Captures: what a function computes on its way, as further results of it.
+
+`capture` marks values with a label, as an operation that is the identity. `reap` collects what was marked with the
+labels that it is given, and its values keep their derivatives. In a loop a value is collected at every step, along a
+leading axis; under `jax.vmap` inside of the function, for every element. The axes of loops come first, in either order.
+"""
+
+from collections.abc import Hashable
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+from jax import lax
+
+from .._ground import (
+    Primitive,
+    fancy_primitive_batchers,
+    jaxprs_in_params,
+    lower_fun,
+    primitive_jvps,
+    register_lowering,
+)
+from ..primitives import register_impl_finalisation
+from ..trees import split
+
+T = TypeVar("T")
+
+
+def _itself(*args: Any, **params: Any) -> list[Any]:
+    del params
+    return list(args)
+
+
+def _capture_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
+    """For all elements, along a leading axis, even where all have the same."""
+    full = [
+        jnp.broadcast_to(x, (axis.size, *jnp.shape(x))) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(args, dims, strict=True)
+    ]
+    out = capture_p.bind(*full, **params)
+    for i, dim in enumerate(dims):
+        # JAX wants what is not mapped to stay so.
+        if dim is None:
+            out[i] = lax.index_in_dim(out[i], 0, keepdims=False) if axis.size else args[i]
+    return out, [None if dim is None else 0 for dim in dims]
+
+
+def _capture_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    return capture_p.bind(*primals, **params), list(tangents)
+
+
+capture_p = Primitive("capture")
+capture_p.multiple_results = True
+capture_p.def_impl(_itself)
+capture_p.def_abstract_eval(_itself)
+register_lowering(capture_p, lower_fun(_itself, multiple_results=True))
+register_impl_finalisation(capture_p)
+fancy_primitive_batchers[capture_p] = _capture_batch
+primitive_jvps[capture_p] = _capture_jvp
+
+
+def capture(value: T, label: Hashable) -> T:
+    """Marks a value, so that `vernal.harvest.reap` can return it beside the result.
+
+    Args:
+        value: a tree of arrays. (What is no array in it is kept.)
+        label: what `reap` is to ask for.
+
+    Returns:
+        The value. Go on with what is returned: a value that nothing depends on may be left out of the program.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal.harvest import capture, reap
+        >>> def f(slots, x):
+        ...     return capture(x + 1, "shifted") ** 2
+        >>> y, _, captured = reap(f, capture=["shifted"])((), jnp.array(2.0))
+        >>> print(y, captured["shifted"])
+        9.0 3.0
+    """
+    arrays, rest = split(value)
+    return rest.fill(capture_p.bind(*arrays, label=label, rest=rest))
+
+
+def captures(jaxpr: Any, labels: frozenset[Hashable]) -> bool:
+    """Whether a program captures something of these labels, at any depth."""
+    return bool(labels) and any(
+        (eqn.primitive is capture_p and eqn.params["label"] in labels)
+        or any(captures(x, labels) for x in jaxprs_in_params(eqn.params))
+        for eqn in jaxpr.eqns
+    )

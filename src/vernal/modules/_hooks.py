@@ -1,0 +1,48 @@
+"""Hooks: a module that hands what its call returns to a function first.
+
+The function is a hidden static entry of the module, as the mark of frozen arrays is: it goes through every
+transformation with the module, whose class and fields stay what they are.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ._attributes import attributes_of
+from ._lazy import unflattened
+from ._structure import KEY, assemble
+
+T = TypeVar("T")
+
+HOOK = "__hook__"
+
+
+def hooked(module: T, hook: Callable[[Any], Any]) -> T:
+    """A module that hands what its call returns to a function first.
+
+    Args:
+        module: any module whose class has a `__call__`.
+        hook: given what the call returns; what it returns goes on. It takes the place of another one.
+
+    Returns:
+        The module with this hook, which is part of its structure.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> layer = vernal.nn.Lambda(jnp.sin)
+        >>> vernal.modules.hooked(layer, jnp.negative)(0.0) == -layer(0.0)
+        Array(True, dtype=bool, weak_type=True)
+    """
+    current = unflattened(module)
+    kinds = {**current[KEY][0].layout.kinds, HOOK: False}
+    return assemble(type(module), kinds, {n: current[n] for n in kinds if n != HOOK} | {HOOK: hook})
+
+
+def handed_on(module: Any, call: Callable[..., Any], result: Any) -> Any:
+    """What goes on of what a call of a module has returned. `call` is the function that has run: a class may call that
+    of its base class, and only its own counts."""
+    hook = attributes_of(module).get(HOOK)
+    if hook is None or inspect.unwrap(type(module).__call__) is not inspect.unwrap(call):
+        return result
+    return hook(result)
