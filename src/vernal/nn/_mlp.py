@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
+from ..loops import scan
 from ..modules import Module, field
 from ..trees import combine, is_array, partition
 from ._batch import batched
@@ -171,7 +172,7 @@ class MLP(Module):
             return like(_activate(combine(arrays, rest), layer(x)), x), None
 
         x = _activate(_copy(self.activation, 0), first(x))
-        return jax.lax.scan(step, x, stacked((between, arrays)))[0]
+        return scan(step, x, stacked((between, arrays)))[0]
 
     def __unrolled__(self) -> Unrolled:
         if not (self.scan and self.depth > 0):

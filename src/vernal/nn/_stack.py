@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from .._ground import same
+from ..loops import scan
 from ..modules import Module
 from ..show import diff_text, message, path_text, short, value_error
 from ..transforms import filter_vmap
@@ -222,7 +223,7 @@ class Stack(Module):
             # On a mesh, a layer may leave its output split in another way.
             return jtu.tree_map(like, y, x), kept
 
-        y, kept = lax.scan(
+        y, kept = scan(
             self._checkpointed(step),
             jtu.tree_map(jnp.asarray, x),
             stacked((arrays, each, keys)),
