@@ -64,7 +64,7 @@ class MLP(Module):
         dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers
             switched on).
         scan: whether to stack the layers between two hidden layers and run them with
-            `jax.lax.scan`. The program is then as small for a deep network as for a shallow one,
+            `vernal.loops.scan`. The program is then as small for a deep network as for a shallow one,
             and compiles as fast; its numbers are the same.
         key: a JAX random key for the initial weights.
 

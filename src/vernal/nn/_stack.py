@@ -25,7 +25,7 @@ from ._sequential import _takes_key
 class Stack(Module):
     """Layers of one structure, one after another: what a list of them computes, in one compiled layer.
 
-    Every array of the layers is stored once, with a leading axis over the layers, and `jax.lax.scan` runs them. The
+    Every array of the layers is stored once, with a leading axis over the layers; `vernal.loops.scan` runs them. The
     program is as small for 64 layers as for 2, and compiles as fast; values and gradients are those of the list.
 
     `len`, iteration, `stack[i]` (a layer) and `stack[i:j]` (a `Stack`) work as on a list, `Stack.of(layers)` makes one
