@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from vernal import estimators
 from vernal.estimators import (
@@ -132,3 +134,39 @@ def test_estimates_of_a_batch_of_operators_are_those_of_each(name):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-4)
     # Not by both being the same for every operator; all kernels have the same trace.
     assert not np.allclose(looped[0][0], looped[0][1]) or make is kernel
+
+
+def test_on_the_devices_of_shard_map():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    a = jnp.array([[3.0, 1.0, 0.5], [1.0, 4.0, 0.0], [0.5, 0.0, 2.0]])
+    matrices, key = jnp.stack([a, a @ a]), jax.random.key(0)
+
+    def estimates(a):
+        operator = estimators.MatrixOperator(a, positive_semidefinite=True)
+        return jnp.stack(
+            [
+                estimators.trace(operator, key, matvecs=2).value,
+                estimators.logdet(operator, key, matvecs=6).value,
+                estimators.diagonal(operator, key, matvecs=2).value.sum(),
+            ]
+        )
+
+    # What all share, and what each has for itself.
+    for spec, cut in ((P(), lambda a: a), (P("data"), lambda a: a[0])):
+        given = matrices[0] if spec == P() else matrices
+
+        def on_devices(given, spec=spec, cut=cut):
+            def one(a):
+                out = estimates(cut(a))
+                return out if spec == P() else out[None]
+
+            return jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec)(given)
+
+        def alone(given, spec=spec):
+            return estimates(given) if spec == P() else jnp.stack([*map(estimates, given)])
+
+        def answers(fn, given=given):
+            return jax.jit(lambda a: (fn(a), jax.grad(lambda a: (fn(a) ** 2).sum())(a)))(given)
+
+        for got, expected in zip(answers(on_devices), answers(alone), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

@@ -446,7 +446,7 @@ def test_outside_of_it_reading_is_the_identity_and_recording_an_error():
                 lambda s, x: lax.cond(x > 0, lambda x: sow(s, x, x), lambda x: x, x)
             )(s, x),
             ValueError,
-            "(?s)was computed.*`cond`",
+            "(?s)was computed.*`cond` that chooses for each element",
         ),
         (
             lambda s, x: jax.vmap(

@@ -28,12 +28,12 @@ def one(w, y):
 def loop(w, y, steps, max_steps, checkpoints=None):
     """`steps` steps of `one`, with a counter (an integer) and `steps` itself in the carry."""
 
-    def cond(consts, carry, buffers):
+    def cond(consts, carry, buffers, index):
         return carry[0] < carry[2]
 
     def step(consts, carry, buffers, index, x, replay):
         new = [carry[0] + 1, one(consts[0], carry[1]), carry[2]]
-        return select_if_vmap(cond(consts, carry, buffers), new, carry), buffers, []
+        return select_if_vmap(cond(consts, carry, buffers, index), new, carry), buffers, []
 
     carry = [jnp.int32(0), y, jnp.asarray(steps, jnp.int32)]
     out = checkpointed(
@@ -335,7 +335,7 @@ def test_kept_states_and_buffers_are_written_in_place():
     size, slots = 5003, 17
 
     def fn(x):
-        def cond(consts, carry, buffers):
+        def cond(consts, carry, buffers, index):
             return carry[1] < 100
 
         def step(consts, carry, buffers, index, x, replay):
@@ -399,7 +399,7 @@ def test_memory_is_the_checkpoints_and_a_few_states(max_steps):
     y = jnp.ones(size, jnp.float32) / 2
 
     def fn(y):
-        def cond(consts, carry, buffers):
+        def cond(consts, carry, buffers, index):
             return carry[0] < 900
 
         def step(consts, carry, buffers, index, x, replay):

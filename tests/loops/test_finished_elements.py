@@ -166,3 +166,17 @@ def test_steps_are_counted_in_two_words(kind, most, monkeypatch):
     assert (
         loops.while_loop(lambda c: c < 100, lambda c: c + 1, 0, max_steps=most, kind=kind) == most
     )
+
+
+@pytest.mark.parametrize("kind", ["lax", "checkpointed", "bounded"])
+def test_a_batch_may_be_empty(kind):
+    def run(x):
+        return loops.while_loop(lambda x: x < 3, lambda x: 2 * x, x, kind=kind, max_steps=4)
+
+    def forward(x):
+        return jax.jvp(run, (x,), (x,))
+
+    fns = [run, forward] if kind == "lax" else [run, forward, jax.grad(run)]
+    for fn in fns:
+        out = jax.jit(jax.vmap(fn))(jnp.zeros((0,)))
+        assert all(y.shape == (0,) for y in jax.tree.leaves(out))

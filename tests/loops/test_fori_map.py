@@ -7,6 +7,7 @@ import pytest
 
 import vernal
 from vernal.loops import fori_loop, map
+from vernal.runtime import RuntimeCheckError, error_if
 
 KINDS = "lax", "checkpointed", "bounded"
 
@@ -123,3 +124,17 @@ def test_map_calls_modules_and_empty_stacks():
     np.testing.assert_allclose(
         map(linear, jnp.ones((5, 2)), batch_size=2), jnp.stack([linear(jnp.ones(2))] * 5), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+def test_a_check_of_map_tells_the_element(kind):
+    def run(x):
+        return map(lambda x: error_if(x, x == 4, "four"), x, batch_size=3, kind=kind)
+
+    for start, text in (
+        (0, r"index \(1,\) \(1 of 3\)\n  at step 1\n"),
+        # Of the seven elements the last one is not in a whole batch.
+        (-2, r"index \(0,\) \(1 of 1\)\n  at step 2\n"),
+    ):
+        with pytest.raises(RuntimeCheckError, match=rf"^four\n  at batch {text}"):
+            jax.block_until_ready(vernal.filter_jit(run)(jnp.arange(7.0) + start))

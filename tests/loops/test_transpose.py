@@ -49,6 +49,16 @@ def nested(w, x, **options):
     )[1]
 
 
+def beside(w, x, **options):
+    """What is not linear does not depend on x."""
+
+    def body(carry):
+        x, angle = carry
+        return jnp.tanh(w[0, 1]) * w @ x * jnp.cos(angle), jnp.exp(angle)
+
+    return while_loop(lambda c: c[1] < 3, body, (x, w[1, 0]), **options)[0]
+
+
 FUNCTIONS = {"repeated": repeated, "written": written, "nested": nested}
 SCANS = {
     "scan": lambda w, x: scan(
@@ -69,6 +79,12 @@ ALL = {
     for name, fn in FUNCTIONS.items()
     for kind, options in KINDS.items()
 } | SCANS
+# Loops of loops take long to compile.
+TWICE = {name: fn for name, fn in ALL.items() if "nested" not in name and "few" not in name}
+TWICE |= {
+    f"beside, {kind}": lambda w, x, options=options: beside(w, x, **options)
+    for kind, options in KINDS.items()
+}
 
 
 def transposed(fn, w, x, cts):
@@ -101,6 +117,24 @@ def test_it_is_that_of_the_matrix(fn):
 
     for got, expected in zip(answers(back), answers(plain), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fn", TWICE.values(), ids=TWICE)
+def test_the_transpose_of_the_transpose_is_the_function(fn):
+    zeros = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), jax.eval_shape(fn, W, X))
+
+    def once(cts):
+        return transposed(fn, W, X, cts)
+
+    def answers(x):
+        (again,) = jax.linear_transpose(once, zeros)(x)
+        return again, fn(W, x), once(again)
+
+    again, same, back = jax.jit(answers)(X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), again, same)
+    # And the first one is the transpose: <f(x), f(x)> = <x, f^T(f(x))>.
+    squares = sum(jnp.vdot(y, y) for y in jax.tree.leaves(same))
+    np.testing.assert_allclose(jnp.vdot(X, back), squares, rtol=1e-4)
 
 
 @pytest.mark.parametrize("fn", [repeated, written])
@@ -167,8 +201,8 @@ def test_the_error_says_why():
         return lambda x: while_loop(lambda c: c[0] < 3, body, (0, x), kind=kind, max_steps=5)[1]
 
     with pytest.raises(
-        ValueError, match="`run` cannot be transposed\n(?s:.)*one that is not linear"
+        ValueError, match="`checkpointed_loop` cannot be transposed\n(?s:.)*one that is not linear"
     ):
         jax.linear_transpose(fn("checkpointed", lambda c: (c[0] + 1, c[1] ** 2)), X)(X)
-    with pytest.raises(ValueError, match="this loop cannot be transposed"):
+    with pytest.raises(ValueError, match="`bounded_loop` cannot be transposed"):
         jax.linear_transpose(fn("bounded", lambda c: (c[0] + 1, jnp.sin(c[1]))), X)(X)

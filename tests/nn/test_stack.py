@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import vernal
 from tests.nn._filled import filled
@@ -349,3 +351,33 @@ def test_calls_that_no_loop_can_make_are_refused(getkey):
     narrow = nn.Stack(lambda key: nn.Linear(4, 3, key=key), 2, key=getkey())
     with pytest.raises(ValueError, match=r"(?s)what the next layer takes.*\[4\].*\[3\]"):
         narrow(x)
+
+
+def test_under_shard_map_the_parameters_alone_may_vary():
+    def mlp(key):
+        # Its first layer is the same on all devices.
+        model = nn.MLP(3, 3, 3, 4, scan=True, key=key)
+        return vernal.tree_at(lambda m: m.layers[0], model, nn.Identity())
+
+    def stack(key):
+        return nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=key)
+
+    def own(models, x):
+        return jnp.tanh(jax.tree.map(lambda a: a[0], models)(x))[None]
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    spread = jax.shard_map(own, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
+
+    def one_by_one(models, x):
+        parts = [jax.tree.map(lambda a, i=i: a[i : i + 1], models) for i in range(2)]
+        return jnp.concatenate([own(part, x) for part in parts])
+
+    def answers(fn, models):
+        grad = jax.grad(lambda models, x: fn(models, x).sum(), (0, 1))
+        return jax.jit(lambda models, x: (fn(models, x), grad(models, x)))(models, jnp.arange(3.0))
+
+    for make in mlp, stack:
+        models = jax.vmap(make)(jax.random.split(jax.random.key(0), 2))
+        got, expected = answers(spread, models), answers(one_by_one, models)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

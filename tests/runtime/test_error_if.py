@@ -201,6 +201,36 @@ def test_the_message_tells_the_step_and_the_element(kind, options, derivative):
         jax.block_until_ready(filter_jit(jax.vmap(fn))(jnp.array([0.0, 1.0, -9.0])))
 
 
+@pytest.mark.parametrize("kind, options", KINDS)
+def test_the_message_of_a_condition_tells_which_step_it_is_about(kind, options):
+    def fn(x):
+        def cond(carry):
+            i, x = carry
+            return error_if(i, x >= 4, "too large") < 8
+
+        def body(carry):
+            i, x = carry
+            return i + 1, x + 1
+
+        return loops.while_loop(cond, body, (0, x), kind=kind, **options)[1]
+
+    def tangent(x):
+        return jax.jvp(fn, (x,), (x,))
+
+    for f in fn, tangent:
+        with pytest.raises(RuntimeCheckError, match="^too large\n  at step 4\n"):
+            jax.block_until_ready(filter_jit(f)(jnp.float32(0)))
+    text = re.escape("too large\n  at batch index (1,) (1 of 3)\n  at step 3\n")
+    with pytest.raises(RuntimeCheckError, match=f"^{text}"):
+        jax.block_until_ready(filter_jit(jax.vmap(fn))(jnp.array([0.0, 1.0, -9.0])))
+    twice = jax.vmap(lambda x: loops.fori_loop(0, 2, lambda i, x: fn(x), x))
+    text = re.escape(
+        "too large\n  at batch index (1,) (1 of 2)\n  at step 1, in step 1 of the loop around it\n"
+    )
+    with pytest.raises(RuntimeCheckError, match=f"^{text}"):
+        jax.block_until_ready(filter_jit(twice)(jnp.array([-50.0, -5.0])))
+
+
 @pytest.mark.parametrize("kind", ["lax", "checkpointed"])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_message_tells_the_step_of_a_scan(kind, reverse):

@@ -32,7 +32,6 @@ from ._jax_private import distributed_state as distributed_state
 from ._jax_private import equation_context as equation_context
 from ._jax_private import fancy_primitive_batchers as fancy_primitive_batchers
 from ._jax_private import flatten_none_is_leaf as flatten_none_is_leaf
-from ._jax_private import has_transpose as has_transpose
 from ._jax_private import hide_frames as hide_frames
 from ._jax_private import instantiate_zeros as instantiate_zeros
 from ._jax_private import jax_primitives as jax_primitives

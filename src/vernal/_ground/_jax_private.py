@@ -60,9 +60,6 @@ from jax._src.dispatch import runtime_tokens as runtime_tokens
 # version with a public store in `jax.distributed`.
 from jax._src.distributed import global_state
 
-# The second registry of transposes. Retired by: as Primitive.
-from jax._src.interpreters import ad  # JAX 0.10.2 to 0.12
-
 # A program without constants as the parameter of an operation (a jaxpr that is closed, on JAX 0.10).
 # Present in JAX 0.10.2 to 0.12. Retired by: any JAX version without open jaxprs, 0.12 among them.
 from jax._src.interpreters.partial_eval import close_jaxpr as close_jaxpr
@@ -145,12 +142,6 @@ def trace_flag(name: str, help: str) -> Any:
     return config.bool_state(
         name=name, default=False, help=help, include_in_jit_key=True, include_in_trace_context=True
     )
-
-
-def has_transpose(primitive: Any) -> bool:
-    """Whether an operation has a rule to be transposed by."""
-    # JAX has two registries. The second: present in JAX 0.10.2 to 0.12.
-    return primitive in primitive_transposes or primitive in ad.fancy_transposes
 
 
 def batch_axis_in_front(axis: Any, x: Any, dim: int | None) -> Any:

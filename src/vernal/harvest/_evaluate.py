@@ -144,9 +144,10 @@ def _sow(
                 "the old value of a state was computed, so it is not known where the new one belongs",
                 where=where,
                 expected="the state of the model as it is, or indexed, sliced, reshaped, transposed or cast",
-                got=f"a new value for {jax.typeof(old).str_short()} that comes from somewhere else",
-                instead="take the layer from the model that `apply` was given. Inside `jax.vmap`, a `cond` that "
-                "differs between the elements computes it: map `vernal.nn.apply` as a whole",
+                got=f"a new value for {jax.typeof(old).str_short()}, which the function computes, or `jax.vmap` of "
+                "a `cond` that chooses for each element by itself",
+                instead="take the layer from the model that `apply` was given. For such a `cond`: map "
+                "`vernal.nn.apply` (or `reap`) as a whole, a state for each element",
             )
         slots.sown.add((view.slot, program))
         if needed:

@@ -28,10 +28,10 @@ def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, 
     functions = program.functions
     z = Inputs(program.consts, program.carry, program.buffers, [])
 
-    def run(z: Inputs) -> Outputs:
+    def bounded_loop(z: Inputs) -> Outputs:
         return scans(functions.cond, functions.step, z, max_steps, base)
 
-    out = with_transpose(functions.cond, functions.step, functions.traced_step, run, z)
+    out = with_transpose(functions.cond, functions.step, bounded_loop, z)
     return out.carry, out.buffers
 
 
@@ -52,7 +52,8 @@ def scans(
 
         def body(state: State, _: None) -> tuple[State, None]:
             index, carry, buffers = state
-            alive = unvmap_any(cond(z.consts, carry, buffers)) & count.is_left(index)
+            going = cond(z.consts, carry, buffers, count.number(index))
+            alive = unvmap_any(going) & count.is_left(index)
             return jax.lax.cond(alive, run, lambda state: state, state), None
 
         return lambda state: jax.lax.scan(body, state, length=times)[0]

@@ -67,8 +67,8 @@ def checkpointed(
     """A loop that is differentiable in forward and reverse mode, with few states in memory.
 
     Args:
-        cond: `cond(consts, carry, buffers)`, a scalar bool: whether another step is made; None for
-            a scan.
+        cond: `cond(consts, carry, buffers, index)`, a scalar bool: whether another step is made; None
+            for a scan.
         step: `step(consts, carry, buffers, index, x, replay)`, returns `carry, buffers, y`. With
             `replay` the buffers have their final contents, which it leaves as they are, while
             tangents are written. Like `cond` it holds no array, and keeps (under `vmap`) an element
@@ -100,7 +100,7 @@ def checkpointed(
 def _run(loop: Loop, z: Inputs) -> Outputs:
     """The loop, differentiable."""
 
-    def run(z: Inputs) -> Outputs:
+    def checkpointed_loop(z: Inputs) -> Outputs:
         machine = Forward(loop, z)
         state = z.carry, z.buffers, stacked_space(loop, z)
         start = jnp.int32(0), state
@@ -115,7 +115,8 @@ def _run(loop: Loop, z: Inputs) -> Outputs:
         out, saved = _save(loop, primals[0])
         return out, _push(loop, primals[0], saved, out, tangents[0])
 
-    return call_with_jvp(run, rule, z, is_linear=linear_in(loop.cond, loop.step))
+    is_linear = linear_in(loop.cond, loop.step)
+    return call_with_jvp(checkpointed_loop, rule, z, is_linear=is_linear)
 
 
 def _save(loop: Loop, z: Inputs) -> tuple[Outputs, Saved]:
@@ -176,9 +177,10 @@ def _augmented(loop: Loop, spread: Spread) -> Loop:
     which = spread.which
     lengths = [len(marks) for marks in which]
 
-    def cond(*parts: list[Any]) -> Any:
+    def cond(consts: Any, carry: Any, buffers: Any, index: Any) -> Any:
         assert loop.cond is not None
-        return loop.cond(*[part[:n] for part, n in zip(parts, lengths[:3], strict=True)])
+        parts = zip((consts, carry, buffers), lengths[:3], strict=True)
+        return loop.cond(*[part[:n] for part, n in parts], index)
 
     def step(consts: Any, carry: Any, buffers: Any, index: Any, x: Any, replay: bool) -> Any:
         parts = list(zip((consts, carry, buffers, x), lengths, strict=True))
@@ -203,7 +205,7 @@ def _pull(
     present = [ct is not None for ct in cotangents]
     seeds, which = spread.seeds.flat, spread.which
 
-    def pull(z: Inputs, saved: Saved, cts: list[Any]) -> list[Any]:
+    def checkpointed_pullback(z: Inputs, saved: Saved, cts: list[Any]) -> list[Any]:
         cotangents = replaced([None] * len(present), present, cts)
         given = Outputs(*[[None] * sum(marks) for marks in spread.out]).like(cotangents)
         parts = zip(z._replace(buffers=saved.buffers), which, strict=True)
@@ -240,10 +242,16 @@ def _pull(
             return list(back(cts)), chosen(out, moved_cts)
 
         dots = chosen(tangents[0].flat, moved.flat), chosen(tangents[2], moved_cts)
-        out = call_with_jvp(pull, rule, *primals, replays=True)
+        out = call_with_jvp(
+            checkpointed_pullback, rule, *primals, is_linear=is_linear, replays=True
+        )
         return out, local_linear_call(forward, transposed, (z, cts), dots)
 
-    return call_with_jvp(pull, rule, z, saved, chosen(cotangents, present), replays=True)
+    def is_linear(z: Inputs, saved: Saved, cts: list[Any], *marks: Any) -> bool:
+        return not any(jax.tree.leaves(marks[:2]))
+
+    given = z, saved, chosen(cotangents, present)
+    return call_with_jvp(checkpointed_pullback, rule, *given, is_linear=is_linear, replays=True)
 
 
 # A step of a loop may have a derivative in reverse mode alone, by which nothing can be pushed forward. Differentiated

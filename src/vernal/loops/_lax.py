@@ -64,7 +64,8 @@ def lax_while(program: Program, max_steps: int | None) -> tuple[Arrays, Arrays]:
 
     def cond(state: Any) -> Any:
         index, carry, buffers = state
-        going = program.functions.cond(program.consts, carry, buffers)
+        step = count.number(index)
+        going = program.functions.cond(program.consts, carry, buffers, step)
         return unvmap_any(going) & count.is_left(index)
 
     def body(state: Any) -> Any:

@@ -12,18 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._ground import (
-    Primitive,
-    fancy_primitive_batchers,
-    has_transpose,
-    jax_primitives,
-    jaxprs_in_params,
-    lower_fun,
-    primitive_jvps,
-    primitive_transposes,
-    register_lowering,
-)
-from ..show import value_error
+from .._ground import jax_primitives
 from ..transforms import call_with_jvp, chosen
 from ._machines import Inputs, Outputs, at
 from ._spread import spread_of
@@ -32,32 +21,26 @@ Cond = Callable[..., Any] | None
 Step = Callable[..., Any]
 
 
-def with_transpose(
-    cond: Cond, step: Step, traced: Any, run: Callable[[Inputs], Outputs], z: Inputs
-) -> Outputs:
+def with_transpose(cond: Cond, step: Step, loop: Callable[[Inputs], Outputs], z: Inputs) -> Outputs:
     """Runs a loop that JAX can differentiate, but not transpose.
 
     Args:
         cond: its condition.
         step: its step.
-        traced: the user's step, as a jaxpr.
-        run: runs it.
+        loop: runs it.
         z: its inputs.
     """
-    if not _may_be_linear(traced):
-        out = run(z)
-        return out.like(_not_linear_p.bind(*out.flat))
 
     def rule(primals: Any, tangents: Any) -> Any:
         dots = tangents[0].flat
         marks = [not isinstance(dot, jax.custom_derivatives.SymbolicZero) for dot in dots]
 
         def of_chosen(*new: Any) -> Outputs:
-            return run(primals[0].put(primals[0].like(marks), new))
+            return loop(primals[0].put(primals[0].like(marks), new))
 
         return jax.jvp(of_chosen, tuple(chosen(primals[0].flat, marks)), tuple(chosen(dots, marks)))
 
-    return call_with_jvp(run, rule, z, is_linear=linear_in(cond, step))
+    return call_with_jvp(loop, rule, z, is_linear=linear_in(cond, step))
 
 
 def linear_in(cond: Cond, step: Step) -> Callable[[Inputs, Inputs], bool]:
@@ -80,7 +63,7 @@ def linear_in(cond: Cond, step: Step) -> Callable[[Inputs, Inputs], bool]:
             if cond is None:
                 return others
             consts, carry, buffers, _ = point.put(which, new)
-            return [*others, cond(consts, carry, buffers)]
+            return [*others, cond(consts, carry, buffers, jnp.int32(0))]
 
         given = [jax.typeof(x) for x in chosen(point.flat, which.flat)]
         if _depends(jax.make_jaxpr(rest)(*given).jaxpr):
@@ -94,45 +77,6 @@ def linear_in(cond: Cond, step: Step) -> Callable[[Inputs, Inputs], bool]:
         return True
 
     return is_linear
-
-
-def _refuse(cotangents: Any, *args: Any) -> Any:
-    raise value_error(
-        "this loop cannot be transposed",
-        where="jax.linear_transpose of a loop of kind 'bounded'",
-        expected="steps that are linear, made of operations that JAX can transpose",
-        got="a step with an operation that has no transpose",
-        instead="`jax.vjp`, which takes the derivative first",
-    )
-
-
-# The identity, with the derivative of the identity, on the results of what cannot be transposed.
-_not_linear_p = Primitive("not_linear")
-_not_linear_p.multiple_results = True
-_not_linear_p.def_impl(lambda *args: list(args))
-_not_linear_p.def_abstract_eval(lambda *args: list(args))
-register_lowering(_not_linear_p, lower_fun(lambda *args: list(args), multiple_results=True))
-fancy_primitive_batchers[_not_linear_p] = lambda axis, args, dims: (
-    _not_linear_p.bind(*args),
-    list(dims),
-)
-primitive_jvps[_not_linear_p] = lambda primals, tangents: (
-    _not_linear_p.bind(*primals),
-    list(tangents),
-)
-primitive_transposes[_not_linear_p] = _refuse
-
-
-def _may_be_linear(jaxpr: Any) -> bool:
-    """Whether each operation of a program that computes with floating-point numbers has a transpose."""
-    for eqn in jaxpr.eqns:
-        inner = list(jaxprs_in_params(eqn.params))
-        if inner and not all(map(_may_be_linear, inner)):
-            return False
-        floats = any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.invars)
-        if not inner and floats and not has_transpose(eqn.primitive):
-            return False
-    return True
 
 
 def _depends(jaxpr: Any) -> bool:

@@ -166,7 +166,7 @@ class Forward(_Machine):
         loop = self.loop
         if loop.cond is None:
             return index < loop.max_steps
-        go = unvmap_any(loop.cond(self.z.consts, state[0], state[1]))
+        go = unvmap_any(loop.cond(self.z.consts, state[0], state[1], index))
         return go if loop.max_steps is None else go & (index < loop.max_steps)
 
     def step(self, index: Any, state: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from ..harvest import sow_if
 from ..transforms import filter_vmap
 from ..trees import is_array
 from ._carry import numbers_to_arrays
@@ -31,7 +32,8 @@ def map(
         f: takes a slice, returns any tree. Traced as in `while_loop`.
         xs: any tree with arrays in it. They are sliced along their first axis; all other leaves
             are given to every call as they are.
-        batch_size: how many slices to compute at once, by `vmap`; by default one, without `vmap`.
+        batch_size: how many slices to compute at once, by `vmap`; by default one, without `vmap`. A check
+            that fails tells the step, and the index in its batch: element `step * batch_size + index`.
         kind: `"lax"` or `"checkpointed"`, as in `scan`.
         checkpoints: for `"checkpointed"`, as in `scan`.
 
@@ -73,7 +75,9 @@ def _run(
     out = _mapped(lambda y: y.reshape(-1, *y.shape[2:]), out)
     if whole == n:
         return out
-    tail = batched(_mapped(lambda x: x[whole:], xs))
+    # Its checks tell that it comes after all steps.
+    last = jnp.int32(whole // batch_size)
+    tail = sow_if(None, batched, _mapped(lambda x: x[whole:], xs), step=last)
     return _mapped(lambda y, z: jnp.concatenate([y, z]), out, tail)
 
 

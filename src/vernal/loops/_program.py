@@ -114,15 +114,18 @@ class Functions:
     def __init__(self, cond: _Traced | None, body: _Traced, again: _Traced):
         self._cond = cond
         self._bodies = body, again
-        # Whether a step has a check, which is told the number of the step.
-        self.checked = checks(body.jaxpr)
-        self.traced_step = body.jaxpr
+        # Whether there are checks, which are told the number of the step: of the condition, and of a step.
+        self._checked_cond = cond is not None and checks(cond.jaxpr)
+        self._checked_step = checks(body.jaxpr)
+        self.checked = self._checked_cond or self._checked_step
         # Whether a step has a derivative in reverse mode alone.
         self.one_way = one_way(body.jaxpr)
 
-    def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays) -> Any:
-        """Whether to go on: bool[]."""
+    def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any) -> Any:
+        """Whether to make the step of this index, which is only for messages: bool[]."""
         assert self._cond is not None
+        if self._checked_cond:
+            return sow_if(None, self._cond, consts, carry, buffers, step=index)
         return self._cond(consts, carry, buffers)
 
     def step(
@@ -133,10 +136,10 @@ class Functions:
         final contents."""
         active, given = None, carry
         if self._cond is not None:
-            active = self.cond(consts, carry, buffers)
+            active = self.cond(consts, carry, buffers, index)
             given = select_if_vmap(active, carry, consts[len(consts) - len(carry) :])
         body, args = self._bodies[replay], (consts, active, given, buffers, x)
-        if self.checked:
+        if self._checked_step:
             new, new_buffers, out = sow_if(active, body, *args, step=index)
         elif active is not None and sows(body.jaxpr):
             new, new_buffers, out = sow_if(active, body, *args)
@@ -237,7 +240,7 @@ def trace_loop(
             refuse_collectives(traced.jaxpr, axes, of)
             consts = [without_gradient(x, axes, of) for x in consts]
         # For elements of a batch that have finished, or make no step at all.
-        active = functions.cond(consts, carry, buffers)
+        active = functions.cond(consts, carry, buffers, jnp.int32(0))
         consts += borrow_if_vmap(active, carry)
     return Program(functions, consts, carry, buffers, layout, traced.out[2])
 

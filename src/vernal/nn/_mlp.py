@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
+from ..loops import scan
 from ..modules import Module, field
 from ..trees import combine, is_array, partition
 from ._batch import batched
@@ -63,7 +64,7 @@ class MLP(Module):
         dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers
             switched on).
         scan: whether to stack the layers between two hidden layers and run them with
-            `jax.lax.scan`. The program is then as small for a deep network as for a shallow one,
+            `vernal.loops.scan`. The program is then as small for a deep network as for a shallow one,
             and compiles as fast; its numbers are the same.
         key: a JAX random key for the initial weights.
 
@@ -171,7 +172,7 @@ class MLP(Module):
             return like(_activate(combine(arrays, rest), layer(x)), x), None
 
         x = _activate(_copy(self.activation, 0), first(x))
-        return jax.lax.scan(step, x, stacked((between, arrays)))[0]
+        return scan(step, x, stacked((between, arrays)))[0]
 
     def __unrolled__(self) -> Unrolled:
         if not (self.scan and self.depth > 0):

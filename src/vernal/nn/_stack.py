@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from .._ground import same
+from ..loops import scan
 from ..modules import Module
 from ..show import diff_text, message, path_text, short, value_error
 from ..transforms import filter_vmap
@@ -24,7 +25,7 @@ from ._sequential import _takes_key
 class Stack(Module):
     """Layers of one structure, one after another: what a list of them computes, in one compiled layer.
 
-    Every array of the layers is stored once, with a leading axis over the layers, and `jax.lax.scan` runs them. The
+    Every array of the layers is stored once, with a leading axis over the layers; `vernal.loops.scan` runs them. The
     program is as small for 64 layers as for 2, and compiles as fast; values and gradients are those of the list.
 
     `len`, iteration, `stack[i]` (a layer) and `stack[i:j]` (a `Stack`) work as on a list, `Stack.of(layers)` makes one
@@ -222,7 +223,7 @@ class Stack(Module):
             # On a mesh, a layer may leave its output split in another way.
             return jtu.tree_map(like, y, x), kept
 
-        y, kept = lax.scan(
+        y, kept = scan(
             self._checkpointed(step),
             jtu.tree_map(jnp.asarray, x),
             stacked((arrays, each, keys)),

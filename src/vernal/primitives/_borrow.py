@@ -32,8 +32,9 @@ def _own(active: Any, *arrays: Any) -> list[Any]:
 def _batch(axis: Any, args: Any, dims: Any) -> tuple[Any, list[int | None]]:
     active, *arrays = args
     mapped = dims[0] is not None
-    # Values do not travel between the devices of a mesh for this.
-    if mapped and not axis.explicit_mesh_axis and not axis.spmd_name:
+    # Nobody is there to borrow from in an empty batch; and values do not travel between the devices of a mesh.
+    alone = axis.size == 0 or axis.explicit_mesh_axis or axis.spmd_name
+    if mapped and not alone:
         active = batch_axis_in_front(axis, active, dims[0])
         first = jnp.argmax(active)
         arrays = [
