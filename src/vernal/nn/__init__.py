@@ -43,6 +43,8 @@ from ._multihead import MultiheadAttention as MultiheadAttention
 from ._normalisation import GroupNorm as GroupNorm
 from ._normalisation import LayerNorm as LayerNorm
 from ._normalisation import RMSNorm as RMSNorm
+from ._parametrised import Parametrised as Parametrised
+from ._parametrised import resolve as resolve
 from ._pixel_shuffle import PixelShuffle as PixelShuffle
 from ._pixel_shuffle import PixelUnshuffle as PixelUnshuffle
 from ._pool import AvgPool1d as AvgPool1d

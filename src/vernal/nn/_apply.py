@@ -11,6 +11,7 @@ from ..show import path_text, short, type_error, value_error
 from ..trees import set_attributes
 from ._inference import inference_mode
 from ._keys import keys_for, with_keys
+from ._parametrised import resolve_arrays
 from ._state import StateIndex, is_index, state_indices
 
 T = TypeVar("T")
@@ -49,6 +50,8 @@ def apply(
     `nn.inference_mode(model.backbone)` for a part), or because its state is frozen
     (`vernal.freeze(model, "backbone")`). Such a layer keeps its statistics, and normalises by them, so this is how a
     model is fine-tuned.
+
+    Arrays that are `vernal.nn.Parametrised` are resolved.
 
     The gradient is that of the plain call: state is a buffer, through which no derivative passes. The model that comes
     back has the structure of the one given, so it can be carried through `jax.lax.scan`. `apply` traces the model, as
@@ -108,7 +111,8 @@ def apply(
         values, own = slots
         mine = _with_values(model, values)
         mine = inference_mode(mine) if train is False else mine
-        return call(with_keys(mine, own) if own else mine, *args, **kwargs)
+        mine = resolve_arrays(with_keys(mine, own) if own else mine)
+        return call(mine, *args, **kwargs)
 
     values = [index.stored() for _, index in state_indices(model)]
     own = [] if key is None else keys_for(model, key)

@@ -77,6 +77,18 @@ class Shared(Module):
         """
         return tree_at(self.where, self.pytree, self.get(self.pytree), is_leaf=_is_shared)
 
+    def filled(self) -> "Shared":
+        """The same with its nodes in all of their places already, as `vernal.nn.resolve` leaves it.
+
+        Returns:
+            One that is called as before, and has nothing left to put back.
+        """
+        return Shared(self(), _nothing, _nothing)
+
+
+def _nothing(pytree: Any) -> list[Any]:
+    return []
+
 
 def _is_shared(x: Any) -> bool:
     return isinstance(x, SharedNode)

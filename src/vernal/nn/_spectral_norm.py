@@ -9,11 +9,10 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
-from ..show import short, value_error
-from ..trees import is_inexact_array, tree_at
 from ._inference import in_inference
 from ._layer_arguments import check_size
 from ._mesh import whole
+from ._parametrised import NormalisedLayer, resolve, weight_to_normalise, with_weight
 from ._precision import widen
 from ._state import State, StatefulLayer, StateIndex
 
@@ -24,7 +23,7 @@ _AT_FIRST = 15
 _FAR, _NEAR, _MOST = 1.1, 1.0001, 200
 
 
-class SpectralNorm(StatefulLayer):
+class SpectralNorm(StatefulLayer, NormalisedLayer):
     r"""A layer whose weight is divided by its largest singular value.
 
     So a linear layer makes no difference between two inputs larger. The weight is taken as a matrix: its first axis
@@ -88,15 +87,13 @@ class SpectralNorm(StatefulLayer):
         )
         self.eps = eps
         self.inference = inference
-        weight = getattr(layer, weight_name, None)
-        if not is_inexact_array(weight) or weight.ndim == 0:
-            raise value_error(
-                "there is nothing to normalise",
-                where=f"SpectralNorm(layer, weight_name={weight_name!r})",
-                expected=f"a layer with a floating-point array `{weight_name}` of at least one axis",
-                got=f"{weight_name} = {short(weight)}",
-            )
-        matrix = _matrix(jnp.asarray(weight))
+        weight = weight_to_normalise(
+            layer,
+            weight_name,
+            lambda weight: weight.ndim > 0,
+            f"SpectralNorm(layer, weight_name={weight_name!r})",
+        )
+        matrix = _matrix(weight)
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
         self.vectors = StateIndex(_power_iteration(matrix, v, _AT_FIRST, eps))
 
@@ -124,7 +121,27 @@ class SpectralNorm(StatefulLayer):
             RuntimeError: while training, if nobody takes the new vectors: outside of `vernal.nn.apply` and without
                 `state`.
         """
-        weight = getattr(self.layer, self.weight_name)
+        layer = resolve(self.layer)
+        weight = getattr(layer, self.weight_name)
+        weight, state = self._divided(weight, state, inference)
+        layer = with_weight(layer, self.weight_name, weight)
+        y = layer(x) if key is None else layer(x, key=key)
+        return y if state is None else (y, state)
+
+    def normalised(self, weight: Array) -> Array:
+        """What the layer uses. While training, this moves the vectors, inside `vernal.nn.apply`.
+
+        Args:
+            weight: the layer's own.
+
+        Returns:
+            The weight, divided by its largest singular value.
+        """
+        return self._divided(weight, None, None)[0]
+
+    def _divided(
+        self, weight: Array, state: State | None, inference: bool | None
+    ) -> tuple[Array, State | None]:
         matrix = _matrix(weight)
         old = self.vectors.value(state)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
@@ -140,10 +157,7 @@ class SpectralNorm(StatefulLayer):
                 state = state.set(self.vectors, new)
         sigma = jnp.vdot(u, matrix @ v).real
         # A weight of zeros stays one.
-        weight = weight / jnp.where(sigma == 0, 1, sigma).astype(weight.dtype)
-        layer = tree_at(lambda m: getattr(m, self.weight_name), self.layer, weight)
-        y = layer(x) if key is None else layer(x, key=key)
-        return y if state is None else (y, state)
+        return weight / jnp.where(sigma == 0, 1, sigma).astype(weight.dtype), state
 
 
 def _matrix(weight: Array) -> Array:
