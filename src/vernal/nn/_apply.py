@@ -11,7 +11,7 @@ from ..show import path_text, short, type_error, value_error
 from ..trees import set_attributes
 from ._inference import inference_mode
 from ._keys import keys_for, with_keys
-from ._parametrised import resolve_arrays
+from ._parametrised import resolve
 from ._state import StateIndex, is_index, state_indices
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def apply(
         values, own = slots
         mine = _with_values(model, values)
         mine = inference_mode(mine) if train is False else mine
-        mine = resolve_arrays(with_keys(mine, own) if own else mine)
+        mine = resolve(with_keys(mine, own) if own else mine, layers=False)
         return call(mine, *args, **kwargs)
 
     values = [index.stored() for _, index in state_indices(model)]

@@ -1,20 +1,17 @@
-"""Arrays and layers that are computed from other arrays: `Parametrised`, and `resolve`, which puts the results in."""
+"""Arrays and layers that are not stored as they are used: computed from other arrays (`Parametrised`), or stored
+elsewhere in the model (`Shared`). `resolve` puts in what is used."""
 
 import abc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax import Array
 
-from ..modules import AbstractVar, Module
-from ..show import message, short, value_error
-from ..trees import is_inexact_array, replace_parts, tree_at
-from ._inference import inference_mode
+from ..modules import Module, field
+from ..show import diff_text, message, value_error
+from ..trees import replace_parts, tree_at
 from ._places import Place
-from ._shared import Shared
 
 T = TypeVar("T")
 
@@ -56,8 +53,8 @@ class Parametrised(Module):
         def __getattr__(self, name: str) -> Any:
             """Whoever takes it for an array is told that it is none yet."""
             if name == "__jax_array__":
-                # No AttributeError, so that whatever of JAX asks for this method ends here.
-                raise TypeError(_unresolved(self, "an array"))
+                # Whatever of JAX asks for this method ends here. (It catches a TypeError, and an AttributeError.)
+                raise ValueError(_unresolved(self, "an array"))
             if hasattr(jax.Array, name) and not hasattr(type(self), name):
                 raise AttributeError(_unresolved(self, f"an array with `{name}`"))
             return object.__getattribute__(self, name)
@@ -65,7 +62,7 @@ class Parametrised(Module):
 
 def _unresolved(node: Parametrised, wanted: str) -> str:
     return message(
-        "what stands for an array is used as one",
+        "a parametrised array is not resolved",
         where=type(node).__name__,
         expected=wanted,
         got=f"a {type(node).__name__}, as it is stored in the model",
@@ -73,7 +70,89 @@ def _unresolved(node: Parametrised, wanted: str) -> str:
     )
 
 
-def resolve(model: T) -> T:
+class SharedNode(Module):
+    """What stands in the place of a node that is stored elsewhere in the model."""
+
+
+class Shared(Module):
+    r"""Ties weights: what is in several places of a model is stored, trained, saved and counted once.
+
+    A tree has every node once, so a weight that is simply put in two places becomes two weights at the next step. Here
+    the nodes at `where` are taken out; calling the object puts what `get` picks back there.
+
+    Args:
+        pytree: a tree of layers.
+        where: picks the nodes to be replaced from it: one, or a tuple of them.
+        get: picks the node that they shall be, or a tuple, one for each.
+
+    Attributes:
+        pytree: the tree with a `SharedNode` at each of these places.
+
+    Raises:
+        ValueError: if what is to be shared differs in structure, shapes or dtypes, or in number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> from vernal import nn
+        >>> class LanguageModel(vernal.Module):
+        ...     shared: nn.Shared
+        ...     def __init__(self, key):
+        ...         layers = nn.Embedding(5, 3, key=key), nn.Linear(3, 5, use_bias=False, key=key)
+        ...         self.shared = nn.Shared(layers, lambda l: l[1].weight, lambda l: l[0].weight)
+        ...     def __call__(self, token):
+        ...         embedding, unembedding = self.shared()
+        ...         return unembedding(embedding(token))
+        >>> model = LanguageModel(jax.random.key(0))
+        >>> [leaf.shape for leaf in jax.tree.leaves(model)]
+        [(5, 3)]
+        >>> model(jnp.array(2)).shape
+        (5,)
+    """
+
+    pytree: Any
+    where: Callable[[Any], Any] = field(static=True)
+    get: Callable[[Any], Any] = field(static=True)
+
+    def __init__(self, pytree: Any, where: Callable[[Any], Any], get: Callable[[Any], Any]):
+        taken, kept = where(pytree), get(pytree)
+        if _described(taken) != _described(kept):
+            raise value_error(
+                "what is to be shared is not alike",
+                where="Shared(pytree, where, get)",
+                expected="the same structure, shapes and dtypes in both places",
+                got=diff_text(taken, kept, root="node"),
+                instead="`where` and `get` that pick nodes which differ in nothing but their values",
+            )
+        self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
+        self.where = where
+        self.get = get
+
+    def __call__(self) -> Any:
+        """Puts the shared nodes back.
+
+        Returns:
+            A tree like the one given, in which the nodes at `where` are what `get` picks. Arrays in it that are
+            `Parametrised` are resolved.
+        """
+        return resolve(_put_back(self), layers=False)
+
+
+def _put_back(shared: Shared) -> Any:
+    kept = shared.get(shared.pytree)
+    return tree_at(shared.where, shared.pytree, kept, is_leaf=lambda x: isinstance(x, SharedNode))
+
+
+def _nothing(pytree: Any) -> list[Any]:
+    return []
+
+
+def _described(node: Any) -> tuple[Any, Any]:
+    leaves, treedef = jtu.tree_flatten(jax.eval_shape(lambda: node))
+    return treedef, leaves
+
+
+def resolve(model: T, *, layers: bool = True) -> T:
     """The model as its layers see it: with values in the place of all that is `Parametrised`, and of shared nodes.
 
     Call it where the model is used, inside the function that is differentiated, and keep the model itself for the
@@ -88,6 +167,8 @@ def resolve(model: T) -> T:
 
     Args:
         model: any tree.
+        layers: False leaves what is called as it is (`WeightNorm`, `SpectralNorm`, `Shared`), because it resolves
+            itself at its call, and may have state to change there. So does `vernal.nn.apply`.
 
     Returns:
         The same with the value of each `Parametrised`, the innermost first. A `Shared` has its nodes in all of their
@@ -100,81 +181,30 @@ def resolve(model: T) -> T:
         >>> type(nn.resolve([layer])[0]).__name__
         'Linear'
     """
-    return _resolved(model, Place(), layers=True) if _has_any(model) else model
+    if not any(map(_resolves, jtu.tree_leaves(model, is_leaf=_resolves))):
+        return model
+    return _resolved(model, Place(), layers)
 
 
-def resolve_arrays(model: T) -> T:
-    """The same without layers, which resolve themselves at their call, and may have state to change there."""
-    return _resolved(model, Place(), layers=False) if _has_any(model) else model
-
-
-def _has_any(model: Any) -> bool:
-    return any(map(_is_any, jtu.tree_leaves(model, is_leaf=_is_any)))
-
-
-def _is_any(x: Any) -> bool:
+def _resolves(x: Any) -> bool:
     return isinstance(x, (Parametrised, Shared))
 
 
 def _resolved(node: Any, place: Place, layers: bool) -> Any:
     if isinstance(node, Shared):
-        # Before what is inside: it may share a part of something parametrised.
-        node = node.filled()
+        if not layers:
+            return node
+        # Before what is inside: it may share a part of something parametrised. Nothing is left to put back.
+        node = Shared(_put_back(node), _nothing, _nothing)
     changes: dict[Any, Any] = {}
     for key, part, below in place.parts(node):
         new = _resolved(part, below, layers)
         if new is not part:
             changes[key] = new
-    if changes:
-        node = replace_parts(node, changes)
+    node = replace_parts(node, changes) if changes else node
     if not isinstance(node, Parametrised) or (callable(node) and not layers):
         return node
-    value = type(node).value
+    value: Callable[[Any], Any] = type(node).value
     for _ in place.names.shape:
         value = jax.vmap(value)
     return value(node)
-
-
-class NormalisedLayer(Parametrised):
-    """A layer that uses a function of its weight in the place of the weight."""
-
-    layer: AbstractVar[Any]
-    weight_name: AbstractVar[str]
-
-    @abc.abstractmethod
-    def normalised(self, weight: Array) -> Array:
-        """What the layer uses.
-
-        Args:
-            weight: its own.
-
-        Returns:
-            An array of the same shape and dtype.
-        """
-
-    def value(self) -> Any:
-        """The layer with the normalised weight in the place of its own.
-
-        Returns:
-            A plain layer.
-        """
-        weight = getattr(self.layer, self.weight_name)
-        return with_weight(self.layer, self.weight_name, self.normalised(weight))
-
-
-def with_weight(layer: Any, name: str, weight: Array) -> Any:
-    """The layer with another weight."""
-    return tree_at(lambda layer: getattr(layer, name), layer, weight)
-
-
-def weight_to_normalise(layer: Any, name: str, fits: Callable[[Any], bool], where: str) -> Array:
-    """The weight of a layer, as it is computed if it is parametrised; refused if there is none that fits."""
-    weight = getattr(resolve(inference_mode(layer)), name, None)
-    if not (is_inexact_array(weight) and fits(weight)):
-        raise value_error(
-            "there is nothing to normalise",
-            where=where,
-            expected=f"a layer with a floating-point array `{name}` that has such an axis",
-            got=f"{name} = {short(weight)}",
-        )
-    return jnp.asarray(weight)

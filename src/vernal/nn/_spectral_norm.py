@@ -12,7 +12,8 @@ from ..modules import field
 from ._inference import in_inference
 from ._layer_arguments import check_size
 from ._mesh import whole
-from ._parametrised import NormalisedLayer, resolve, weight_to_normalise, with_weight
+from ._normalised_layer import NormalisedLayer, with_weight
+from ._parametrised import resolve
 from ._precision import widen
 from ._state import State, StatefulLayer, StateIndex
 
@@ -87,13 +88,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer):
         )
         self.eps = eps
         self.inference = inference
-        weight = weight_to_normalise(
-            layer,
-            weight_name,
-            lambda weight: weight.ndim > 0,
-            f"SpectralNorm(layer, weight_name={weight_name!r})",
-        )
-        matrix = _matrix(weight)
+        matrix = _matrix(self.own_weight(0))
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
         self.vectors = StateIndex(_power_iteration(matrix, v, _AT_FIRST, eps))
 

@@ -9,13 +9,16 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import field
 from ._mesh import beside
-from ._parametrised import NormalisedLayer, resolve, weight_to_normalise
+from ._normalised_layer import NormalisedLayer
+from ._parametrised import resolve
 
 
 class WeightNorm(NormalisedLayer):
     r"""A layer whose weight is given by its direction and its length: `g * v / |v|`.
 
     `v` is the layer's own weight, and `g` starts as its norm, so that the layer computes at first what it did before.
+    Another `v` (`vernal.tree_at`, a checkpoint) is another direction, and the length stays `g`. `vernal.nn.initialise`
+    sets both. To have another weight, wrap the layer that has it, or merge: `vernal.nn.resolve` gives the plain layer.
 
     T. Salimans and D. P. Kingma, "Weight Normalization: A Simple Reparameterization to Accelerate Training of Deep
     Neural Networks", NeurIPS 2016, arXiv:1602.07868.
@@ -50,14 +53,7 @@ class WeightNorm(NormalisedLayer):
         self.layer = layer
         self.weight_name = weight_name
         self.axis = axis
-        self.g = self.norm(
-            weight_to_normalise(
-                layer,
-                weight_name,
-                lambda weight: axis is None or -weight.ndim <= axis < weight.ndim,
-                f"WeightNorm(layer, weight_name={weight_name!r}, axis={axis})",
-            )
-        )
+        self.g = self.norm(self.own_weight(axis))
 
     def norm(self, weight: Array) -> Array:
         """The lengths of a weight.
