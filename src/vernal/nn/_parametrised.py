@@ -53,7 +53,7 @@ class Parametrised(Module):
         def __getattr__(self, name: str) -> Any:
             """Whoever takes it for an array is told that it is none yet."""
             if name == "__jax_array__":
-                # Whatever of JAX asks for this method ends here. (It catches a TypeError, and an AttributeError.)
+                # No AttributeError: operators and functions of JAX ask for this method, and end here.
                 raise ValueError(_unresolved(self, "an array"))
             if hasattr(jax.Array, name) and not hasattr(type(self), name):
                 raise AttributeError(_unresolved(self, f"an array with `{name}`"))
@@ -204,7 +204,11 @@ def _resolved(node: Any, place: Place, layers: bool) -> Any:
     node = replace_parts(node, changes) if changes else node
     if not isinstance(node, Parametrised) or (callable(node) and not layers):
         return node
-    value: Callable[[Any], Any] = type(node).value
+    value = _value
     for _ in place.names.shape:
         value = jax.vmap(value)
     return value(node)
+
+
+def _value(node: Parametrised) -> Any:
+    return node.value()
