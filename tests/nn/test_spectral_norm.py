@@ -240,3 +240,39 @@ def test_in_inference_vectors_that_fit_are_used_as_they_are(getkey):
     expected = weight / (u @ weight @ v)
     found = jax.vmap(nn.inference_mode(norm), out_axes=1)(jnp.eye(4))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [0.0, jnp.nan, jnp.inf])
+def test_the_norm_returns_after_a_weight_that_has_none(bad, getkey):
+    weight = jax.random.normal(getkey(), (4, 3))
+    layer = nn.Linear(3, 4, use_bias=False, key=getkey())
+    normed = nn.SpectralNorm(layer, key=getkey())
+    spoilt = vernal.tree_at("layer.weight", normed, jnp.full((4, 3), bad))
+    broken = nn.SpectralNorm(spoilt.layer, key=getkey())
+    step = vernal.filter_jit(lambda model: nn.apply(model, jnp.ones(3))[1])
+    for model in (spoilt, broken):
+        # One step at the weight that has no direction.
+        after = step(model)
+        mended = vernal.tree_at("layer.weight", after, weight)
+        # At once up to what is called far off, and then ever nearer.
+        for steps, error in ((0, 0.1), (30, 0.01)):
+            for _ in range(steps):
+                mended = step(mended)
+            matrix = jax.vmap(nn.inference_mode(mended))(jnp.eye(3)).T
+            np.testing.assert_allclose(jnp.linalg.norm(matrix, 2), 1, rtol=error)
+
+
+def test_vectors_of_zeros_that_were_loaded_do_not_stay(getkey):
+    normed = nn.SpectralNorm(nn.Linear(3, 4, use_bias=False, key=getkey()), key=getkey())
+    zeros = vernal.tree_at(lambda m: m.vectors.value, normed, (jnp.zeros(4), jnp.zeros(3)))
+    matrix = jax.vmap(nn.inference_mode(zeros))(jnp.eye(3)).T
+    np.testing.assert_allclose(jnp.linalg.norm(matrix, 2), 1, rtol=0.1)
+
+
+def test_a_cell_that_takes_a_hidden_state_is_normalised(getkey):
+    cell = nn.GRUCell(3, 4, key=getkey())
+    normed = nn.inference_mode(nn.SpectralNorm(cell, "weight_hh", key=getkey()))
+    sigma = jnp.linalg.norm(cell.weight_hh, 2)
+    divided = vernal.tree_at("weight_hh", cell, cell.weight_hh / sigma)
+    x, h = jnp.ones(3), jax.random.normal(getkey(), (4,))
+    np.testing.assert_allclose(normed(x, h), divided(x, h), rtol=0.05)

@@ -181,3 +181,23 @@ def test_stateful_layers_say_so():
     assert Counter().is_stateful() and Theirs().is_stateful()
     with pytest.raises(TypeError, match="__call__"):
         nn.StatefulLayer()
+
+
+def test_a_stack_refuses_the_state_that_it_cannot_hand_on(getkey):
+    def make():
+        return nn.Stack(lambda key: nn.BatchNorm(2), 2, key=getkey())
+
+    x = jnp.ones((5, 2))
+    model, state = nn.make_with_state(make)()
+    with pytest.raises(TypeError, match=r"a `Stack` hands on no state(.|\n)*nn.apply\(model, x\)"):
+        model(x, state)
+    model, state = nn.make_with_state(lambda: nn.Sequential([make()]))()
+    with pytest.raises(RuntimeError, match=r"state of this model is not in it(.|\n)*Stack"):
+        model(x, state)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm(2), nn.Sequential([nn.BatchNorm(2)])])
+def test_a_key_in_the_place_of_the_state(layer, getkey):
+    call = inspect.unwrap(type(layer).__call__)
+    with pytest.raises(TypeError, match=r"was given a state that is none(.|\n)*if it is a key"):
+        call(layer, jnp.ones((5, 2)), getkey())

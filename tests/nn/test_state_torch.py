@@ -133,3 +133,20 @@ def test_spectral_norm_over_training_steps(ours, theirs, shape, times):
             close(ours.vectors.value[0], state["parametrizations.weight.0._u"])
             close(ours.vectors.value[1], state["parametrizations.weight.0._v"])
         close(nn.inference_mode(ours)(x), theirs.eval()(torch.tensor(x)))
+
+
+def test_another_weight_of_weight_norm_means_what_it_does_there():
+    v, weight = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    theirs = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))
+    layer = nn.Linear(3, 4, key=jax.random.key(0))
+    ours = nn.WeightNorm(tree_at("weight", layer, jnp.asarray(theirs.weight.detach().numpy())))
+    with torch.no_grad():
+        theirs.parametrizations.weight.original1.copy_(torch.tensor(v))
+        close(nn.resolve(tree_at("layer.weight", ours, jnp.asarray(v))).weight, theirs.weight)
+        # Assigning the weight itself sets both, and so does drawing it anew.
+        theirs.weight = torch.tensor(weight)
+        drawn = nn.initialise(
+            ours, {"layer.weight": lambda key, shape, dtype: weight.T}, jax.random.key(0)
+        )
+        close(drawn.g, theirs.parametrizations.weight.original0)
+        close(nn.resolve(drawn).weight, theirs.weight)

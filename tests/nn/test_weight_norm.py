@@ -62,7 +62,7 @@ def test_a_key_is_handed_on(getkey):
 def test_a_layer_without_such_a_weight_is_refused(getkey):
     with pytest.raises(ValueError, match="(?s)nothing to normalise.*`kernel`"):
         nn.WeightNorm(nn.Linear(2, 2, key=getkey()), "kernel")
-    with pytest.raises(ValueError, match="(?s)nothing to normalise.*axis=2"):
+    with pytest.raises(ValueError, match="(?s)nothing to normalise.*`weight` that has an axis 2"):
         nn.WeightNorm(nn.Linear(2, 2, key=getkey()), axis=2)
 
 
@@ -89,3 +89,15 @@ def test_rows_of_zeros_are_zero_and_have_finite_gradients(getkey):
     for one in (norm, longer):
         value, grads = jax.value_and_grad(lambda m: m(x).sum())(one)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, grads)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("size", [20.0, 1e-4])
+def test_lengths_of_half_precision_are_taken_in_single(dtype, size, getkey):
+    # 1000 squares of 20 do not fit into float16, and one of 1e-4 is zero there.
+    layer = nn.Linear(1000, 2, dtype=dtype, key=getkey())
+    layer = tree_at("weight", layer, jnp.full((2, 1000), size, dtype))
+    normed, x = nn.WeightNorm(layer), jnp.full(1000, 0.01, dtype)
+    assert normed.g.dtype == dtype and normed(x).dtype == dtype
+    np.testing.assert_allclose(normed.g.astype(float), size * 1000**0.5, rtol=0.01)
+    np.testing.assert_allclose(normed(x).astype(float), layer(x).astype(float), rtol=0.02)

@@ -59,9 +59,7 @@ def test_a_leaf_may_not_have_two_rules_whichever_of_its_names_they_have():
 def test_a_leaf_without_a_tensor_is_told_by_its_own_name_and_that_of_the_tensor():
     tensors = to_torch(MODEL)
     del tensors["body.1.0.running_var"]
-    match = (
-        r"body\.layers\.1\.layers\.0\.running_var: missing.*from 'body\.1\.0\.running_var'"
-    )
+    match = r"body\.layers\.1\.layers\.0\.running_var: missing.*from 'body\.1\.0\.running_var'"
     with pytest.raises(ValueError, match=match):
         from_torch(MODEL, tensors)
 

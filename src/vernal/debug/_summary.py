@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 
 from ..harvest import reap
 from ..modules import Module, frozen_leaves
-from ..nn import Stack, Variable, keys
+from ..nn import Stack, Variable, keys, resolve
 from ..show import human_bytes, human_count, path_text, short, table, tree_pformat, type_error
 from ..transforms import filter_eval_shape
 from ..trees import has_shape, is_inexact_array, split, tree_at
@@ -152,12 +152,18 @@ def _in_brief(out: Any) -> Any:
     return jtu.tree_map(lambda x: _Name(x) if is_module(x) else x, out, is_leaf=is_module)
 
 
+def _ready(model: Any, key: Any) -> Any:
+    """The model as it can be called."""
+    return resolve(keys(model, key), layers=False)
+
+
 def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     r"""A table of a model's layers: what they return, how large they are, and what a call costs.
 
     The model is called once with abstract values: nothing is allocated, computed or compiled, so models and inputs of
     any size can be asked about. Each layer in the model has a row; what is inside it is part of its numbers. A layer
-    that needs a random key and has none, such as a `Dropout`, is given one.
+    that needs a random key and has none, such as a `Dropout`, is given one; parametrised arrays are resolved before
+    (`vernal.nn.resolve`).
 
     * output: shape and dtype as the layer itself returns them, without the axes of a `vmap` around it. A layer called
       several times says so; one that the model did not call is "not called".
@@ -201,7 +207,7 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
             instead="for jax.vmap(model) or jax.jit(model), summary(model, one_example)",
         )
     ready = (
-        filter_eval_shape(keys, model, jax.eval_shape(lambda: jax.random.key(0)))
+        filter_eval_shape(_ready, model, jax.eval_shape(lambda: jax.random.key(0)))
         if called
         else model
     )

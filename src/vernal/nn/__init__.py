@@ -43,6 +43,9 @@ from ._multihead import MultiheadAttention as MultiheadAttention
 from ._normalisation import GroupNorm as GroupNorm
 from ._normalisation import LayerNorm as LayerNorm
 from ._normalisation import RMSNorm as RMSNorm
+from ._parametrised import Parametrised as Parametrised
+from ._parametrised import Shared as Shared
+from ._parametrised import resolve as resolve
 from ._pixel_shuffle import PixelShuffle as PixelShuffle
 from ._pixel_shuffle import PixelUnshuffle as PixelUnshuffle
 from ._pool import AvgPool1d as AvgPool1d
@@ -60,7 +63,6 @@ from ._recurrent import RNN as RNN
 from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential
-from ._shared import Shared as Shared
 from ._spectral_norm import SpectralNorm as SpectralNorm
 from ._stack import Stack as Stack
 from ._state import State as State

@@ -12,6 +12,7 @@ from ..trees import set_attributes
 from ._captures import by_name, hooks_for, with_hooks
 from ._inference import inference_mode
 from ._keys import keys_for, with_keys
+from ._parametrised import resolve
 from ._variable import Variable, is_variable, variables_in
 
 T = TypeVar("T")
@@ -75,6 +76,8 @@ def apply(
     `nn.inference_mode(model.backbone)` for a part), or because its state is frozen
     (`vernal.freeze(model, "backbone")`). Such a layer keeps its statistics, and normalises by them, so this is how a
     model is fine-tuned.
+
+    Arrays that are `vernal.nn.Parametrised` are resolved.
 
     The gradient is that of the plain call: state is a buffer, through which no derivative passes. The model that comes
     back has the structure of the one given, so it can be carried through `jax.lax.scan`. `apply` traces the model, as
@@ -146,7 +149,8 @@ def apply(
         mine = _with_values(model, values)
         mine = inference_mode(mine) if train is False else mine
         mine = with_keys(mine, own) if own else mine
-        return call(with_hooks(mine, hooks) if hooks else mine, *args, **kwargs)
+        mine = with_hooks(mine, hooks) if hooks else mine
+        return call(resolve(mine, layers=False), *args, **kwargs)
 
     values = [variable.value for _, variable in variables_in(model)]
     own = [] if key is None else keys_for(model, key)

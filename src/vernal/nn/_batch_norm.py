@@ -24,7 +24,7 @@ from ._init import weight_dtype
 from ._layer_arguments import check_size
 from ._mesh import beside
 from ._precision import narrow, widen
-from ._state import State, StatefulLayer
+from ._state import State, StatefulLayer, check_state
 from ._variable import Variable
 
 
@@ -186,6 +186,7 @@ class BatchNorm(StatefulLayer):
         # With 1 for every axis but the channels': then it can be combined with `x`.
         shape = tuple(n if axis == channel else 1 for axis, n in enumerate(x.shape))
         variables = [self.running_mean, self.running_var, self.num_batches_tracked]
+        check_state(self, state)
         old = [v.value if state is None else state.get(v) for v in variables]
 
         def per_channel(values: Array) -> Array:

@@ -60,7 +60,8 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
     * a class of layers, for the array called `weight` of all its instances: `nn.Linear`;
     * such a class and a path within it: `(nn.Linear, "bias")`, `(nn.GRUCell, "weight_*")`.
 
-    A `WeightNorm` keeps the length of its weight beside it: `g` follows where the weight is drawn anew.
+    A `WeightNorm` keeps the length of its weight beside it: `g` follows where the weight is drawn anew. A rule for an
+    array that is `vernal.nn.Parametrised` is for all arrays that it is made of.
 
     Two rules of one kind for one array are an error, and so is a rule for no array. Where a path in the whole model
     and a class both apply, the path decides. An array without a rule stays as it is, and so do shapes, dtypes,

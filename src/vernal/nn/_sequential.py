@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 from .._ground import signature_of
 from ..modules import Module, Partial
 from ..show import short, type_error
-from ._state import State, StatefulLayer, is_stateful
+from ._state import State, StatefulLayer, check_state, is_stateful
 
 # Whether functions (and other callables) take a key. A signature takes longer to read than a small
 # layer to run.
@@ -106,6 +106,7 @@ class Sequential(StatefulLayer):
         """
         n = len(self.layers)
         keys = [None] * n if key is None or n == 0 else jax.random.split(key, n)
+        check_state(self, state)
         given = state is not None
         for layer, layer_key in zip(self.layers, keys, strict=True):
             options = {"key": layer_key} if _takes_key(layer) else {}

@@ -9,13 +9,13 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
-from ..show import short, value_error
-from ..trees import is_inexact_array, tree_at
 from ._inference import in_inference
 from ._layer_arguments import check_size
 from ._mesh import whole
+from ._normalised_layer import NormalisedLayer, with_weight
+from ._parametrised import resolve
 from ._precision import widen
-from ._state import State, StatefulLayer
+from ._state import State, StatefulLayer, check_state
 from ._variable import Variable
 
 # How many power iterations there are at construction.
@@ -25,7 +25,7 @@ _AT_FIRST = 15
 _FAR, _NEAR, _MOST = 1.1, 1.0001, 200
 
 
-class SpectralNorm(StatefulLayer):
+class SpectralNorm(StatefulLayer, NormalisedLayer):
     r"""A layer whose weight is divided by its largest singular value.
 
     So a linear layer makes no difference between two inputs larger. The weight is taken as a matrix: its first axis
@@ -89,15 +89,7 @@ class SpectralNorm(StatefulLayer):
         )
         self.eps = eps
         self.inference = inference
-        weight = getattr(layer, weight_name, None)
-        if not is_inexact_array(weight) or weight.ndim == 0:
-            raise value_error(
-                "there is nothing to normalise",
-                where=f"SpectralNorm(layer, weight_name={weight_name!r})",
-                expected=f"a layer with a floating-point array `{weight_name}` of at least one axis",
-                got=f"{weight_name} = {short(weight)}",
-            )
-        matrix = _matrix(jnp.asarray(weight))
+        matrix = _matrix(self.own_weight(0))
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
         self.vectors = Variable(_power_iteration(matrix, v, _AT_FIRST, eps))
 
@@ -105,8 +97,8 @@ class SpectralNorm(StatefulLayer):
     def __call__(
         self,
         x: Any,
+        *args: Any,
         state: State | None = None,
-        *,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
     ) -> Any:
@@ -114,6 +106,7 @@ class SpectralNorm(StatefulLayer):
 
         Args:
             x: what the layer takes.
+            *args: likewise, such as the hidden state of a cell. The last may be the `state`.
             state: the state that `vernal.nn.make_with_state` gave, for who threads it explicitly.
             key: handed on to the layer, if given.
             inference: overrides this layer's own setting, for this call.
@@ -125,7 +118,30 @@ class SpectralNorm(StatefulLayer):
             RuntimeError: while training, if nobody takes the new vectors: outside of `vernal.nn.apply` and without
                 `state`.
         """
-        weight = getattr(self.layer, self.weight_name)
+        if args and isinstance(args[-1], State):
+            args, state = args[:-1], args[-1]
+        check_state(self, state)
+        layer = resolve(self.layer)
+        weight = getattr(layer, self.weight_name)
+        weight, state = self._divided(weight, state, inference)
+        layer = with_weight(layer, self.weight_name, weight)
+        y = layer(x, *args) if key is None else layer(x, *args, key=key)
+        return y if state is None else (y, state)
+
+    def normalised(self, weight: Array) -> Array:
+        """What the layer uses. While training, this moves the vectors, inside `vernal.nn.apply`.
+
+        Args:
+            weight: the layer's own.
+
+        Returns:
+            The weight, divided by its largest singular value.
+        """
+        return self._divided(weight, None, None)[0]
+
+    def _divided(
+        self, weight: Array, state: State | None, inference: bool | None
+    ) -> tuple[Array, State | None]:
         matrix = _matrix(weight)
         old = self.vectors.value if state is None else state.get(self.vectors)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
@@ -141,10 +157,7 @@ class SpectralNorm(StatefulLayer):
                 state = state.set(self.vectors, new)
         sigma = jnp.vdot(u, matrix @ v).real
         # A weight of zeros stays one.
-        weight = weight / jnp.where(sigma == 0, 1, sigma).astype(weight.dtype)
-        layer = tree_at(lambda m: getattr(m, self.weight_name), self.layer, weight)
-        y = layer(x) if key is None else layer(x, key=key)
-        return y if state is None else (y, state)
+        return weight / jnp.where(sigma == 0, 1, sigma).astype(weight.dtype), state
 
 
 def _matrix(weight: Array) -> Array:
@@ -156,17 +169,26 @@ def _unit(x: Array, eps: float) -> Array:
     return x / jnp.maximum(jnp.sqrt(jnp.sum(jnp.abs(x) ** 2)), eps).astype(x.dtype)
 
 
+def _is_unit(v: Array) -> Array:
+    """Whether it is a unit vector, up to rounding. What is not is of zeros, very short, or not finite."""
+    return jnp.sum(jnp.abs(v) ** 2) > 0.5
+
+
 @functools.partial(jax.jit, static_argnames=("times", "eps"))
 def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[Array, Array]:
     """The vectors `u` and `v` after some iterations, which begin with `v`. Compiled, because layers are mostly built
     outside of compiled functions."""
 
     def step(_: Any, vectors: tuple[Array, Array]) -> tuple[Array, Array]:
-        u = _unit(matrix @ vectors[1], eps)
-        return u, _unit(matrix.conj().T @ u, eps)
+        v = vectors[1]
+        u = _unit(matrix @ v, eps)
+        new = _unit(matrix.conj().T @ u, eps)
+        # From a weight of zeros, or with a NaN, there is no way back for vectors that follow it.
+        return jnp.where(jnp.isfinite(u), u, 0), jnp.where(_is_unit(new), new, v)
 
     # The first by itself: there is no `u` before it.
-    vectors = step(0, (v, v))
+    some = jnp.cos(jnp.arange(v.size)).astype(v.dtype)
+    vectors = step(0, (v, jnp.where(_is_unit(v), v, _unit(some, eps))))
     return vectors if times == 1 else lax.fori_loop(1, times, step, vectors)
 
 

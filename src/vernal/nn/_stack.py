@@ -13,13 +13,14 @@ from jaxtyping import PRNGKeyArray
 from .._ground import same
 from ..loops import scan
 from ..modules import Module
-from ..show import diff_text, message, path_text, short, value_error
+from ..show import diff_text, message, path_text, short, type_error, value_error
 from ..transforms import filter_vmap
 from ..trees import combine, is_array, partition, tree_at
 from ._layer_arguments import check_size
 from ._mesh import like, stacked
 from ._places import Unrolled
 from ._sequential import _takes_key
+from ._state import State
 
 
 class Stack(Module):
@@ -206,7 +207,18 @@ class Stack(Module):
         Returns:
             What the last layer returns. With `collect`, a pair: this, and what all layers gave to be kept, along a
             new leading axis.
+
+        Raises:
+            TypeError: if it is given a `State`, which it cannot hand from layer to layer.
         """
+        if any(isinstance(value, State) for value in (*args, *kwargs.values())):
+            raise type_error(
+                "a `Stack` hands on no state: it has one for each layer in itself",
+                where="Stack(...)(x, state)",
+                expected="a model that was not made by `make_with_state`",
+                got="a State",
+                instead="y, model = nn.apply(model, x)",
+            )
         each = {} if each is None else dict(each)
         instead = "what is the same for all layers is an ordinary argument: stack(x, name=value)"
         _check_each(each, self.num_layers, instead)

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 
 from .._ground import strong
 from ..modules import Module
-from ..show import diff_text, message, short, tree_pformat, value_error
+from ..show import diff_text, message, short, tree_pformat, type_error, value_error
 from ..transforms import placed_like
 from ..trees import is_array_like
 from ._variable import Variable, variables_in
@@ -50,6 +50,26 @@ class StatefulLayer(Module):
 def is_stateful(layer: Any) -> bool:
     """Whether a layer, which may be anything, wants `state`."""
     return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
+def check_state(layer: Any, state: Any) -> None:
+    """Refuses what is handed to a layer as its state, and is none.
+
+    Args:
+        layer: the layer that was called.
+        state: what it was given.
+
+    Raises:
+        TypeError: unless it is None or a `State`.
+    """
+    if not (state is None or isinstance(state, State)):
+        raise type_error(
+            f"`{type(layer).__name__}` was given a state that is none",
+            where="the second argument, `state`",
+            expected="the State that `make_with_state` or the last call returned; nothing if it is in the model",
+            got=short(state),
+            instead="layer(x, key=key), if it is a key",
+        )
 
 
 class State:

@@ -133,7 +133,8 @@ class Variable(Module, Generic[V]):
                     where=self.marker,
                     expected="the `state` that `make_with_state` returned along with the model",
                     got="no state",
-                    instead="y, state = model(x, state), and in a layer state.get(variable)",
+                    instead="y, state = model(x, state), and in a layer state.get(variable); without make_with_state, "
+                    "nn.apply(model, x), if a layer on the way, such as a Stack, hands on no state",
                 )
             )
         return self.stored

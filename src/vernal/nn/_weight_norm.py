@@ -7,16 +7,19 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
-from ..modules import Module, field
-from ..show import short, value_error
-from ..trees import is_inexact_array, tree_at
+from ..modules import field
 from ._mesh import beside
+from ._normalised_layer import NormalisedLayer
+from ._parametrised import resolve
+from ._precision import widen
 
 
-class WeightNorm(Module):
+class WeightNorm(NormalisedLayer):
     r"""A layer whose weight is given by its direction and its length: `g * v / |v|`.
 
     `v` is the layer's own weight, and `g` starts as its norm, so that the layer computes at first what it did before.
+    Another `v` (`vernal.tree_at`, a checkpoint) is another direction, and the length stays `g`. `vernal.nn.initialise`
+    sets both. To have another weight, wrap the layer that has it, or merge: `vernal.nn.resolve` gives the plain layer.
 
     T. Salimans and D. P. Kingma, "Weight Normalization: A Simple Reparameterization to Accelerate Training of Deep
     Neural Networks", NeurIPS 2016, arXiv:1602.07868.
@@ -51,17 +54,8 @@ class WeightNorm(Module):
         self.layer = layer
         self.weight_name = weight_name
         self.axis = axis
-        weight = getattr(layer, weight_name, None)
-        if not is_inexact_array(weight) or (
-            axis is not None and not -weight.ndim <= axis < weight.ndim
-        ):
-            raise value_error(
-                "there is nothing to normalise",
-                where=f"WeightNorm(layer, weight_name={weight_name!r}, axis={axis})",
-                expected=f"a layer with a floating-point array `{weight_name}` that has this axis",
-                got=f"{weight_name} = {short(weight)}",
-            )
-        self.g = self.norm(jnp.asarray(weight))
+        weight = self.own_weight(axis)
+        self.g = self.norm(weight).astype(weight.dtype)
 
     def norm(self, weight: Array) -> Array:
         """The lengths of a weight.
@@ -70,28 +64,39 @@ class WeightNorm(Module):
             weight: of the shape of the layer's own.
 
         Returns:
-            Of the shape of `g`.
+            Of the shape of `g`, in at least float32.
         """
+        weight = widen(weight)
         kept = None if self.axis is None else self.axis % weight.ndim
         axes = tuple(i for i in range(weight.ndim) if i != kept)
         squares = jnp.sum(jnp.abs(weight) ** 2, axis=axes, keepdims=True)
         # The root has no derivative at zero.
         return jnp.where(squares == 0, 0, jnp.sqrt(jnp.where(squares == 0, 1, squares)))
 
+    def normalised(self, weight: Array) -> Array:
+        """What the layer uses.
+
+        Args:
+            weight: `v`.
+
+        Returns:
+            `g * v / |v|`; a row of zeros stays one.
+        """
+        norm = self.norm(weight)
+        scale = widen(beside(self.g, norm)) / jnp.where(norm == 0, 1, norm)
+        return (widen(weight) * scale).astype(weight.dtype)
+
     @jax.named_scope("vernal.nn.WeightNorm")
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(self, *args: Any, key: PRNGKeyArray | None = None, **kwargs: Any) -> Any:
         """Calls the layer with the normalised weight.
 
         Args:
-            x: what the layer takes; with batch axes, if it takes them.
+            *args: what the layer takes; with batch axes, if it takes them.
             key: handed on to the layer, if given.
+            **kwargs: likewise.
 
         Returns:
             What the layer returns.
         """
-        v = getattr(self.layer, self.weight_name)
-        norm = self.norm(v)
-        # A row of zeros stays one.
-        weight = v * (beside(self.g, norm) / jnp.where(norm == 0, 1, norm)).astype(v.dtype)
-        layer = tree_at(lambda m: getattr(m, self.weight_name), self.layer, weight)
-        return layer(x) if key is None else layer(x, key=key)
+        layer = resolve(self)
+        return layer(*args, **kwargs) if key is None else layer(*args, key=key, **kwargs)

@@ -95,8 +95,8 @@ def from_torch(
 
     Arrays are found by name: without a rule, an array of the model takes the tensor of the same
     dotted name. What PyTorch has no name for is left out of it: `layers` of a `Sequential` and
-    `model` of a `nn.cast` one. Rules may leave it out too. A rule maps a path of ours (see `vernal.trees.Pattern`), of an array or of a whole part,
-    to a name of theirs:
+    `model` of a `nn.cast` one. Rules may leave it out too. A rule maps a path of ours (see
+    `vernal.trees.Pattern`), of an array or of a whole part, to a name of theirs:
 
     * `*` (within one part of a name) and `**` (any parts) may stand in both; what they match in
       ours stands in theirs: `{"blocks.*.norm.*": "transformer.h.*.ln_1.*"}`;

@@ -1,0 +1,214 @@
+"""Arrays and layers that are not stored as they are used: computed from other arrays (`Parametrised`), or stored
+elsewhere in the model (`Shared`). `resolve` puts in what is used."""
+
+import abc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.tree_util as jtu
+
+from ..modules import Module, field
+from ..show import diff_text, message, value_error
+from ..trees import replace_parts, tree_at
+from ._places import Place
+
+T = TypeVar("T")
+
+
+class Parametrised(Module):
+    """What stands in a model in the place of an array, or of a layer, that is computed from other arrays.
+
+    A subclass has these arrays as its fields and says in `value` what they make. Trained, frozen, counted and saved is
+    what is stored; the code of the model sees the value, once `vernal.nn.resolve` has put it in. `vernal.nn.apply` does
+    so by itself. One may stand inside another.
+
+    `vernal.nn.WeightNorm` and `vernal.nn.SpectralNorm` are such layers: they resolve themselves when they are called.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> from vernal import nn
+        >>> class LowRank(nn.Parametrised):
+        ...     a: jax.Array
+        ...     b: jax.Array
+        ...     def value(self):
+        ...         return self.a @ self.b
+        >>> model = nn.Linear(3, 3, key=jax.random.key(0))
+        >>> model = vernal.tree_at("weight", model, LowRank(jnp.ones((3, 1)), jnp.ones((1, 3))))
+        >>> [leaf.shape for leaf in jax.tree.leaves(model)], nn.resolve(model)(jnp.ones(3)).shape
+        ([(3, 1), (1, 3), (3,)], (3,))
+    """
+
+    @abc.abstractmethod
+    def value(self) -> Any:
+        """What it stands for.
+
+        Returns:
+            The array or layer. What is parametrised inside of this module is resolved before.
+        """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Whoever takes it for an array is told that it is none yet."""
+            if name == "__jax_array__":
+                # No AttributeError: operators and functions of JAX ask for this method, and end here.
+                raise ValueError(_unresolved(self, "an array"))
+            if hasattr(jax.Array, name) and not hasattr(type(self), name):
+                raise AttributeError(_unresolved(self, f"an array with `{name}`"))
+            return object.__getattribute__(self, name)
+
+
+def _unresolved(node: Parametrised, wanted: str) -> str:
+    return message(
+        "a parametrised array is not resolved",
+        where=type(node).__name__,
+        expected=wanted,
+        got=f"a {type(node).__name__}, as it is stored in the model",
+        instead="nn.resolve(model)(x), inside of the function that is differentiated; or nn.apply(model, x)",
+    )
+
+
+class SharedNode(Module):
+    """What stands in the place of a node that is stored elsewhere in the model."""
+
+
+class Shared(Module):
+    r"""Ties weights: what is in several places of a model is stored, trained, saved and counted once.
+
+    A tree has every node once, so a weight that is simply put in two places becomes two weights at the next step. Here
+    the nodes at `where` are taken out; calling the object puts what `get` picks back there.
+
+    Args:
+        pytree: a tree of layers.
+        where: picks the nodes to be replaced from it: one, or a tuple of them.
+        get: picks the node that they shall be, or a tuple, one for each.
+
+    Attributes:
+        pytree: the tree with a `SharedNode` at each of these places.
+
+    Raises:
+        ValueError: if what is to be shared differs in structure, shapes or dtypes, or in number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import vernal
+        >>> from vernal import nn
+        >>> class LanguageModel(vernal.Module):
+        ...     shared: nn.Shared
+        ...     def __init__(self, key):
+        ...         layers = nn.Embedding(5, 3, key=key), nn.Linear(3, 5, use_bias=False, key=key)
+        ...         self.shared = nn.Shared(layers, lambda l: l[1].weight, lambda l: l[0].weight)
+        ...     def __call__(self, token):
+        ...         embedding, unembedding = self.shared()
+        ...         return unembedding(embedding(token))
+        >>> model = LanguageModel(jax.random.key(0))
+        >>> [leaf.shape for leaf in jax.tree.leaves(model)]
+        [(5, 3)]
+        >>> model(jnp.array(2)).shape
+        (5,)
+    """
+
+    pytree: Any
+    where: Callable[[Any], Any] = field(static=True)
+    get: Callable[[Any], Any] = field(static=True)
+
+    def __init__(self, pytree: Any, where: Callable[[Any], Any], get: Callable[[Any], Any]):
+        taken, kept = where(pytree), get(pytree)
+        if _described(taken) != _described(kept):
+            raise value_error(
+                "what is to be shared is not alike",
+                where="Shared(pytree, where, get)",
+                expected="the same structure, shapes and dtypes in both places",
+                got=diff_text(taken, kept, root="node"),
+                instead="`where` and `get` that pick nodes which differ in nothing but their values",
+            )
+        self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
+        self.where = where
+        self.get = get
+
+    def __call__(self) -> Any:
+        """Puts the shared nodes back.
+
+        Returns:
+            A tree like the one given, in which the nodes at `where` are what `get` picks. Arrays in it that are
+            `Parametrised` are resolved.
+        """
+        return resolve(_put_back(self), layers=False)
+
+
+def _put_back(shared: Shared) -> Any:
+    kept = shared.get(shared.pytree)
+    return tree_at(shared.where, shared.pytree, kept, is_leaf=lambda x: isinstance(x, SharedNode))
+
+
+def _nothing(pytree: Any) -> list[Any]:
+    return []
+
+
+def _described(node: Any) -> tuple[Any, Any]:
+    leaves, treedef = jtu.tree_flatten(jax.eval_shape(lambda: node))
+    return treedef, leaves
+
+
+def resolve(model: T, *, layers: bool = True) -> T:
+    """The model as its layers see it: with values in the place of all that is `Parametrised`, and of shared nodes.
+
+    Call it where the model is used, inside the function that is differentiated, and keep the model itself for the
+    optimiser and for saving:
+
+        def loss(model, x, y):
+            return mse(nn.resolve(model)(x), y)
+
+    Outside, it merges: what comes back is a plain model that computes the same. (Put a model with `SpectralNorm` into
+    inference first, see `vernal.nn.inference_mode`.) In a `Stack` each layer is resolved by itself; an ensemble is
+    resolved by `jax.vmap(nn.resolve)`.
+
+    Args:
+        model: any tree.
+        layers: False leaves what is called as it is (`WeightNorm`, `SpectralNorm`, `Shared`), because it resolves
+            itself at its call, and may have state to change there. So does `vernal.nn.apply`.
+
+    Returns:
+        The same with the value of each `Parametrised`, the innermost first. A `Shared` has its nodes in all of their
+        places, and is called as before. What has none of these in it is shared with `model`.
+
+    Example:
+        >>> import jax
+        >>> from vernal import nn
+        >>> layer = nn.WeightNorm(nn.Linear(2, 3, key=jax.random.key(0)))
+        >>> type(nn.resolve([layer])[0]).__name__
+        'Linear'
+    """
+    if not any(map(_resolves, jtu.tree_leaves(model, is_leaf=_resolves))):
+        return model
+    return _resolved(model, Place(), layers)
+
+
+def _resolves(x: Any) -> bool:
+    return isinstance(x, (Parametrised, Shared))
+
+
+def _resolved(node: Any, place: Place, layers: bool) -> Any:
+    if isinstance(node, Shared):
+        if not layers:
+            return node
+        # Before what is inside: it may share a part of something parametrised. Nothing is left to put back.
+        node = Shared(_put_back(node), _nothing, _nothing)
+    changes: dict[Any, Any] = {}
+    for key, part, below in place.parts(node):
+        new = _resolved(part, below, layers)
+        if new is not part:
+            changes[key] = new
+    node = replace_parts(node, changes) if changes else node
+    if not isinstance(node, Parametrised) or (callable(node) and not layers):
+        return node
+    value = _value
+    for _ in place.names.shape:
+        value = jax.vmap(value)
+    return value(node)
+
+
+def _value(node: Parametrised) -> Any:
+    return node.value()
