@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +43,9 @@ def run_page(text: str, filename: str) -> dict[str, object]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_python_block_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_page(page.read_text(encoding="utf-8"), str(page))
+    # As readers run it: Optax promotes.
+    with jax.numpy_dtype_promotion("standard"):
+        run_page(page.read_text(encoding="utf-8"), str(page))
 
 
 def test_blocks_share_one_namespace_and_other_languages_are_left_alone():
