@@ -35,12 +35,12 @@ def smoothed_loss(model, images, labels, smoothing):
 @vernal.filter_jit
 def careless_step(model, optimizer, state, images, labels, smoothing):
     grads = vernal.filter_grad(smoothed_loss)(model, images, labels, smoothing)
-    updates, state = optimizer.update(grads, state, model)
+    updates, state = optimizer.update(grads, state, vernal.params(model))
     return vernal.apply_updates(model, updates), state
 
 
 def careless(model, images, labels, epochs):
-    state = optax.adam(1e-2).init(model)
+    state = optax.adam(1e-2).init(vernal.params(model))
     for epoch in range(epochs):
         # Mistake 1: the learning rate is part of the program.
         optimizer = optax.adam(1e-2 / (1 + epoch))

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +50,9 @@ def run_page(text: str, filename: str) -> dict[str, object]:
 def test_every_python_block_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = page.read_text(encoding="utf-8")
-    run_page(text, str(page))
+    # As readers run it: Optax promotes.
+    with jax.numpy_dtype_promotion("standard"):
+        run_page(text, str(page))
     printed = iter(capsys.readouterr().out.splitlines())
     missing = [line for line in said(text) if line not in printed]
     assert not missing

@@ -34,6 +34,7 @@ try:
     from .modules import field as field
     from .modules import freeze as freeze
     from .modules import module_update_wrapper as module_update_wrapper
+    from .modules import params as params
     from .modules import trainable as trainable
     from .modules import unfreeze as unfreeze
     from .optim import Optimizer as Optimizer
@@ -72,6 +73,7 @@ try:
     from .transforms import filter_vmap as filter_vmap
     from .transforms import if_array as if_array
     from .transforms import settled as settled
+    from .trees import NoGradient as NoGradient
     from .trees import combine as combine
     from .trees import filter as filter
     from .trees import is_array as is_array

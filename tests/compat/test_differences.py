@@ -46,11 +46,40 @@ def only_trainable_arrays_are_leaves_and_have_gradients():
     assert jax.tree.structure(plain) == jax.tree.structure(last) == jax.tree.structure(model)
     assert jax.tree.leaves(optax.sgd(1.0).init(model)) == []
     value, gradient = vernal.filter_value_and_grad(loss)(model, jnp.ones(2))
-    assert gradient.buffer is None and value.shape == ()
+    assert gradient.buffer == vernal.NoGradient() and value.shape == ()
     np.testing.assert_allclose(gradient.weight, plain.weight)
     of_x = vernal.filter_grad(loss, wrt="x")(model, jnp.ones(2))
     np.testing.assert_allclose(of_x, plain.weight)
     assert jax.tree.leaves(vernal.Partial(loss, model.weight, "a")) == [model.weight]
+
+
+@claim("filter_vjp", "filter_jacfwd", "filter_jacrev", "filter_hessian", "combine")
+def what_is_not_differentiated_is_marked_and_in_compat_none():
+    def f(tree):
+        return tree["x"] ** 2 * tree["n"]
+
+    tree = {"x": jnp.array(3.0), "n": 2}
+    for room, missing in ((vernal, vernal.NoGradient()), (compat, None)):
+        assert room.filter_grad(f)(tree) == {"x": 12.0, "n": missing}
+        assert room.filter_value_and_grad(f)(tree) == (18.0, {"x": 12.0, "n": missing})
+        assert room.filter_vjp(f, tree)[1](jnp.array(1.0)) == ({"x": 12.0, "n": missing},)
+        out, pullback, aux = room.filter_vjp(lambda tree: (f(tree), "aux"), tree, has_aux=True)
+        assert (out, pullback(jnp.array(1.0))[0]["n"], aux) == (18.0, missing, "aux")
+        for jacobian in (room.filter_jacfwd, room.filter_jacrev):
+            assert jacobian(f)(tree) == {"x": 12.0, "n": missing}
+        assert room.filter_hessian(f)(tree)["x"] == {"x": 4.0, "n": missing}
+        # As a decorator with options, which keeps the name.
+        decorated = room.filter_grad(has_aux=True)(lambda tree: (f(tree), "aux"))
+        assert decorated(tree) == ({"x": 12.0, "n": missing}, "aux")
+        assert room.filter_grad(f).__name__ == "f"
+        assert room.combine({"x": None, "n": missing}, tree) == tree
+
+
+@claim("apply_updates")
+def updates_that_do_not_fit_are_named():
+    with pytest.raises(TypeError, match=r"updates\['x'\]"):
+        compat.apply_updates({"x": jnp.ones(2)}, {"x": jnp.ones(3)})
+    assert compat.apply_updates({"x": jnp.array(1.0)}, {"x": None})["x"] == 1.0
 
 
 @claim("EquinoxRuntimeError", "EquinoxTracetimeError", "tree_inference", "StrictConfig")

@@ -73,7 +73,7 @@ def test_the_hessian_of_a_model_is_that_of_its_floating_point_arrays(batch_size)
     vector = vernal.filter_jit(vernal.filter_grad(loss))(model(), INPUTS, TARGETS)
     product = vernal.filter_jit(lambda o, v: o.mv(v))(operator, vector)
     assert jax.tree.structure(product) == jax.tree.structure(vector)
-    assert product.activation is jnp.tanh and product.steps is None
+    assert product.activation is jnp.tanh and product.steps == vernal.NoGradient()
 
 
 def test_what_is_frozen_is_no_part_of_the_hessian():

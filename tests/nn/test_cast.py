@@ -103,7 +103,7 @@ def test_gradients_and_steps_of_an_optimizer_have_the_dtype_of_the_parameters():
         return grads, state, *optimizer.update(model, grads, state)
 
     grads, state, after, after_state = jax.eval_shape(step, model, jax.random.key(1))
-    assert grads.model.counts is None
+    assert grads.model.counts == vernal.NoGradient()
     assert {g.dtype for g in jax.tree.leaves(grads)} == FLOAT32
     assert jax.tree.leaves(after) == jax.tree.leaves(model)
     assert jax.tree.leaves(after_state) == jax.tree.leaves(state)

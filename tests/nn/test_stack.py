@@ -313,7 +313,11 @@ def test_a_stack_can_hold_stacks_and_functions_and_trees(getkey):
 def test_frozen_marks_and_settings_reach_all_layers():
     stack = vernal.freeze(blocks(2), "layers.linear.bias")
     grads = jax.eval_shape(vernal.filter_grad(lambda s: s(jnp.ones(4)).sum()), stack)
-    assert grads.layers.linear.bias is None and grads.layers.linear.weight.shape == (2, 4, 4)
+    assert grads.layers.linear.bias == vernal.NoGradient() and grads.layers.linear.weight.shape == (
+        2,
+        4,
+        4,
+    )
     assert vernal.trainable(stack[0]).linear.bias is False
     assert nn.inference_mode(stack)[1].dropout.inference is True
 

@@ -114,7 +114,7 @@ def test_the_derivative_is_that_of_the_results_and_passes_through_no_variable(wa
     of_scale, of_x = jax.grad(expected, argnums=(0, 1))(layer.scale, X)
     np.testing.assert_allclose(grads.scale, of_scale, rtol=1e-5)
     np.testing.assert_allclose(dx, of_x, rtol=1e-5)
-    assert grads.last.value is None and jax.tree.leaves(grads.sums) == []
+    assert grads.last.value == vernal.NoGradient() and jax.tree.leaves(grads.sums) == []
 
 
 def test_a_state_outside_of_the_model_has_the_same_numbers():

@@ -7,6 +7,7 @@ import pytest
 
 import vernal
 from vernal import (
+    NoGradient,
     filter_grad,
     filter_hessian,
     filter_jacfwd,
@@ -15,6 +16,7 @@ from vernal import (
     filter_value_and_grad,
     filter_vjp,
     freeze,
+    params,
     trainable,
     unfreeze,
 )
@@ -38,12 +40,12 @@ def test_a_frozen_part_has_no_gradient_and_the_others_have_theirs():
     frozen = freeze(model, "layers.0")
     for derivative in (filter_grad(loss), filter_jacrev(loss), filter_jacfwd(loss)):
         got = derivative(frozen)
-        assert jax.tree.structure(got, is_leaf=lambda x: x is None) == jax.tree.structure(frozen)
-        assert (got.layers[0].weight, got.layers[0].bias) == (None, None)
+        assert jax.tree.structure(got) == jax.tree.structure(params(frozen))
+        assert (got.layers[0].weight, got.layers[0].bias) == (NoGradient(), NoGradient())
         np.testing.assert_allclose(got.layers[1].weight, want.layers[1].weight, rtol=1e-5)
     value, again = filter_value_and_grad(loss)(frozen)
     np.testing.assert_allclose(value, loss(model), rtol=1e-6)
-    assert again.layers[0].weight is None and again.layers[1].bias.shape == (2,)
+    assert again.layers[0].weight == NoGradient() and again.layers[1].bias.shape == (2,)
 
 
 def test_a_gradient_goes_through_a_frozen_part_to_what_is_before_it():
@@ -60,7 +62,7 @@ def test_second_derivatives_leave_out_what_is_frozen():
 
     layer = Linear(2, 1, key=jax.random.key(0))
     hessian = filter_hessian(square)(freeze(layer, "bias"))
-    assert hessian.bias is None and hessian.weight.bias is None
+    assert hessian.bias == NoGradient() and hessian.weight.bias == NoGradient()
     np.testing.assert_allclose(
         hessian.weight.weight.reshape(2, 2), 2 * float(layer.bias[0]) * np.eye(2), rtol=1e-6
     )
@@ -70,7 +72,7 @@ def test_a_pullback_leaves_out_what_is_frozen_in_every_argument():
     frozen = freeze(make(), "**.weight")
     _, pullback = filter_vjp(lambda m, n, x: jnp.sum(m(x) + n(x)), frozen, make(), X)
     first, second, x = pullback(jnp.ones(()))
-    assert first.layers[0].weight is None and first.layers[0].bias.shape == (4,)
+    assert first.layers[0].weight == NoGradient() and first.layers[0].bias.shape == (4,)
     assert second.layers[0].weight.shape == (4, 3) and x.shape == (3,)
 
 
@@ -116,7 +118,7 @@ def test_what_is_frozen_stays_so_whatever_wrt_says(wrt):
     frozen = freeze(make(), "**.bias")
     got = filter_grad(loss, wrt=wrt)(frozen)
     got = got[0] if isinstance(wrt, tuple) else got
-    assert got.layers[1].bias is None and got.layers[1].weight.shape == (2, 4)
+    assert got.layers[1].bias == NoGradient() and got.layers[1].weight.shape == (2, 4)
 
 
 def test_differentiating_only_what_is_frozen_is_refused():
@@ -149,7 +151,7 @@ def test_a_tree_of_bools_says_what_to_differentiate():
     assert callable(mask)
     for derivative in (filter_grad, filter_jacrev):
         got = derivative(loss, wrt=mask)(model)
-        assert got.layers[0].weight is None
+        assert got.layers[0].weight == NoGradient()
         np.testing.assert_allclose(
             got.layers[0].bias, jax.grad(loss)(model).layers[0].bias, rtol=1e-5
         )
@@ -157,11 +159,11 @@ def test_a_tree_of_bools_says_what_to_differentiate():
 
 @pytest.mark.parametrize("make_tree", [dict, lambda p: [*p.values()], lambda p: (*p.values(),)])
 def test_a_mask_may_be_of_any_container_and_stop_above_the_leaves(make_tree):
-    params = make_tree({"a": {"x": jnp.ones(2), "y": jnp.ones(2)}, "b": jnp.ones(2)})
+    tree = make_tree({"a": {"x": jnp.ones(2), "y": jnp.ones(2)}, "b": jnp.ones(2)})
     mask = make_tree({"a": False, "b": True})
-    got = filter_grad(lambda p: sum(map(jnp.sum, jax.tree.leaves(p))), wrt=mask)(params)
+    got = filter_grad(lambda p: sum(map(jnp.sum, jax.tree.leaves(p))), wrt=mask)(tree)
     a, b = got.values() if isinstance(got, dict) else got
-    assert a == {"x": None, "y": None} and b.shape == (2,)
+    assert a == {"x": NoGradient(), "y": NoGradient()} and b.shape == (2,)
 
 
 def test_a_mask_that_chooses_nothing_or_does_not_fit_is_refused():

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import vernal
+from vernal import NoGradient
+from vernal.compat import equinox as compat
 
 
 class Dense(vernal.Module):
@@ -101,7 +103,7 @@ def test_the_gradient_of_a_model_agrees_with_jax_on_its_flat_arrays(getkey):
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_gradient_has_the_structure_of_the_model_with_none_where_nothing_is_differentiated(
+def test_the_gradient_has_the_structure_of_the_model_with_no_gradient_where_nothing_is_differentiated(
     getkey,
 ):
     gradient = vernal.filter_grad(loss)(net(getkey), jnp.ones(3))
@@ -109,11 +111,11 @@ def test_the_gradient_has_the_structure_of_the_model_with_none_where_nothing_is_
     first, function, last = gradient.layers
     assert first.weight.shape == (4, 3)
     assert first.bias.shape == (4,)
-    assert first.steps is None
+    assert first.steps == NoGradient()
     assert first.name == "one"
     assert first.activation is jnp.tanh
     assert function is jnp.sin
-    assert last.bias is None
+    assert last.bias is None and last.steps == NoGradient()
     assert gradient.scale.shape == ()
 
 
@@ -133,7 +135,7 @@ def test_gradients_of_trees_of_arbitrary_objects_agree_with_equinox(getkey):
     def f(tree: Any, power: int) -> Any:
         return jnp.sum(tree["f"](tree["w"]) ** power * tree["numpy"] * tree["rate"])
 
-    ours = vernal.filter_value_and_grad(f)(tree, 2)
+    ours = compat.filter_value_and_grad(f)(tree, 2)
     theirs = eqx.filter_value_and_grad(f)(tree, 2)
     assert jtu.tree_structure(ours) == jtu.tree_structure(theirs)
     for a, b in zip(jtu.tree_leaves(ours), jtu.tree_leaves(theirs), strict=True):
@@ -294,8 +296,8 @@ def test_a_function_picks_parts_of_the_first_argument(getkey):
     assert jtu.tree_structure(picked) != jtu.tree_structure(everything)
     np.testing.assert_array_equal(picked.layers[0].weight, everything.layers[0].weight)
     np.testing.assert_array_equal(picked.scale, everything.scale)
-    assert picked.layers[0].bias is None
-    assert picked.layers[2].weight is None
+    assert picked.layers[0].bias == NoGradient()
+    assert picked.layers[2].weight == NoGradient()
     assert picked.layers[1] is jnp.sin
 
 
@@ -314,7 +316,7 @@ def test_what_is_not_picked_is_not_traced():
     params = {"x": jnp.array(3.0), "n": jnp.array(2.0)}
     gradient = vernal.filter_grad(f, wrt=lambda p: p["x"])(params)
     assert gradient["x"] == 6.0
-    assert gradient["n"] is None
+    assert gradient["n"] == NoGradient()
 
 
 def test_picking_works_inside_jit(getkey):
@@ -322,7 +324,7 @@ def test_picking_works_inside_jit(getkey):
     grad = vernal.filter_grad(loss, wrt=lambda m: m.scale)
     jitted = vernal.filter_jit(grad)(model, x)
     np.testing.assert_allclose(jitted.scale, grad(model, x).scale, rtol=1e-5)
-    assert jitted.layers[0].weight is None
+    assert jitted.layers[0].weight == NoGradient()
 
 
 # Refusals.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import callable_name
-from ..modules import Module, trainable
+from ..modules import Module, params, trainable
 from ..show import short, type_error
 from ..transforms import (
     check_callable,
@@ -22,7 +22,7 @@ from ..transforms import (
     filter_grad,
     placed_like,
 )
-from ..trees import combine, filter, is_inexact_array, partition
+from ..trees import NoGradient, combine, filter, is_inexact_array, partition
 from ._operators import FunctionOperator
 from ._vectors import check_product, structure_of
 
@@ -183,7 +183,8 @@ class _Function(Module):
 
     def value(self, moving: Any) -> Any:
         """The floating-point arrays of its result."""
-        return filter(self.fn(combine(moving, self.rest), *self.args), is_inexact_array)
+        out = self.fn(combine(moving, self.rest), *self.args)
+        return filter(out, is_inexact_array, replace=NoGradient())
 
     def tangent(self, vector: Any) -> Any:
         """A vector, on a mesh placed as the arrays that it moves."""
@@ -229,7 +230,7 @@ def _differentiated(
             `complex_too`.
     """
     check_callable(f, where.partition("(")[0])
-    moving, rest = partition(x, trainable(x))
+    moving, rest = params(x), partition(x, trainable(x))[1]
     leaves = jtu.tree_leaves(moving)
     if not leaves:
         raise type_error(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ..show import FROZEN, short, type_error, value_error
-from ..trees import Paths, is_inexact_array, path_name, picked_nodes
+from ..trees import NoGradient, Paths, filter, is_inexact_array, path_name, picked_nodes
 from ._attributes import attributes_of
 from ._marks import HELD, buffer_leaves, is_marked, is_module, own, remark
 
@@ -146,7 +146,7 @@ def freeze(model: T, where: Where) -> T:
     """Marks arrays of a model as not to be trained.
 
     `filter_grad` and the other derivatives of this library do not compute a gradient for a frozen
-    array (None stands in its place), an `Optimizer` has no state for it and leaves it as it is,
+    array (`vernal.NoGradient` stands in its place), an `Optimizer` has no state for it and leaves it as it is,
     also with weight decay. A layer whose state is frozen, such as a `BatchNorm`, keeps its statistics,
     and uses them. Nothing else changes: the arrays are the same objects in the same
     places, with the same names in checkpoints. (`jax.grad` knows nothing of marks, and
@@ -177,8 +177,8 @@ def freeze(model: T, where: Where) -> T:
         >>> model = vernal.nn.MLP(2, 1, 8, depth=1, key=jax.random.key(0))
         >>> model = vernal.freeze(model, "layers.0")
         >>> grads = vernal.filter_grad(lambda m: m(jnp.ones(2))[0])(model)
-        >>> grads.layers[0].weight is None, grads.layers[1].weight.shape
-        (True, (1, 8))
+        >>> grads.layers[0].weight, grads.layers[1].weight.shape
+        (NoGradient(), (1, 8))
     """
     chosen, buffers = _covered(model, where, "freeze"), buffer_leaves(model)
     model = remark(model, iter(chosen), set.union)
@@ -252,7 +252,7 @@ def trainable(model: T, where: Where | None = None) -> T:
         {'encoder': True, 'head': True, 'steps': False}
         >>> mask = vernal.trainable(params, "head")
         >>> vernal.filter_grad(lambda p: p["encoder"] @ p["head"], wrt=mask)(params)
-        {'encoder': None, 'head': Array([1., 1.], dtype=float32), 'steps': None}
+        {'encoder': NoGradient(), 'head': Array([1., 1.], dtype=float32), 'steps': NoGradient()}
     """
     leaves, treedef = jtu.tree_flatten(model)
     chosen = [True] * len(leaves) if where is None else _covered(model, where, "trainable")
@@ -260,3 +260,39 @@ def trainable(model: T, where: Where | None = None) -> T:
     return treedef.unflatten(
         [_is_parameter(x) and c and not f for x, c, f in zip(leaves, chosen, frozen, strict=True)]
     )
+
+
+def params(model: T, where: Where | None = None) -> T:
+    """What of a model is trained: the model with `vernal.NoGradient` in place of everything else.
+
+    It has the structure of the gradients, so plain Optax and `jax.tree.map` accept the two side by
+    side: `opt.init(params(model))`, `opt.update(grads, state, params(model))`, then
+    `vernal.apply_updates(model, updates)`. What is frozen has no state and is not decayed. Zeros to
+    add gradients to, and averages of weights, begin with it too. `vernal.combine(params, model)` is the
+    whole model again. (A `vernal.Optimizer` takes the model as it is.)
+
+    Args:
+        model: any pytree. (Its arrays may be `jax.ShapeDtypeStruct`.)
+        where: which arrays, as for `freeze`. All of them by default.
+
+    Returns:
+        A tree with the floating-point (and complex) arrays that `where` chooses and that are not
+        frozen: those for which `vernal.trainable(model, where)` is True.
+
+    Raises:
+        ValueError: as for `trainable`.
+        TypeError: as for `trainable`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> import vernal
+        >>> model = {"w": jnp.ones(2), "steps": 3}
+        >>> vernal.params(model)
+        {'steps': NoGradient(), 'w': Array([1., 1.], dtype=float32)}
+        >>> opt = optax.sgd(0.5, momentum=0.9)
+        >>> grads = vernal.filter_grad(lambda m: jnp.sum(m["w"]))(model)
+        >>> updates, state = opt.update(grads, opt.init(vernal.params(model)), vernal.params(model))
+        >>> vernal.apply_updates(model, updates)
+        {'steps': 3, 'w': Array([0.5, 0.5], dtype=float32)}
+    """
+    return filter(model, trainable(model, where), replace=NoGradient())

@@ -19,6 +19,7 @@ from ._step import (
     fill_missing,
     keep_types,
     leave_missing,
+    nones,
     parameters,
     refuse_numbers,
 )
@@ -128,9 +129,9 @@ class Optimizer(FactoryCall):
 
         Args:
             model: the model that `grads` are the gradients of.
-            grads: a tree like the model. Where it holds None, for an array or a whole part,
-                nothing was differentiated: that part stays as it is (no weight decay either), and
-                counts as zero in norms.
+            grads: a tree like the model. Where it holds `vernal.NoGradient` or None, for an array or
+                a whole part, nothing was differentiated: that part stays as it is (no weight decay
+                either), and counts as zero in norms.
             state: what `init`, or the step before, returned.
             **extra: what some transformations ask for, such as `value=loss`; passed on to Optax.
                 A function, such as the `value_fn` of a line search, is called with models.
@@ -144,6 +145,7 @@ class Optimizer(FactoryCall):
                 Python number; for a setting that the transformation looks at (compares or
                 converts), as `init` does too.
         """
+        grads = nones(grads)
         refuse_numbers(model, grads)
         params = parameters(model)
         known = fill_missing(params, grads)

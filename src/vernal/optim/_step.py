@@ -14,12 +14,17 @@ import jax.tree_util as jtu
 from .._ground import is_none, signature_of, strong
 from ..modules import trainable
 from ..show import diff_text, path_text, short, type_error, value_error
-from ..trees import combine, filter, is_array
+from ..trees import combine, filter, is_array, is_missing
 
 
 def parameters(model: Any) -> Any:
     """What is optimised of a model: the rest is None."""
     return filter(model, trainable(model))
+
+
+def nones(grads: Any) -> Any:
+    """Gradients with None wherever they have none: `NoGradient` says the same."""
+    return jtu.tree_map(lambda g: None if is_missing(g) else g, grads, is_leaf=is_missing)
 
 
 def _is_pair(params: Any) -> bool:
@@ -43,7 +48,7 @@ def fill_missing(params: Any, grads: Any) -> Any:
         raise value_error(
             "the gradients do not have the structure of the model",
             where="Optimizer.update(model, grads, state)",
-            expected="a tree like the model, with None where nothing was differentiated",
+            expected="a tree like the model, with NoGradient or None where nothing was differentiated",
             got=f"{diff_text(params, grads, leaves='ignore')}\n({error})",
             instead="pass the model they were computed for, and the arguments in this order",
         ) from None
@@ -59,7 +64,7 @@ def refuse_numbers(model: Any, grads: Any) -> None:
             raise type_error(
                 "a Python number is not optimised, and here is a gradient for one",
                 where=f"Optimizer.update: {path_text(path, 'model')}",
-                expected="an array, or None for its gradient",
+                expected="an array, or NoGradient for its gradient",
                 got=short(leaf),
                 instead="jnp.asarray(number) in the model",
             )
@@ -100,7 +105,7 @@ def extra_arguments(
     # A gradient may be a module that can be called.
     prepared = {n: of_model(x) if callable(x) and n != "grad" else x for n, x in extra.items()}
     if "grad" in prepared:
-        prepared["grad"] = fill_missing(params, prepared["grad"])
+        prepared["grad"] = fill_missing(params, nones(prepared["grad"]))
     return prepared
 
 

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import flatten_none_is_leaf, is_none, trace_state_clean
+from ..modules import frozen_leaves
 from ..show import diff_text, path_text, short, type_error, value_error
-from ..trees import is_array_like
+from ..trees import is_array_like, is_missing
 
 
 def _kind(dtype: Any) -> int:
@@ -81,13 +82,16 @@ def _add(ps: list[Any], us: list[Any]) -> list[jax.Array]:
 
 
 def _align(model: Any, updates: Any) -> list[Any]:
-    """One update, or None, for every leaf of the model (None included), where `updates` may stop
-    above its leaves."""
-    steps, steps_def = jtu.tree_flatten(updates, is_leaf=is_none)
+    """One update, or what stands for none, for every leaf of the model (None included), where
+    `updates` may stop above its leaves."""
+    steps, steps_def = jtu.tree_flatten(updates, is_leaf=is_missing)
+    if steps_def == jtu.tree_structure(model, is_leaf=is_none):
+        return steps
     try:
         parts = [flatten_none_is_leaf(part)[0] for part in steps_def.flatten_up_to(model)]
         bad = next(
-            (u for u, p in zip(steps, parts, strict=True) if u is not None and len(p) != 1), None
+            (u for u, p in zip(steps, parts, strict=True) if not (is_missing(u) or len(p) == 1)),
+            None,
         )
         problem = None if bad is None else f"{short(bad)} for a whole part of the model"
     except (ValueError, TypeError, KeyError) as error:
@@ -96,11 +100,28 @@ def _align(model: Any, updates: Any) -> list[Any]:
         raise value_error(
             "the updates do not have the structure of the model",
             where="apply_updates(model, updates)",
-            expected="the structure of the model, with None where nothing is to change",
+            expected="the structure of the model, with NoGradient or None where nothing is to change",
             got=f"{diff_text(model, updates, leaves='ignore')}\n({problem})",
             instead="compute them from this model, for example with optax or jax.tree.map",
         )
     return [step for step, part in zip(steps, parts, strict=True) for _ in part]
+
+
+def _refuse_frozen(model: Any, leaves: list[Any], moved: list[int]) -> None:
+    """Refuses to move what is frozen: the state of an optimiser that was made from the whole model decays it."""
+    marks = iter(frozen_leaves(model))
+    frozen = [leaf is not None and next(marks) for leaf in leaves]
+    i = next((i for i in moved if frozen[i]), None)
+    if i is not None:
+        path = jtu.tree_flatten_with_path(model, is_leaf=is_none)[0][i][0]
+        raise type_error(
+            "there is an update for an array that is frozen",
+            where=path_text(path, "updates"),
+            expected="NoGradient() or None for buffers and what `vernal.freeze` was asked for",
+            got=f"an update of {short(leaves[i])}",
+            instead="gradients of vernal.filter_grad, and states of optimisers made from vernal.params(model); "
+            "to move it all the same, vernal.unfreeze or vernal.tree_at",
+        )
 
 
 def apply_updates(model: Any, updates: Any) -> Any:
@@ -112,8 +133,8 @@ def apply_updates(model: Any, updates: Any) -> Any:
 
     Args:
         model: any pytree.
-        updates: a tree of the same structure: the number or array to add to each leaf, or None for
-            a leaf, or a whole part, that stays as it is.
+        updates: a tree of the same structure: the number or array to add to each leaf, or
+            `vernal.NoGradient` or None for a leaf, or a whole part, that stays as it is.
 
     Returns:
         The updated model.
@@ -122,7 +143,7 @@ def apply_updates(model: Any, updates: Any) -> Any:
         ValueError: if the structures differ.
         TypeError: for an update that is no scalar and has not the shape of its leaf, whose dtype
             the leaf cannot hold (a float for an integer), or of something that is not an array of
-            numbers.
+            numbers; for an update of what is frozen (see `vernal.freeze`).
 
     Example:
         >>> import jax.numpy as jnp
@@ -134,7 +155,8 @@ def apply_updates(model: Any, updates: Any) -> Any:
     steps, steps_def = flatten_none_is_leaf(updates)
     if steps_def != treedef:
         steps = _align(model, updates)
-    moved = [i for i, step in enumerate(steps) if step is not None]
+    moved = [i for i, step in enumerate(steps) if not is_missing(step)]
+    _refuse_frozen(model, leaves, moved)
     try:
         sums = _add([leaves[i] for i in moved], [steps[i] for i in moved])
     except TypeError:

@@ -3,7 +3,7 @@
 A call is flattened once, into the arrays that are differentiated, the other arrays, and the
 rest. A *target* is one argument that is differentiated, wholly or in part. It is a range of the
 leaves of `(fn, args, kwargs)`, found by counting rather than by path, because this runs at every
-call. Its result has its own structure, with None wherever nothing was differentiated.
+call. Its result has its own structure, with `NoGradient` wherever nothing was differentiated.
 """
 
 import inspect
@@ -15,7 +15,15 @@ import jax.tree_util as jtu
 from .._ground import callable_name, signature_of
 from ..modules import Static, field, frozen_leaves
 from ..show import listed, path_text, short, type_error, value_error
-from ..trees import Rest, is_array, is_inexact_array, picked_nodes, split, values_with_paths
+from ..trees import (
+    NoGradient,
+    Rest,
+    is_array,
+    is_inexact_array,
+    picked_nodes,
+    split,
+    values_with_paths,
+)
 from ._boundary import parameter_name, to_positional
 from ._transformed import Transformed, call_inside, check_callable, wrap
 from ._wrt import check_wrt, is_mask, spread_mask
@@ -27,7 +35,7 @@ _INSTEAD_OF = {
     "argnums": "say what to differentiate with `wrt`: wrt=1, wrt=(0, 2), wrt='x', or wrt=lambda model: model.weight",
     "argnames": "say what to differentiate with `wrt`: wrt='x' or wrt=('x', 'y')",
     "holomorphic": "make the result real by jnp.real; for a holomorphic function of arrays use JAX itself",
-    "allow_int": "leave it out: integers are not differentiated, and get None",
+    "allow_int": "leave it out: integers are not differentiated, and get NoGradient()",
 }
 
 
@@ -37,6 +45,8 @@ class Derivative(Transformed[P, T]):
     has_aux: bool = field(static=True)
     wrt: Static
     transform: str = field(static=True)
+    # What stands where nothing was differentiated. (None in `vernal.compat`.)
+    missing: NoGradient | None = field(static=True, default_factory=NoGradient)
 
 
 def decorator(
@@ -139,12 +149,12 @@ class Call:
         return tuple((target.treedef, target.slots) for target in self.targets)
 
 
-def assemble(outline: Any, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Puts one result for each differentiated array into trees like the targets, with None everywhere else.
+def assemble(outline: Any, values: Sequence[Any], missing: Any) -> tuple[Any, ...]:
+    """Puts one result for each differentiated array into trees like the targets, with `missing` everywhere else.
     `outline` is what `Call.outline` gives."""
     left = iter(values)
     return tuple(
-        treedef.unflatten([None if slot is None else next(left) for slot in slots])
+        treedef.unflatten([missing if slot is None else next(left) for slot in slots])
         for treedef, slots in outline
     )
 

@@ -67,7 +67,7 @@ class _ValueAndGrad(Derivative[P, T]):
         loss.__name__ = loss.__qualname__ = callable_name(fn)
         differentiate = jax.value_and_grad(loss, has_aux=True)
         (value, (aux, aux_rest)), found = differentiate(call.chosen())
-        trees = assemble(call.outline(), found)
+        trees = assemble(call.outline(), found, self.missing)
         gradient = trees if is_several(self.wrt.value) else trees[0]
         return ((value, aux_rest.fill(aux)) if has_aux else value), gradient
 
@@ -117,10 +117,11 @@ def filter_grad(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **ref
 
     Returns:
         A function of the same arguments that returns the gradient, or `(gradient, aux)`. The
-        gradient is a tree of the structure of the argument, with None at every leaf that is not
-        differentiated; for a tuple of names, a tuple of those; for a function that picks nodes, of the
-        structure of the first argument, with None outside of what is picked. The gradient of a
-        complex array follows JAX's convention: for gradient descent, take its conjugate.
+        gradient is a tree of the structure of the argument, with `vernal.NoGradient` at every leaf
+        that is not differentiated, as in `vernal.params(argument)`; for a tuple of names, a tuple of
+        those; for a function that picks nodes, of the structure of the first argument, with
+        `NoGradient` outside of what is picked. The gradient of a complex array follows JAX's
+        convention: for gradient descent, take its conjugate.
 
     Raises:
         TypeError: if `fn` is not callable, for the options of `jax.grad` that have no meaning
@@ -137,7 +138,7 @@ def filter_grad(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **ref
         ...     return jnp.sum(params["act"](params["w"] * x))
         >>> params = {"act": jnp.square, "w": jnp.array([1.0, 2.0]), "steps": 3}
         >>> vernal.filter_grad(loss)(params, jnp.array([1.0, 3.0]))
-        {'act': None, 'steps': None, 'w': Array([ 2., 36.], dtype=float32)}
+        {'act': NoGradient(), 'steps': NoGradient(), 'w': Array([ 2., 36.], dtype=float32)}
         >>> vernal.filter_grad(loss, wrt="x")(params, jnp.array([1.0, 3.0]))
         Array([ 2., 24.], dtype=float32)
     """

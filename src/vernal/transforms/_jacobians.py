@@ -84,7 +84,7 @@ class _Jacobian(Derivative[P, T]):
         outline = call.outline()
 
         def gather(values: list[Any]) -> Any:
-            trees = assemble(outline, values)
+            trees = assemble(outline, values, self.missing)
             return trees if is_several(self.wrt.value) else trees[0]
 
         if transform == "filter_hessian":
@@ -117,7 +117,8 @@ def filter_jacfwd(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **r
         A function of the same arguments that returns the Jacobian, or `(jacobian, aux)`. The
         Jacobian is the output with, in place of every array, a tree of the structure of the
         differentiated argument (a tuple of those for a tuple), which has arrays of shape
-        `output.shape + input.shape`, and None at every leaf that is not differentiated.
+        `output.shape + input.shape`, and `vernal.NoGradient` at every leaf that is not
+        differentiated.
 
     Raises:
         TypeError: if `fn` is not callable, for the options of `jax.jacfwd` that have no meaning

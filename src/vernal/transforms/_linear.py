@@ -1,9 +1,10 @@
 """`filter_jvp` and `filter_vjp`: derivatives along a direction, forwards and backwards.
 
-None stands for a tangent or cotangent of zeros, whether the value could have one (a floating-point
-array) or not (everything else). JAX computes with such zeros, and returns arrays; `filter_jvp`
-finds out which outputs do not depend on what is differentiated, by passing them through an
-identity function whose rule is told (`_probe`), and returns None for those.
+None (or `NoGradient`, so that gradients are directions) stands for a tangent or cotangent of zeros,
+whether the value could have one (a floating-point array) or not (everything else). JAX computes
+with such zeros, and returns arrays; `filter_jvp` finds out which outputs do not depend on what is
+differentiated, by passing them through an identity function whose rule is told (`_probe`), and
+returns None for those.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +14,19 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import callable_name, flatten_none_is_leaf
+from .._ground import callable_name
 from ..modules import Module, field
 from ..show import diff_text, message, path_text, short, type_error, value_error
-from ..trees import Rest, is_array, is_array_like, is_inexact_array, is_inexact_array_like, split
+from ..trees import (
+    NoGradient,
+    Rest,
+    is_array,
+    is_array_like,
+    is_inexact_array,
+    is_inexact_array_like,
+    is_missing,
+    split,
+)
 from ._derivatives import Call, assemble, fill_slots, targets_of, value_and_aux
 from ._transformed import call_inside, check_callable
 
@@ -30,19 +40,24 @@ def _spec(leaf: Any) -> _Spec:
     return jnp.shape(leaf), jnp.result_type(leaf)
 
 
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    """A tree with what is missing in it as leaves."""
+    return jtu.tree_flatten(tree, is_leaf=is_missing)
+
+
 def _match(
     treedef: Any, specs: Sequence[_Spec], given: Any, kind: str, names: Sequence[str]
 ) -> list[Any]:
     """An array or None for every leaf of a tree of tangents, checked against what they belong to.
 
     Args:
-        treedef: the structure they must have, with None as a leaf.
+        treedef: the structure they must have, as `_flatten` makes it.
         specs: for every leaf, what it must be.
         given: the tangents.
         kind: `"tangent"` or `"cotangent"`.
         names: what the user calls the tree that is given and the one that it must be like.
     """
-    leaves, given_def = flatten_none_is_leaf(given)
+    leaves, given_def = _flatten(given)
     if given_def != treedef:
         skeletons = (d.unflatten([0] * d.num_leaves) for d in (treedef, given_def))
         raise value_error(
@@ -53,7 +68,7 @@ def _match(
             instead="make them with jax.tree.map, or give None for a leaf that does not change",
         )
     return [
-        None if leaf is None else _check(leaf, spec, kind, names[0], treedef, i)
+        None if is_missing(leaf) else _check(leaf, spec, kind, names[0], treedef, i)
         for i, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
     ]
 
@@ -135,6 +150,7 @@ def filter_jvp(
         primals: its positional arguments, as a tuple. They may be any Python objects.
         tangents: the direction: as `primals`, with an array of the same shape and dtype, or None
             for zero, in place of every floating-point array, and None in place of everything else.
+            `vernal.NoGradient` is as good as None, so that a gradient is a direction.
         **kwargs: keyword arguments of the function. They are not differentiated.
 
     Returns:
@@ -158,7 +174,7 @@ def filter_jvp(
         {'name': None, 'xy': Array(3., dtype=float32), 'y': None}
     """
     check_callable(fn, "filter_jvp")
-    leaves, treedef = flatten_none_is_leaf(_as_tuple(primals, "primals"))
+    leaves, treedef = _flatten(_as_tuple(primals, "primals"))
     given = _as_tuple(tangents, "tangents")
     matched = _match(treedef, [*map(_spec, leaves)], given, "tangent", ("tangents", "primals"))
     # A Python number that has a tangent is meant as an array.
@@ -206,22 +222,25 @@ class _Pullback(Module):
 
     pullback: Any
     name: str = field(static=True)
-    # The structure of the output, with None as a leaf, and for every leaf what its cotangent must
-    # be.
+    # The structure of the output, as `_flatten` makes it, and for every leaf what its cotangent
+    # must be.
     treedef: Any = field(static=True)
     specs: tuple[_Spec, ...] = field(static=True)
     outline: Any = field(static=True)
+    # As of a `Derivative`.
+    missing: NoGradient | None = field(static=True, default_factory=NoGradient)
 
     def __call__(self, cotangent: Any) -> tuple[Any, ...]:
         """Pulls a cotangent back.
 
         Args:
             cotangent: a tree like the output, with an array or None (zero) in place of every
-                floating-point array and None in place of everything else.
+                floating-point array and None in place of everything else. `vernal.NoGradient` is as
+                good as None.
 
         Returns:
-            One tree for every positional argument, with None for everything that is not a
-            floating-point array.
+            One tree for every positional argument, with `vernal.NoGradient` for everything that is
+            not differentiated.
 
         Raises:
             TypeError: if a cotangent has the wrong dtype, or there is one for something that is
@@ -237,7 +256,7 @@ class _Pullback(Module):
             if spec is not None
         ]
         (result,) = self.pullback(found)
-        return assemble(self.outline, result)
+        return assemble(self.outline, result, self.missing)
 
 
 def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
@@ -253,8 +272,8 @@ def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     Returns:
         `(out, vjp_fn)` or `(out, vjp_fn, aux)`. `vjp_fn` takes one cotangent, a tree like `out`
         with an array, or None for zero, in place of every floating-point array and None in place
-        of everything else; it returns a tuple with one tree for every argument, with None for
-        everything that is not differentiated. It is a pytree, so it can be passed to and
+        of everything else; it returns a tuple with one tree for every argument, with
+        `vernal.NoGradient` for everything that is not differentiated. It is a pytree, so it can be passed to and
         returned from compiled functions.
 
     Raises:
@@ -267,7 +286,7 @@ def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         ...     return {"y": x**n, "name": "power"}
         >>> out, vjp_fn = vernal.filter_vjp(f, jnp.float32(3.0), 2)
         >>> vjp_fn({"y": jnp.float32(1.0), "name": None})
-        (Array(6., dtype=float32), None)
+        (Array(6., dtype=float32), NoGradient())
     """
     check_callable(fn, "filter_vjp")
     arrays, rest = split((fn, primals, {}))
@@ -284,7 +303,7 @@ def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     run.__name__ = run.__qualname__ = callable_name(fn)
     found, pullback, (others, out_rest, (aux, aux_rest)) = jax.vjp(run, call.chosen(), has_aux=True)
     out = out_rest.fill(_merge(found, others))
-    leaves, treedef = flatten_none_is_leaf(out)
+    leaves, treedef = _flatten(out)
     specs = tuple(_spec(x) if is_array(x) else None for x in leaves)
     vjp_fn = _Pullback(pullback, callable_name(fn), treedef, specs, call.outline())
     return (out, vjp_fn, aux_rest.fill(aux)) if has_aux else (out, vjp_fn)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import callable_name, flatten_none_is_leaf, is_none
+from .._ground import callable_name
 from ..show import diff, diff_text, message, path_text, short, type_error, value_error
-from ..trees import Rest, is_array, is_array_like, split
+from ..trees import Rest, is_array, is_array_like, is_missing, split
 from ._boundary import argument_text
 from ._custom_derivatives import SymbolicZero, as_jax, is_inexact
 from ._transformed import check_callable
@@ -163,18 +163,18 @@ def matched(kind: str, rule: Any, of: Any, given: Any) -> list[Any]:
     """For every array of `of` its tangent (or gradient, says `kind`) of those that a rule returned, or None for
     zero. Raises `TypeError` if they do not fit in structure, shape or dtype.
 
-    None stands for zero, at a leaf or for a whole subtree. An array of integers has no tangent; zeros in its place,
-    such as rules are given, are dropped.
+    None stands for zero (and so does `NoGradient`), at a leaf or for a whole subtree. An array of integers has no
+    tangent; zeros in its place, such as rules are given, are dropped.
     """
     found: list[Any] = []
 
     def take(tangent: Any, node: Any) -> bool:
         leaves, treedef = jtu.tree_flatten(node)
         found.extend([tangent] * len(leaves))
-        return tangent is None or jtu.treedef_is_leaf(treedef)
+        return is_missing(tangent) or jtu.treedef_is_leaf(treedef)
 
     try:
-        fits = all(jtu.tree_leaves(jtu.tree_map(take, given, of, is_leaf=is_none)))
+        fits = all(jtu.tree_leaves(jtu.tree_map(take, given, of, is_leaf=is_missing)))
     except ValueError:
         fits = False
     if not fits:
@@ -191,7 +191,7 @@ def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
     whole = "the result" if kind == "tangent_out" else "the first argument"
     skeletons = [
         treedef.unflatten([0] * treedef.num_leaves)
-        for treedef in (flatten_none_is_leaf(tree)[1] for tree in (of, given))
+        for treedef in (jtu.tree_structure(tree, is_leaf=is_missing) for tree in (of, given))
     ]
     return message(
         f"the `{kind}` of the rule `{callable_name(rule)}` does not have the structure of {whole}",
@@ -204,7 +204,7 @@ def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
 
 def _fitting(kind: str, rule: Any, path: Any, leaf: Any, tangent: Any) -> Any:
     """One tangent, cast if its type is weak; None for zero."""
-    if tangent is None:
+    if is_missing(tangent):
         return None
     if is_array(leaf) and (is_zero(tangent) or is_array_like(tangent)):
         want, have = jax.typeof(leaf), _type_of(tangent)

@@ -14,6 +14,8 @@ from ._kinds import is_inexact_array_like as is_inexact_array_like
 from ._names import named_leaves as named_leaves
 from ._names import path_name as path_name
 from ._names import tree_paths as tree_paths
+from ._no_gradient import NoGradient as NoGradient
+from ._no_gradient import is_missing as is_missing
 from ._omega import ω as ω
 from ._openings import Node as Node
 from ._openings import everything_in as everything_in

@@ -7,6 +7,7 @@ import jax.tree_util as jtu
 
 from .._ground import callable_name, flatten_none_is_leaf, is_none
 from ..show import diff_text, path_text, short, type_error, value_error
+from ._no_gradient import is_missing
 
 FilterSpec = Any  # a prefix tree of bools and predicates
 IsLeaf = Callable[[Any], bool]
@@ -137,16 +138,17 @@ def partition(
 
 def _first_given(*values: Any) -> Any:
     for value in values:
-        if value is not None:
+        if not is_missing(value):
             return value
-    return None
+    return values[0]
 
 
 def combine(*pytrees: Any, is_leaf: IsLeaf | None = None) -> Any:
-    """Joins trees of one structure: at every leaf, the first value that is not None.
+    """Joins trees of one structure: at every leaf, the first value that is not None or `NoGradient`.
 
     Args:
-        *pytrees: trees that differ only in where they hold None, as `partition` returns them.
+        *pytrees: trees that differ only in where they hold None, as `partition` returns them, or
+            `NoGradient`, as `params` does.
         is_leaf: as in `jax.tree.map`.
 
     Returns:
@@ -185,12 +187,12 @@ def combine(*pytrees: Any, is_leaf: IsLeaf | None = None) -> Any:
 
 
 def _combine_prefixes(pytrees: tuple[Any, ...], is_leaf: IsLeaf | None) -> Any:
-    """Joins trees of which some hold None where others hold a whole subtree."""
+    """Joins trees of which some hold `NoGradient`, or None where others hold a whole subtree."""
     try:
         return jtu.tree_map(
             _first_given,
             *pytrees,
-            is_leaf=lambda x: x is None or (is_leaf is not None and is_leaf(x)),
+            is_leaf=lambda x: is_missing(x) or (is_leaf is not None and is_leaf(x)),
         )
     except (ValueError, TypeError, KeyError):
         other = next(t for t in pytrees if jtu.tree_structure(t) != jtu.tree_structure(pytrees[0]))

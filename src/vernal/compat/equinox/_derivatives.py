@@ -1,0 +1,94 @@
+"""The derivatives with Equinox's convention: None stands where nothing was differentiated."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ... import transforms
+from ...modules import module_update_wrapper
+
+
+def _with_none(transform: Callable[..., Any], fn: Any, options: dict[str, Any]) -> Any:
+    if fn is None:
+        return lambda fn: _with_none(transform, fn, options)
+    return module_update_wrapper(dataclasses.replace(transform(fn, **options), missing=None))
+
+
+def filter_grad(fn: Any = None, **options: Any) -> Any:
+    """`vernal.filter_grad` with None for `vernal.NoGradient`.
+
+    Args:
+        fn: the function.
+        **options: as there.
+
+    Returns:
+        As there.
+    """
+    return _with_none(transforms.filter_grad, fn, options)
+
+
+def filter_value_and_grad(fn: Any = None, **options: Any) -> Any:
+    """`vernal.filter_value_and_grad` with None for `vernal.NoGradient`.
+
+    Args:
+        fn: the function.
+        **options: as there.
+
+    Returns:
+        As there.
+    """
+    return _with_none(transforms.filter_value_and_grad, fn, options)
+
+
+def filter_jacfwd(fn: Any = None, **options: Any) -> Any:
+    """`vernal.filter_jacfwd` with None for `vernal.NoGradient`.
+
+    Args:
+        fn: the function.
+        **options: as there.
+
+    Returns:
+        As there.
+    """
+    return _with_none(transforms.filter_jacfwd, fn, options)
+
+
+def filter_jacrev(fn: Any = None, **options: Any) -> Any:
+    """`vernal.filter_jacrev` with None for `vernal.NoGradient`.
+
+    Args:
+        fn: the function.
+        **options: as there.
+
+    Returns:
+        As there.
+    """
+    return _with_none(transforms.filter_jacrev, fn, options)
+
+
+def filter_hessian(fn: Any = None, **options: Any) -> Any:
+    """`vernal.filter_hessian` with None for `vernal.NoGradient`.
+
+    Args:
+        fn: the function.
+        **options: as there.
+
+    Returns:
+        As there.
+    """
+    return _with_none(transforms.filter_hessian, fn, options)
+
+
+def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """`vernal.filter_vjp` with None for `vernal.NoGradient`.
+
+    Args:
+        fn: the function.
+        *primals: as there.
+        has_aux: as there.
+
+    Returns:
+        As there.
+    """
+    out, vjp_fn, *aux = transforms.filter_vjp(fn, *primals, has_aux=has_aux)
+    return out, dataclasses.replace(vjp_fn, missing=None), *aux
