@@ -65,7 +65,8 @@ def with_keys() -> Case:
 def with_state() -> Case:
     def plain(model: Any, state: Any, x: jax.Array) -> Any:
         y, state = model(x, state)
-        return jnp.sum(y**2), state
+        # The model too, because `apply` returns it.
+        return jnp.sum(y**2), (model, state)
 
     def applied(model: Any, x: jax.Array) -> Any:
         y, model = nn.apply(model, x)

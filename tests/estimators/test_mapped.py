@@ -136,6 +136,7 @@ def test_estimates_of_a_batch_of_operators_are_those_of_each(name):
     assert not np.allclose(looped[0][0], looped[0][1]) or make is kernel
 
 
+@pytest.mark.slow
 def test_on_the_devices_of_shard_map():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     a = jnp.array([[3.0, 1.0, 0.5], [1.0, 4.0, 0.0], [0.5, 0.0, 2.0]])

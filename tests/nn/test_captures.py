@@ -168,11 +168,21 @@ def test_paths_that_mean_no_layer_and_layers_that_are_not_called_are_refused(get
     net = Net(getkey())
     for path in ("hed", "twice.layer.weight", "head.layers"):
         with pytest.raises(
-            ValueError, match=r"(?s)paths do not fit the tree.*a module that is called"
+            ValueError,
+            match=r"(?s)paths do not fit the tree.*paths of layers.*a module that is called",
         ):
             nn.apply(net, XS, capture=path)
-    with pytest.raises(ValueError, match=r"(?s)were not called.*got: stack"):
+    with pytest.raises(ValueError, match=r"(?s)were not called.*got: .stack."):
         nn.apply(net, XS, capture="stack", method=lambda net, xs: net.norm(xs))
     for wrong in (1, [1], lambda m: m.head):
         with pytest.raises(TypeError, match="what is captured is said by path"):
             inspect.unwrap(nn.apply)(net, XS, capture=wrong)
+
+
+def test_a_wildcard_leaves_out_what_is_not_called_unless_nothing_is(getkey):
+    attention = nn.MultiheadAttention(2, 4, key=getkey())
+    x = jnp.ones((3, 4))
+    _, _, seen = nn.apply(attention, x, x, x, capture=["**", "output_proj"])
+    assert "output_proj" in seen and "dropout" not in seen
+    with pytest.raises(ValueError, match=r"(?s)were not called.*got: 'dropout'"):
+        nn.apply(attention, x, x, x, capture=["**", "dropout"])

@@ -357,6 +357,7 @@ def test_calls_that_no_loop_can_make_are_refused(getkey):
         narrow(x)
 
 
+@pytest.mark.slow
 def test_under_shard_map_the_parameters_alone_may_vary():
     def mlp(key):
         # Its first layer is the same on all devices.

@@ -328,3 +328,23 @@ def test_a_rule_may_return_gradients_of_ours():
         )
     )
     assert vernal.filter_grad(triple)({"x": jnp.array(2.0), "n": 3})["x"] == 3.0
+
+
+@pytest.mark.parametrize("ask", [bool, float, int, len, iter, lambda x: x[0]])
+def test_no_gradient_is_no_value_to_python(ask):
+    with pytest.raises(TypeError, match="there is no gradient here to compute with"):
+        ask(vernal.NoGradient())
+
+
+def test_params_called_as_a_model_say_how_they_are():
+    class Scaled(Module):
+        steps: int
+
+        def __call__(self, x):
+            return x * self.steps.bit_length()
+
+    model, x = Scaled(4), jnp.ones(3)
+    with pytest.raises(AttributeError, match=r"vernal\.combine\(params, model\)"):
+        vernal.params(model)(x)
+    assert vernal.combine(vernal.params(model), model)(x).tolist() == [3.0, 3.0, 3.0]
+    assert not hasattr(NoGradient(), "__jax_array__")

@@ -113,3 +113,29 @@ def test_files_of_our_own_keep_the_full_names(tmp_path):
         load(tmp_path / "model", MODEL, rename=rename)
     with pytest.raises(ValueError, match="the paths do not fit the tree"):
         load(tmp_path / "model", MODEL, rename={"body.0.*": "body.0.*"})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"), [(np.int32, 2**40), (np.int8, 300), (np.uint8, -1), (np.uint8, 300)]
+)
+def test_integers_that_do_not_fit_are_refused(dtype, number):
+    match = "a number that does not fit into"
+    with pytest.raises(ValueError, match=match):
+        from_torch({"a": jnp.zeros(2, dtype)}, {"a": np.array([1, number])})
+    fits = from_torch({"a": jnp.zeros(2, dtype)}, {"a": np.array([1, 7])})
+    assert fits["a"].dtype == dtype and fits["a"].tolist() == [1, 7]
+    if abs(number) < 2**31:
+        with pytest.raises(ValueError, match=match):
+            to_torch({"a": jnp.array([1, number])}, like={"a": np.zeros(2, dtype)})
+
+
+@pytest.mark.parametrize("count", [jnp.inf, jnp.nan, 300.0, 1e30, 0.5])
+def test_counts_that_are_no_integers_or_do_not_fit_are_refused(count):
+    with pytest.raises(ValueError, match="does not fit|expected i8"):
+        to_torch({"n": jnp.array(count)}, like={"n": np.array(3, np.int8)})
+
+
+def test_a_nan_is_written_like_any_other_number():
+    model = {"a": jnp.array([jnp.nan, 1.0]), "b": jnp.array(jnp.nan)}
+    for tensors in (to_torch(model), to_torch(model, like=to_torch(model))):
+        equal(from_torch(model, tensors), model)

@@ -73,7 +73,8 @@ def _not_reaped(where: str) -> RuntimeError:
             where=where,
             expected="a layer that changes its state to be called by somebody who keeps the new one",
             instead="y, model = vernal.nn.apply(model, x), for a whole model; y, state = layer(x, state), with "
-            "vernal.nn.make_with_state; or, to use a model without changing it, vernal.nn.inference_mode(model)",
+            "vernal.nn.make_with_state; or, to use a model without changing it, vernal.nn.inference_mode(model), for "
+            "layers with a field `inference`",
         )
     )
 

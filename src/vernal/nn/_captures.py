@@ -15,11 +15,11 @@ class Captured:
     """The hook of a layer whose results are captured, and their label: no other call of `apply` has the same.
 
     Args:
-        name: of the layer.
+        patterns: the paths that asked for it.
     """
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, patterns: list[str]):
+        self.patterns = patterns
 
     def __call__(self, result: Any) -> Any:
         return capture(result, self)
@@ -37,12 +37,16 @@ def hooks_for(model: Any, patterns: Any) -> dict[str, Captured]:
             instead='"layers.0", "layers.*", or ["encoder", "**.norm"]',
         )
     found = list(_layers(model, ()))
-    paths, layers = Paths(found), {path_name(path) for path in found}
+    paths, layers = Paths(found, ("layer", "layers")), {path_name(path) for path in found}
     chosen = [[name for name in paths.nodes(text) if name in layers] for text in asked]
     idle = [text for text, names in zip(asked, chosen, strict=True) if not names]
     if idle:
         raise paths.refusal(_WHERE, idle, instead="the path of a layer: a module that is called")
-    return {name: Captured(name) for names in chosen for name in names}
+    asked_by: dict[str, list[str]] = {}
+    for text, names in zip(asked, chosen, strict=True):
+        for name in names:
+            asked_by.setdefault(name, []).append(text)
+    return {name: Captured(patterns) for name, patterns in asked_by.items()}
 
 
 def _layers(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -66,14 +70,17 @@ def with_hooks(node: Any, hooks: Mapping[str, Captured], path: tuple[Any, ...] =
 
 
 def by_name(hooks: Mapping[str, Captured], caught: Mapping[Any, Any]) -> dict[str, Any]:
-    """What was captured, by the names of the layers. Raises if a layer was not called."""
-    missing = [name for name, hook in hooks.items() if hook not in caught]
+    """What was captured, by the names of the layers. Raises if no layer that a path means was called."""
+    called = {text for hook in hooks.values() if hook in caught for text in hook.patterns}
+    asked = dict.fromkeys(text for hook in hooks.values() for text in hook.patterns)
+    missing = [repr(text) for text in asked if text not in called]
     if missing:
         raise value_error(
             "layers that are to be captured were not called",
             where=_WHERE,
-            expected="layers that the model calls, and whose results it uses",
+            expected="paths of layers that the model calls, and whose results it uses (an `apply` inside of it keeps "
+            "what it captures for itself)",
             got=listed(missing),
             instead="the paths of others; debug.summary(model, x) shows what is called",
         )
-    return {name: caught[hook] for name, hook in hooks.items()}
+    return {name: caught[hook] for name, hook in hooks.items() if hook in caught}

@@ -75,6 +75,9 @@ class Variable(Module, Generic[V]):
         >>> print(nn.apply(counter, jnp.array(10))[0])
         10
 
+        Whether a call in inference changes it is for the layer to decide, by a field `inference: bool = False`, which
+        `vernal.nn.inference_mode` and `apply(..., train=False)` set. One without that field changes it always.
+
         A layer that takes an optional `state` as well, for `make_with_state`, reads
         `self.calls.value if state is None else state.get(self.calls)`, and leaves `state.set(self.calls, new)`.
     """
@@ -134,7 +137,8 @@ class Variable(Module, Generic[V]):
                     expected="the `state` that `make_with_state` returned along with the model",
                     got="no state",
                     instead="y, state = model(x, state), and in a layer state.get(variable); without make_with_state, "
-                    "nn.apply(model, x), if a layer on the way, such as a Stack, hands on no state",
+                    "nn.apply(model, x), if a layer on the way hands on no state (a Stack does not, a Sequential does "
+                    "so to a StatefulLayer)",
                 )
             )
         return self.stored

@@ -58,7 +58,13 @@ def fitted(array: np.ndarray, spec: Spec) -> np.ndarray:
     fits = without_ones(array.shape) == without_ones(spec.shape)
     if not fits or rank(array.dtype) > rank(spec.dtype):
         raise Misfit(f"{described(array)}, of another shape or kind of number")
-    return array.reshape(spec.shape).astype(spec.dtype)
+    array = array.reshape(spec.shape)
+    made = array.astype(spec.dtype)
+    if np.issubdtype(spec.dtype, np.integer) and not np.array_equal(made, array):
+        raise Misfit(
+            f"{described(array)}, with a number that does not fit into {np.dtype(spec.dtype)}"
+        )
+    return made
 
 
 def indices_of(link: Link, specs: Mapping[str, Spec]) -> list[tuple[int, ...]]:

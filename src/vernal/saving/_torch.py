@@ -221,7 +221,8 @@ def to_torch(
                 names = link.sources(index)
                 tensors = _dumped(link, [array[index] for array in ours], names, wanted)
                 for name, tensor in zip(names, tensors, strict=True):
-                    if not np.array_equal(made.setdefault(name, tensor), tensor):
+                    # By their bytes, so that a NaN equals itself.
+                    if made.setdefault(name, tensor).tobytes() != tensor.tobytes():
                         raise Misfit(f"another value for {name!r} than other leaves give it")
         except Misfit as misfit:
             raise value_error(
@@ -254,8 +255,12 @@ def _dumped(
 
 def _counted(array: np.ndarray, wanted: np.dtype) -> np.ndarray:
     """An array; as an integer if one is wanted and it is a whole number. (`BatchNorm` counts batches in a float.)"""
-    count = array.ndim == 0 and np.issubdtype(array.dtype, np.floating) and array == np.round(array)
-    return array.astype(wanted) if count and np.issubdtype(wanted, np.integer) else array
+    if array.ndim or not (
+        np.issubdtype(array.dtype, np.floating) and np.issubdtype(wanted, np.integer)
+    ):
+        return array
+    count = abs(array) < 2**53 and array == np.round(array)
+    return array.astype(np.int64) if count else array
 
 
 def _like(

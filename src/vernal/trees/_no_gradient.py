@@ -84,6 +84,17 @@ class NoGradient(metaclass=_Told):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _refuse
     __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Whoever takes it for an array has called what is not a whole model."""
+        text = f"NoGradient has no attribute `{name}`"
+        if name[:2] != "__":
+            text += (
+                "; gradients and `vernal.params(model)` are called as `vernal.combine(params, model)`, "
+                "which fills in what is not trained"
+            )
+        raise AttributeError(text)
 
 
 jtu.register_pytree_node(NoGradient, lambda _: ((), None), lambda _aux, _children: NoGradient())

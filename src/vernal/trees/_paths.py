@@ -20,6 +20,7 @@ class Paths:
 
     Args:
         leaves: the leaves, by name or by key path.
+        called: what they are called in messages, one and many: they may be parts.
 
     Attributes:
         names: the names of the leaves.
@@ -33,7 +34,12 @@ class Paths:
         [0, 1, 2]
     """
 
-    def __init__(self, leaves: Iterable[str | Sequence[Any]]):
+    def __init__(
+        self,
+        leaves: Iterable[str | Sequence[Any]],
+        called: tuple[str, str] = ("leaf", "leaves"),
+    ):
+        self._one, self._many = called
         self._keys = [keys_of(path) for path in leaves]
         self.names = [".".join(keys) for keys in self._keys]
         # By the keys of each node, the leaves in it.
@@ -189,16 +195,16 @@ class Paths:
         ]
         none = [f"{shown_name(self.names[i])}: no path is for it" for i in unruled]
         near = {path: self.near(path) for path in idle}
-        missed = [f"{path!r}: {near[path] or 'no leaf there'}" for path in idle]
+        missed = [f"{path!r}: {near[path] or f'no {self._one} there'}" for path in idle]
         got = [listed(lines, "\n") for lines in (several, none, others, missed) if lines]
         if got == [listed(missed, "\n")] and not all(near.values()):
             names = map(shown_name, self.names)
-            got.append("the leaves are:\n" + (listed(names, "\n") or "none"))
+            got.append(f"the {self._many} are:\n" + (listed(names, "\n") or "none"))
         return value_error(
             "the paths do not fit the tree",
             where=where,
-            expected="paths of leaves, or of parts with leaves in them"
-            + (", and one path at most for each leaf" if several or none else ""),
+            expected=f"paths of {self._many}, or of parts with {self._many} in them"
+            + (f", and one path at most for each {self._one}" if several or none else ""),
             got="\n".join(got),
             instead=instead or ("narrower paths where there are two" if several else None),
         )
@@ -220,10 +226,10 @@ class Paths:
         close: list[str] = []
         for parts in map(self._rooted, read(path)):
             if self._leaves((*parts, DEEP)):
-                return f"no leaf but a part; for the leaves in it, write {_text(parts) + '.**'!r}"
+                return f"no {self._one} but a part; for the {self._many} in it, write {_text(parts) + '.**'!r}"
             close += self._corrected(parts)
         if close:
-            return f"no leaf there; did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
+            return f"no {self._one} there; did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
         return ""
 
     def _corrected(self, parts: Parts) -> list[str]:
