@@ -338,12 +338,12 @@ def test_no_gradient_is_no_value_to_python(ask):
 
 def test_params_called_as_a_model_say_how_they_are():
     class Scaled(Module):
-        steps: int
+        scale: jax.Array
 
         def __call__(self, x):
-            return x * self.steps.bit_length()
+            return x * self.scale.sum()
 
-    model, x = Scaled(4), jnp.ones(3)
+    model, x = vernal.freeze(Scaled(jnp.ones(3)), "scale"), jnp.ones(3)
     with pytest.raises(AttributeError, match=r"vernal\.combine\(params, model\)"):
         vernal.params(model)(x)
     assert vernal.combine(vernal.params(model), model)(x).tolist() == [3.0, 3.0, 3.0]
