@@ -97,7 +97,13 @@ def flat(fn, w):
     return jnp.stack([jnp.concatenate([y.ravel() for y in jax.tree.leaves(c)]) for c in columns], 1)
 
 
-@pytest.mark.parametrize("fn", ALL.values(), ids=ALL)
+SOME = [
+    pytest.param(fn, id=name, marks=[pytest.mark.slow] if "nested" in name else [])
+    for name, fn in ALL.items()
+]
+
+
+@pytest.mark.parametrize("fn", SOME)
 def test_it_is_that_of_the_matrix(fn):
     leaves, tree = jax.tree.flatten(jax.eval_shape(fn, W, X))
     keys = jax.random.split(jax.random.key(0), len(leaves))

@@ -122,7 +122,7 @@ KEPT = {
     "tree_at structure": lambda m, _: tree_at(lambda m: m.activation, m, jax.nn.gelu),
     "tree_at another shape": lambda m, _: tree_at(lambda m: m.encoder.bias, m, jnp.zeros((7,))),
     "partition": lambda m, _: vernal.combine(*vernal.partition(m, trainable(m))),
-    "apply_updates": lambda m, _: vernal.apply_updates(m, jax.tree.map(lambda x: x, m)),
+    "apply_updates": lambda m, _: vernal.apply_updates(m, vernal.params(m)),
 }
 
 

@@ -220,6 +220,7 @@ def _first(kind, shape, dtype):
     return None if dtype is None else state_like(kind, _numbers(shape, dtype))
 
 
+@pytest.mark.slow
 @every
 def test_dtypes_are_promoted_together(kind, getkey):
     for inputs, weights, state in MIXED:
