@@ -31,7 +31,7 @@ from .._ground import (
 )
 from ..primitives import linear_call_p
 from ..show import value_error
-from ..transforms import check_p, placed_like, program_of, vprim_p
+from ..transforms import check_p, placed_like, program_of, traits_of, vprim_p
 from . import _in_rules as in_rules
 from ._capture import capture_p, captures
 from ._slots import Slots, Views, checks, sows, touches, unknown, unknown_capture
@@ -83,7 +83,7 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
         return _opened(eqn, args, views, slots), []
     if any(map(touches, inside)):
         return _opened(eqn, args, views, slots), []
-    if slots.told and any(map(checks, inside)):
+    if slots.told and (any(map(checks, inside)) or traits_of(eqn).may_check):
         # A check in what cannot be opened counts for everybody: no error is lost.
         with contextlib.suppress(NotImplementedError):
             return _opened(eqn, args, views, slots), []
@@ -358,6 +358,8 @@ def _shard_map(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[An
 
 
 def _custom_jvp(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
+    if traits_of(eqn).transposed:
+        return in_rules.by_transpose(evaluate, eqn, args, slots)
     return in_rules.custom_jvp(evaluate, eqn, args, views, slots)
 
 

@@ -17,9 +17,16 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.custom_derivatives import SymbolicZero
 
-from .._ground import Zero
+from .._ground import UndefinedPrimal, Zero
 from ..primitives import linear_call
-from ..transforms import call_with_jvp, is_zero
+from ..transforms import (
+    call_with_jvp,
+    chosen,
+    is_zero,
+    linear_by_transpose,
+    replaced,
+    traits_of,
+)
 from ._slots import Evaluate, Slots, Views, touches, unknown
 
 
@@ -58,14 +65,15 @@ def custom_jvp(
 ) -> list[Any]:
     """Evaluates a function with a rule for forward mode. `views` says which parts of slots the arguments are, whose
     values are replaced by the new ones; `evaluate` is for the programs inside."""
-    used = slots.used(views)
+    used, empty = slots.used(views), slots.without_values()
 
     program = eqn.params.get("call_jaxpr") or eqn.params["program"]
-    if getattr(eqn.params.get("rules"), "replays", False) and touches(program.jaxpr):
+    traits = traits_of(eqn)
+    if traits.replays and touches(program.jaxpr):
         raise in_derivative()
 
     def call(values: list[Any], args: list[Any]) -> Any:
-        return _inside(evaluate, program, args, views, slots, values)
+        return _inside(evaluate, program, args, views, empty, values)
 
     def rule(primals: Any, tangents: Any) -> Any:
         (values, args), (_, dots) = primals, tangents
@@ -81,12 +89,15 @@ def custom_jvp(
 
         closed = jax.make_jaxpr(derivative)(args, floats)
         of_args: Views = [*views, *[None] * len(floats)]
-        new, both = _inside(evaluate, closed, [*args, *floats], of_args, slots, values)
+        new, both = _inside(evaluate, closed, [*args, *floats], of_args, empty, values)
         n = len(eqn.outvars)
         zeros = [*map(SymbolicZero.from_primal_value, new)]
         return (new, both[:n]), (zeros, _spread(both[n:], both[:n]))
 
-    values, out = call_with_jvp(call, rule, slots.of(used), args)
+    one_way, may_check = traits.one_way, traits.may_check
+    values, out = call_with_jvp(
+        call, rule, slots.of(used), args, one_way=one_way, may_check=may_check
+    )
     slots.set(used, values)
     return out
 
@@ -95,35 +106,67 @@ def custom_vjp(
     evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots
 ) -> list[Any]:
     """Likewise, for a function with a rule for reverse mode."""
-    used = slots.used(views)
+    used, empty = slots.used(views), slots.without_values()
 
     @jax.custom_vjp
     def call(values: list[Any], args: list[Any]) -> Any:
-        return _inside(evaluate, eqn.params["call_jaxpr"], args, views, slots, values)
+        return _inside(evaluate, eqn.params["call_jaxpr"], args, views, empty, values)
 
     def forward(values: list[Any], args: list[Any]) -> Any:
         closed, (_, pull) = jax.make_jaxpr(
             lambda *args: jax.vjp(_bound(eqn), *args), return_shape=True
         )(*args)
-        new, both = _inside(evaluate, closed, args, views, slots, values)
+        new, both = _inside(evaluate, closed, args, views, empty, values)
         n = len(eqn.outvars)
-        return (new, both[:n]), jax.tree.unflatten(jax.tree.structure(pull), both[n:])
+        told = [values[used.index(i)] for i in empty.told]
+        return (new, both[:n]), (told, jax.tree.unflatten(jax.tree.structure(pull), both[n:]))
 
-    def backward(pull: Any, cotangents: Any) -> Any:
-        _, dots = cotangents
-        types = [v.aval for v in eqn.outvars]
-        back = jax.make_jaxpr(lambda floats: pull(_spread(floats, types)))(_floats(dots, types))
+    def backward(residuals: Any, cotangents: Any) -> Any:
+        (told, pull), (_, dots) = residuals, cotangents
+        of_args, of_out = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
+        floats = _floats(dots, of_out)
+        back = jax.make_jaxpr(lambda floats: _floats(pull(_spread(floats, of_out)), of_args))(
+            floats
+        )
         if touches(back.jaxpr):
             raise unknown(
                 "a function whose derivative rule runs it again on the way back",
                 "the layer outside of it; for a loop, `kind='bounded'` or `jax.lax.scan`",
             )
-        return None, list(pull(dots))
+        inner = empty.inside(empty.told, told)
+        out, _ = evaluate(back.jaxpr, back.consts, floats, [None] * len(floats), inner)
+        return None, _spread(out, of_args)
 
     call.defvjp(forward, backward)
     values, out = call(slots.of(used), args)
     slots.set(used, values)
     return out
+
+
+def by_transpose(evaluate: Evaluate, eqn: Any, args: list[Any], slots: Slots) -> list[Any]:
+    """Likewise, for what a rule for reverse mode leaves: a linear function that is only ever transposed."""
+    rules, empty = eqn.params["rules"], slots.without_values()
+    name, n = rules.traits.transposed
+    unknowns = [UndefinedPrimal(jax.typeof(x)) for x in args[n:]]
+
+    def back(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        values, rest = residuals[: len(empty.told)], residuals[len(empty.told) :]
+        known = [not isinstance(ct, Zero) for ct in cotangents]
+        alive: list[bool] = []
+
+        def transposed(rest: Any, given: Any) -> list[Any]:
+            found = rules.transpose(replaced(cotangents, known, given), *rest, *unknowns)[n:]
+            alive[:] = [ct is not None and not isinstance(ct, Zero) for ct in found]
+            return chosen(found, alive)
+
+        given = chosen(cotangents, known)
+        closed = jax.make_jaxpr(transposed)(rest, given)
+        flat, inner = [*rest, *given], empty.inside(empty.told, values)
+        out, _ = evaluate(closed.jaxpr, closed.consts, flat, [None] * len(flat), inner)
+        return replaced([None] * len(alive), alive, out)
+
+    residuals = [*slots.of(slots.told), *args[:n]]
+    return linear_by_transpose(name, back, residuals, args[n:], [v.aval for v in eqn.outvars])
 
 
 def in_derivative() -> NotImplementedError:
@@ -138,7 +181,7 @@ def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: S
     del views
     if not slots.told or touches(eqn.params["forward"].jaxpr):
         raise in_derivative()
-    transpose = eqn.params["transposed"]
+    transpose, empty = eqn.params["transposed"], slots.without_values()
     n = transpose.num_residuals
     types = [jax.typeof(x) for x in args[n:]]
 
@@ -147,7 +190,7 @@ def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: S
             told, rest = residuals
             closed, out = jax.make_jaxpr(fn, return_shape=True)(rest, *given)
             flat = [*rest, *given]
-            inner = slots.inside(slots.told, told)
+            inner = empty.inside(empty.told, told)
             results, _ = evaluate(closed.jaxpr, closed.consts, flat, [None] * len(flat), inner)
             return jax.tree.unflatten(jax.tree.structure(out), results)
 

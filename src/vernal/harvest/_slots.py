@@ -5,7 +5,7 @@ from typing import Any
 
 from .._ground import current_scope, jaxprs_in_params
 from ..show import message
-from ..transforms import check_p
+from ..transforms import check_p, traits_of
 from ._sow import planted_p, sow_p
 from ._views import View
 
@@ -72,6 +72,10 @@ class Slots:
         inner.read, inner.sown, inner.needed = self.read, self.sown, self.needed
         return inner
 
+    def without_values(self) -> "Slots":
+        """For a derivative rule, which is run later, with values of its own: it may hold no tracer."""
+        return self.inside([], [])
+
     def catch(self, labels: Iterable[Hashable], values: Iterable[list[Any]]) -> None:
         """After the program of an operation was evaluated: what was captured there, as it comes out here."""
         self.caught.update(zip(labels, values, strict=True))
@@ -108,7 +112,7 @@ Evaluate = Callable[[Any, Sequence[Any], Sequence[Any], Views, Slots], tuple[lis
 
 def touches(jaxpr: Any) -> bool:
     """Whether a program reads or sows, at any depth."""
-    return _has(jaxpr, (planted_p, sow_p))
+    return _has(jaxpr, lambda eqn: eqn.primitive in (planted_p, sow_p))
 
 
 def sows(jaxpr: Any) -> bool:
@@ -126,25 +130,26 @@ def sows(jaxpr: Any) -> bool:
         >>> sows(jax.make_jaxpr(lambda slot: sow(slot, slot + 1, slot))(jnp.array(1)).jaxpr)
         True
     """
-    return _has(jaxpr, (sow_p,))
+    return _has(jaxpr, lambda eqn: eqn.primitive is sow_p)
 
 
-def _has(jaxpr: Any, primitives: tuple[Any, ...]) -> bool:
+def _has(jaxpr: Any, wanted: Callable[[Any], bool]) -> bool:
     return any(
-        eqn.primitive in primitives
-        or any(_has(x, primitives) for x in jaxprs_in_params(eqn.params))
+        wanted(eqn) or any(_has(x, wanted) for x in jaxprs_in_params(eqn.params))
         for eqn in jaxpr.eqns
     )
 
 
 def checks(jaxpr: Any) -> bool:
-    """Whether a program holds a check, at any depth.
+    """Whether a program holds a check, at any depth, or a function with a derivative rule that may hold one.
 
     Args:
         jaxpr: the program.
 
     Returns:
-        True if there is an `error_if` or the like in it.
+        True if there is an `error_if` or the like in it, or a `filter_custom_jvp`, `filter_custom_vjp` or
+        `jax.custom_vjp`, whose rule is not known before it runs. (The rules of `jax.custom_jvp` are not counted: nearly
+        all of them are JAX's own.)
 
     Example:
         >>> import jax
@@ -153,7 +158,7 @@ def checks(jaxpr: Any) -> bool:
         >>> checks(jax.make_jaxpr(lambda x: error_if(x, x < 0, "negative"))(1.0).jaxpr)
         True
     """
-    return _has(jaxpr, (check_p,))
+    return _has(jaxpr, lambda eqn: eqn.primitive is check_p or traits_of(eqn).may_check)
 
 
 def unknown(what: str, instead: str) -> NotImplementedError:

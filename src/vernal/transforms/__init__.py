@@ -13,6 +13,7 @@ from ._closures import filter_closure_convert as filter_closure_convert
 from ._closures import trace_closure as trace_closure
 from ._custom_derivatives import call_with_jvp as call_with_jvp
 from ._custom_derivatives import chosen as chosen
+from ._custom_derivatives import linear_by_transpose as linear_by_transpose
 from ._custom_derivatives import replaced as replaced
 from ._custom_jvp import filter_custom_jvp as filter_custom_jvp
 from ._custom_vjp import filter_custom_vjp as filter_custom_vjp
@@ -36,6 +37,7 @@ from ._lowered import Lowered as Lowered
 from ._operations import define as define
 from ._operations import one_way as one_way
 from ._operations import program_of as program_of
+from ._operations import traits_of as traits_of
 from ._operations import vprim_p as vprim_p
 from ._placement import axis_names as axis_names
 from ._placement import entries_without as entries_without

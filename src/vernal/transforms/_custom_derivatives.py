@@ -19,7 +19,7 @@ import jax.tree_util as jtu
 
 from .._ground import UndefinedPrimal, Zero, callable_name, instantiate_zeros
 from ..show import type_error, value_error
-from ._operations import vprim_p
+from ._operations import Traits, vprim_p
 from ._placement import placed_like, varying_alike
 
 SymbolicZero = jax.custom_derivatives.SymbolicZero
@@ -75,11 +75,8 @@ class _WithJvp:
         rule: `rule(primals, tangents)`.
         args: the structure of the arguments.
         is_linear: as for `call_with_jvp`.
-        one_way: as for `call_with_jvp`.
-        replays: as for `call_with_jvp`.
+        traits: what is known of it.
     """
-
-    is_written = True
 
     def __init__(
         self,
@@ -87,12 +84,10 @@ class _WithJvp:
         rule: Callable[..., Any],
         args: Any,
         is_linear: Callable[..., bool] | None,
-        one_way: bool,
-        replays: bool,
+        traits: Traits,
     ):
         self.name = callable_name(fn)
-        self.one_way = one_way
-        self.replays = replays
+        self.traits = traits
         self._is_linear = is_linear
         self._fn = fn
         self._rule = rule
@@ -172,6 +167,7 @@ def call_with_jvp(
     is_linear: Callable[..., bool] | None = None,
     one_way: bool = False,
     replays: bool = False,
+    may_check: bool = False,
 ) -> Any:
     """Calls a function that has a rule for its derivative.
 
@@ -185,12 +181,14 @@ def call_with_jvp(
             is linear in the arguments that are marked. Then its transpose is that of its derivative.
         one_way: whether the rule serves reverse mode alone.
         replays: whether the function makes the steps of a loop again, after another one has made them.
+        may_check: whether there may be a check in the rule, which is known only when the rule runs.
 
     Returns:
         `fn(*args)`.
     """
     arrays, structure = jtu.tree_flatten(args)
-    rules = _WithJvp(fn, rule, structure, is_linear, one_way, replays)
+    traits = Traits(one_way=one_way, replays=replays, may_check=may_check)
+    rules = _WithJvp(fn, rule, structure, is_linear, traits)
     out = vprim_p.bind(*map(as_jax, arrays), rules=rules)
     return rules.out.unflatten(out)
 
@@ -205,15 +203,14 @@ class _ByTranspose:
         out: the types of its results.
     """
 
-    # Nothing is computed where it is only transposed.
-    is_written = False
-    one_way = True
-    replays = False
-
     def __init__(self, name: str, back: Callable[..., Any], count: int, out: Sequence[Any]):
         self.name = f"derivative of {name}"
         self._fn_name = name
         self._back = back
+        # Nothing is computed where it is only transposed.
+        self.traits = Traits(
+            is_written=False, one_way=True, may_check=True, transposed=(name, count)
+        )
         self._count = count
         self._out = out
 

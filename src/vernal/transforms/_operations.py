@@ -50,6 +50,26 @@ from ..show import short, value_error
 from ._placement import unmapped_gathered
 
 
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What an operation is, however often it is mapped.
+
+    Args:
+        is_written: whether a program holds the program of what it computes.
+        one_way: whether it has a derivative for reverse mode alone.
+        replays: whether it computes again what another operation has computed.
+        may_check: whether its rules may hold a check, which is known only when they run.
+        transposed: for an operation that is only ever transposed: the function that it is the derivative of, and how
+            many of its arguments are residuals.
+    """
+
+    is_written: bool = True
+    one_way: bool = False
+    replays: bool = False
+    may_check: bool = False
+    transposed: tuple[str, int] | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rules:
     """What an operation is, in JAX's own conventions: `Zero` is a tangent or cotangent known to be
@@ -61,7 +81,7 @@ class _Rules:
         abstract: `(*avals) -> (avals, effects)`.
         jvp: `(primals, tangents) -> (arrays, tangents)`.
         transpose: `(cotangents, *args) -> cotangents`.
-        replays: as for `define`.
+        traits: what is known of it.
     """
 
     name: str
@@ -69,9 +89,7 @@ class _Rules:
     abstract: Callable[..., Any]
     jvp: Callable[..., Any]
     transpose: Callable[..., Any]
-    replays: bool = False
-    is_written = True
-    one_way = False
+    traits: Traits = Traits()
 
     def given(self, params: dict[str, Any]) -> "_Rules":
         """The rules for these parameters."""
@@ -79,7 +97,7 @@ class _Rules:
             functools.partial(rule, **params)
             for rule in (self.compute, self.abstract, self.jvp, self.transpose)
         )
-        return _Rules(self.name, compute, abstract, jvp, transpose, self.replays)
+        return _Rules(self.name, compute, abstract, jvp, transpose, self.traits)
 
 
 class _Mapped:
@@ -93,9 +111,7 @@ class _Mapped:
 
     def __init__(self, rules: Any, axis: Any, dims: Sequence[int | None]):
         self.name = f"vmap({rules.name})"
-        self.is_written = rules.is_written
-        self.one_way = rules.one_way
-        self.replays = rules.replays
+        self.traits: Traits = rules.traits
         self._rules = rules
         self._axis = axis
         self._dims = list(dims)
@@ -221,7 +237,7 @@ def define(
     Returns:
         The primitive.
     """
-    rules = _Rules(name, compute, abstract, jvp, transpose, replays)
+    rules = _Rules(name, compute, abstract, jvp, transpose, Traits(replays=replays))
     primitive = _primitive(rules)
 
     def batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
@@ -252,17 +268,25 @@ def program_of(eqn: Any) -> Any:
     return jax.make_jaxpr(lambda *args: eqn.primitive.impl(*args, **eqn.params))(*types).jaxpr
 
 
+def traits_of(eqn: Any) -> Traits:
+    """What an operation in a program is.
+
+    Args:
+        eqn: the operation.
+    """
+    if eqn.primitive is vprim_p:
+        return eqn.params["rules"].traits
+    of_user = eqn.primitive is custom_vjp_call_p
+    return Traits(one_way=of_user, may_check=of_user)
+
+
 def one_way(jaxpr: Any) -> bool:
     """Whether a function with a derivative for reverse mode alone is somewhere in a program.
 
     Args:
         jaxpr: the program.
     """
-    return any(
-        eqn.primitive is custom_vjp_call_p
-        or (eqn.primitive is vprim_p and eqn.params["rules"].one_way)
-        for eqn in equations_in(jaxpr)
-    )
+    return any(traits_of(eqn).one_way for eqn in equations_in(jaxpr))
 
 
 def _primitive(rules: _Rules) -> Any:
@@ -285,12 +309,9 @@ class _Written:
         count: how many these are.
     """
 
-    is_written = True
-
     def __init__(self, rules: Any, program: Any, count: int):
         self.name = rules.name
-        self.one_way = rules.one_way
-        self.replays = rules.replays
+        self.traits: Traits = rules.traits
         self._rules = rules
         self._program = program
         self._count = count
@@ -384,7 +405,7 @@ fancy_primitive_batchers[vprim_p] = _batch_again
 
 def _write(trace: Any, source: Any, *tracers: Any, rules: Any, program: Any = None) -> Any:
     """Writes a `vprim` into the program of a trace."""
-    if program is None and rules.is_written:
+    if program is None and rules.traits.is_written:
         closed = jax.make_jaxpr(lambda *args: list(rules.compute(*args)))(
             *[t.aval for t in tracers]
         )
