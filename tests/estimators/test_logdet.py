@@ -152,7 +152,9 @@ def test_it_is_exact_when_the_budget_reaches_the_size():
             lambda t: (estimate(t, t), first(t, t), jax.grad(first, 1)(t, t))
         )(zero)
         np.testing.assert_allclose(found.value, np.linalg.slogdet(matrix)[1], rtol=1e-12)
-        assert found.standard_error == 0 and found.matvecs == SIZE and found.converged
+        assert found.matvecs == SIZE and found.converged
+        # That of rounding: the smallest eigenvalue is a thousandth of the largest.
+        assert 1e-14 < found.standard_error < 1e-11
         assert np.isinf(found.degrees_of_freedom)
         inverse = np.linalg.inv(matrix)
         np.testing.assert_allclose(slope, np.trace(inverse @ way[0]), rtol=1e-9)
@@ -272,7 +274,7 @@ def test_it_says_what_it_cannot_do():
 
 
 @pytest.mark.parametrize(
-    "matvecs, want", [(12, (4, 3)), (40, (4, 10)), (200, (14, 14)), (3000, (100, 30))]
+    "matvecs, want", [(12, (4, 3)), (40, (4, 10)), (200, (5, 40)), (3000, (50, 60))]
 )
 def test_the_budget_is_split_as_documented(matvecs, want):
     assert LanczosQuadrature().split(matvecs) == want

@@ -22,13 +22,14 @@ from ._quadrature import (
     LanczosQuadrature,
     MadeAgain,
     Starts,
-    Sums,
     consistent,
+    is_above,
     limited,
-    mean_and_error,
+    rounding_of,
     sums,
 )
 from ._sensitivity import attach
+from ._tally import Tally
 
 
 def trace_of_function(
@@ -95,15 +96,17 @@ def quadrature_estimate(
     method: LanczosQuadrature | None,
     floor: float | None,
     where: str,
+    least: Any = None,
 ) -> Estimate:
-    """The trace of `f` at the eigenvalues, those below `floor` times the largest replaced by that; None for none."""
+    """The trace of `f` at the eigenvalues, those below `floor` times the largest replaced by that; None for none.
+    `least`: of a logarithm, what no eigenvalue is below."""
     matvecs = positive_int(matvecs, "matvecs", where)
     method = LanczosQuadrature() if method is None else method
     f = closure_to_pytree(f)
     if matvecs >= operator.size:
-        return _exact(f, operator, floor)
+        return _exact(f, operator, floor, least)
     count, steps = method.split(matvecs)
-    return _estimated(f, operator, key, method, count, steps, floor)
+    return _estimated(f, operator, key, method, count, steps, floor, least)
 
 
 @filter_jit
@@ -115,34 +118,36 @@ def _estimated(
     count: int,
     steps: int,
     floor: float | None,
+    least: Any,
 ) -> Estimate:
     starts, f = Starts.of(operator, key, method.probes, count, steps), Checked(f)
-    is_kept = starts.blocks == 1
+    between = least is not None
 
-    def of_block(block: Array) -> Sums | tuple[Array, Array]:
-        found = sums(operator, block, steps, f, floor)
-        return found if is_kept else (found.values, found.consistent)
+    def of_block(index: int | Array) -> tuple[Tally, Array]:
+        found = sums(operator, starts.block(index), steps, f, floor, least)
+        return Tally.of(operator, starts, found, index, between), found.products
 
-    found = starts.over(of_block)
-    if isinstance(found, Sums):
-        values, agrees = found.values, found.consistent
-        left = found.products.T / jnp.asarray(count, found.products.dtype)
+    tally, products = of_block(0)
+    if starts.blocks == 1:
+        left = products.T / jnp.asarray(count, products.dtype)
         pairs = Kept.of(operator, left, starts.block(0).T)
     else:
-        values, agrees = found
         pairs = MadeAgain(operator, starts, steps, f, floor)
-    value, error = mean_and_error(values, steps)
+        tally = lax.fori_loop(
+            1, starts.blocks, lambda i, known: known.joined(of_block(i)[0]), tally
+        )
+    value = tally.samples.mean
     return Estimate(
         value=attach(value, operator, pairs),
-        standard_error=lax.stop_gradient(error),
+        standard_error=lax.stop_gradient(tally.error(steps, between)),
         matvecs=jnp.asarray(count * steps, jnp.int32),
-        converged=jnp.all(agrees) & jnp.isfinite(lax.stop_gradient(value)),
+        converged=tally.consistent & jnp.isfinite(lax.stop_gradient(value)),
         degrees_of_freedom=jnp.asarray(count - 1, value.dtype),
     )
 
 
 @filter_jit
-def _exact(f: Elementwise, operator: Operator, floor: float | None) -> Estimate:
+def _exact(f: Elementwise, operator: Operator, floor: float | None, least: Any) -> Estimate:
     """By the eigenvalues of the matrix, which is made with unit vectors."""
     f, g = Checked(f), derivative(Checked(f))
     size, dtype = operator.size, operator.dtype
@@ -162,10 +167,14 @@ def _exact(f: Elementwise, operator: Operator, floor: float | None) -> Estimate:
     product = carried_dense(product, matrix, vectors, differences)
     asymmetry = jnp.max(jnp.abs(given - given.conj().T), initial=0)
     agrees = consistent(asymmetry, raw, size, floor)
-    value = jnp.sum(values)
+    value, error = jnp.sum(values), jnp.zeros_like(unit)
+    if least is not None:
+        agrees &= is_above(least, raw, size)
+        # The errors of the eigenvalues are independent.
+        error = jnp.linalg.norm(rounding_of(g, still))
     return Estimate(
         value=attach(value, operator, Kept.of(operator, product, eye)),
-        standard_error=jnp.zeros_like(lax.stop_gradient(value)),
+        standard_error=lax.stop_gradient(error),
         matvecs=jnp.asarray(size, jnp.int32),
         converged=lax.stop_gradient(agrees & jnp.isfinite(value)),
         degrees_of_freedom=jnp.asarray(jnp.inf, value.dtype),

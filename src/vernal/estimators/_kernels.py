@@ -112,6 +112,9 @@ class _KernelOperator(Operator):
     def in_structure(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.count,), jnp.dtype(self.kind))
 
+    def least_eigenvalue(self) -> Array:
+        return jnp.min(self.noise)
+
     def mv(self, vector: Array) -> Array:
         return self.matmul(vector[:, None])[:, 0].astype(self.kind)
 

@@ -146,9 +146,8 @@ def decompose(operator: Operator, starts: Array, steps: int) -> Decomposition:
         empty.at[:, 0].set(first), zero, zero, first, jnp.zeros(count, real), jnp.zeros(count, real)
     )
     state = lax.fori_loop(0, steps, lambda k, state: _step(operator, k, steps, state), state)
-    return Decomposition(
-        state.basis, state.diagonal, state.offdiagonal[:, : steps - 1], size, state.asymmetry
-    )
+    off, residual = state.offdiagonal[:, : steps - 1], state.offdiagonal[:, steps - 1]
+    return Decomposition(state.basis, state.diagonal, off, size, residual, state.asymmetry)
 
 
 decompose.def_jvp(rule(decompose), symbolic_zeros=True)
@@ -180,7 +179,7 @@ def _step(operator: Operator, k: Array, steps: int, state: _State) -> _State:
     left = left - combined(inner(state.basis, left), state.basis)
     length = norms(left)
     threshold = _ROUNDINGS * jnp.finfo(length.dtype).eps * scale
-    length = jnp.where((length > threshold) & (k + 1 < steps), length, 0)
+    length = jnp.where(length > threshold, length, 0)
     follows = jnp.where(
         (length > 0)[:, None], left / _or_one(length)[:, None].astype(left.dtype), 0
     )

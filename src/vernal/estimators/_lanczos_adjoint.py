@@ -49,6 +49,7 @@ class Decomposition(Module):
         diagonal: of shape `(b, m)`.
         offdiagonal: of shape `(b, m - 1)`; zero from a breakdown on.
         norm: of the start vectors, of shape `(b,)`.
+        residual: the length of the vector that the last step ended with, of shape `(b,)`; has no derivative.
         asymmetry: of shape `(b,)`; has no derivative.
     """
 
@@ -56,6 +57,7 @@ class Decomposition(Module):
     diagonal: Array
     offdiagonal: Array
     norm: Array
+    residual: Array
     asymmetry: Array
 
     def active(self) -> Array:
@@ -130,9 +132,8 @@ def rule(decompose: Callable[..., Decomposition]) -> Callable[..., Any]:
         basis, diagonal, offdiagonal, norm = linear_call(
             forward, transposed, residuals, (dots, start_dot)
         )
-        return found, Decomposition(
-            basis, diagonal, offdiagonal, norm, jnp.zeros_like(found.asymmetry)
-        )
+        none = jnp.zeros_like(found.norm)
+        return found, Decomposition(basis, diagonal, offdiagonal, norm, none, none)
 
     return jvp
 

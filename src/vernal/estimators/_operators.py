@@ -102,6 +102,10 @@ class Operator(Module):
         (out,) = jax.linear_transpose(flat_mv, flat)(flat.conj())
         return to_tree(structure, out.conj())
 
+    def least_eigenvalue(self) -> Any:
+        """A number that no eigenvalue is known to be below, if it is positive semidefinite. See `logdet`."""
+        return 0.0
+
     @property
     def size(self) -> int:
         """The number of rows."""

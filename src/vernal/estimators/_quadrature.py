@@ -5,8 +5,10 @@ which m products give the Gauss rule. Two errors come together, that of m nodes 
 reported one must be about both.
 
 Plan. The rule of m nodes is made from Lanczos' recurrence (the eigenvalues of T are the nodes, the squares of the
-first elements of its eigenvectors the weights), those of m - 1 and m - 2 nodes from the leading parts of the same T.
-What the last two nodes changed says how much the next ones would. The probes' error is their sample variance. The
+first elements of its eigenvectors the weights). For the logarithm it is a bound from above, another one is a bound from
+below, and what lies between them is the error (`_brackets.py`). For other functions the rules of m - 1 and m - 2 nodes
+come from the leading parts of the same T, and what the last two nodes changed says how much the next ones would.
+The probes' error is their sample variance. The
 derivative is that of the trace, not of the computation: d tr f(A) = tr(f'(A) dA), estimated by pairs (f'(A) w, w), of
 which the first vector comes from the same basis. Probes come in blocks, by the memory of their bases. The pairs of a
 single block take less than its bases did, and are kept. Those of several blocks are not: the derivative draws the
@@ -29,8 +31,9 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import value_error
+from ._brackets import dense, lower_end, with_node_at
 from ._frechet import Elementwise, Nodes, carried, derivative, divided_differences
-from ._lanczos import decompose
+from ._lanczos import combined, decompose
 from ._lanczos_adjoint import Decomposition
 from ._method import default_probes
 from ._operators import Operator
@@ -40,8 +43,8 @@ from ._sensitivity import Sensitivity
 
 # Bytes of basis vectors that are in memory at once.
 _BYTES = 2**27
-# Steps that are chosen by default, where the budget allows it.
-_FEWEST, _MOST = 10, 30
+# What is chosen by default: few probes, which cost little where the condition number is small, for many steps.
+_PROBES, _FEWEST, _MOST = 5, 10, 60
 
 
 class LanczosQuadrature(Module):
@@ -49,8 +52,8 @@ class LanczosQuadrature(Module):
 
     `matvecs` products are `matvecs // steps` probes with `steps` products each. The error of the probes falls like
     the square root of their number, that of the steps exponentially: like `exp(-4 steps / sqrt(c))`, for a logarithm
-    and a condition number `c`. By default there are about as many steps as probes, but 10 at least and 30 at most,
-    and at least four probes where that leaves three steps. Both errors are in the standard error of the result.
+    and a condition number `c`. By default there are five probes, but 10 steps at least and 60 at most, and at least
+    four probes where that leaves three steps. Both errors are in the standard error of the result.
 
     S. Ubaru, J. Chen, Y. Saad, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature", SIAM Journal on
     Matrix Analysis and Applications 38 (2017), doi:10.1137/16M1104974.
@@ -99,7 +102,7 @@ class LanczosQuadrature(Module):
         """
         steps = self.steps
         if steps is None:
-            steps = min(max(_FEWEST, math.isqrt(matvecs)), _MOST)
+            steps = min(max(_FEWEST, matvecs // _PROBES), _MOST)
             steps = min(steps, max(3, matvecs // 4))
         if matvecs < 2 * steps:
             raise value_error(
@@ -174,13 +177,7 @@ def tridiagonals(found: Decomposition, levels: int) -> Array:
     there = found.active()[None] & kept[:, None, :]
     diagonal = jnp.where(there, found.diagonal[None], found.diagonal[None, :, :1])
     off = jnp.where(there[:, :, 1:], found.offdiagonal[None], 0)
-    eye, above = (
-        jnp.eye(steps, dtype=diagonal.dtype),
-        jnp.eye(steps, k=1, dtype=diagonal.dtype)[: steps - 1],
-    )
-    upper = off[..., None] * above[None, None]
-    upper = jnp.pad(upper, ((0, 0), (0, 0), (0, 1), (0, 0)))
-    return diagonal[..., None] * eye[None, None] + upper + jnp.swapaxes(upper, -1, -2)
+    return dense(diagonal, off)
 
 
 def eigen(matrices: Array) -> tuple[Array, Array]:
@@ -212,6 +209,13 @@ def consistent(asymmetry: Array, nodes: Array, size: int, floor: float | None) -
     return symmetric & (least >= -16 * math.sqrt(size) * eps * scale)
 
 
+def is_above(least: Array, nodes: Array, size: int) -> Array:
+    """Whether no eigenvalue is below what was said, but for rounding. Arguments are as for `consistent`."""
+    scale = jnp.max(jnp.abs(nodes), axis=-1)
+    rounding = 16 * math.sqrt(size) * jnp.finfo(nodes.dtype).eps * scale
+    return jnp.min(nodes, axis=-1) >= least - rounding
+
+
 def limited(nodes: Array, floor: Any) -> Array:
     """Nodes not below `floor` times the largest of them in modulus; None does not limit them."""
     if floor is None:
@@ -225,60 +229,62 @@ class Sums(Module):
     """What a block of probes contributes.
 
     Args:
-        values: w^* f(A) w by the rules of m, m - 1 and m - 2 nodes (as many as there are), `(b, levels)`.
+        values: w^* f(A) w by the rules of m, m - 1 and m - 2 nodes (as many as there are), `(b, levels)`; for a
+            logarithm its bounds from above and below.
+        rounding: how far rounding errors may move the first of them, `(b,)`.
+        slopes: f(A) w, of which the variance is made, `(b, n)`.
         products: f'(A) w, `(b, n)`, differentiable with respect to the operator.
         consistent: whether nothing contradicted the operator's tags, `(b,)`.
     """
 
     values: Array
+    rounding: Array
+    slopes: Array
     products: Array
     consistent: Array
 
 
-def sums(operator: Operator, starts: Array, steps: int, f: Elementwise, floor: Any) -> Sums:
-    """The quadrature of f from each probe of a block."""
+def sums(
+    operator: Operator, starts: Array, steps: int, f: Elementwise, floor: Any, least: Any = None
+) -> Sums:
+    """The quadrature of f from each probe of a block. `least`: of a logarithm, what no eigenvalue is below."""
     found = decompose(operator, starts, steps)
-    matrices = tridiagonals(found, min(3, steps))
-    all_nodes, all_vectors = eigen(lax.stop_gradient(matrices))
-    nodes = limited(all_nodes, floor)
     still = jax.tree.map(lax.stop_gradient, found)
-    values = jnp.sum(all_vectors[..., 0, :] ** 2 * f(nodes), axis=-1) * still.norm[None] ** 2
-    g = derivative(f)
-    at = still.norm[:, None] * g(nodes[0]) * all_vectors[0, :, 0]
-    along = jnp.einsum("bki,bi->bk", all_vectors[0], at, precision=lax.Precision.HIGHEST)
-    products = jnp.einsum(
-        "bk,bkn->bn", along.astype(starts.dtype), still.basis, precision=lax.Precision.HIGHEST
-    )
+    matrices = tridiagonals(found, 1 if least is not None else min(3, steps))
+    all_nodes, all_vectors = eigen(lax.stop_gradient(matrices))
+    agrees = consistent(still.asymmetry, all_nodes[0], operator.size, floor)
+    rounding = jnp.zeros_like(still.norm)
+    nodes, g = limited(all_nodes, floor), derivative(f)
+
+    def integral(f: Elementwise, nodes: Array, vectors: Array) -> Array:
+        for_unit_vectors = jnp.sum(vectors[..., 0, :] ** 2 * f(nodes), axis=-1)
+        return for_unit_vectors * jnp.broadcast_to(still.norm, for_unit_vectors.shape) ** 2
+
+    values = integral(f, nodes, all_vectors)
+    if least is not None:
+        agrees &= is_above(least, all_nodes[0], operator.size)
+        ends = lower_end(nodes[0], lax.stop_gradient(least), floor)
+        more_nodes, more_vectors = eigen(with_node_at(ends, still))
+        below = integral(f, limited(more_nodes, floor), more_vectors)
+        values = jnp.concatenate([values, below[None]])
+        rounding = integral(lambda x: rounding_of(g, x), nodes[0], all_vectors[0])
+
+    def applied(f: Elementwise) -> Array:
+        """f(A) w."""
+        at = still.norm[:, None] * f(nodes[0]) * all_vectors[0, :, 0]
+        along = jnp.einsum("bki,bi->bk", all_vectors[0], at, precision=lax.Precision.HIGHEST)
+        return combined(along.astype(starts.dtype), still.basis)
+
     moving_nodes, vectors = eigen(matrices[0])
     small = Nodes(limited(moving_nodes, floor), vectors)
-    products = carried(products, operator, found, small, divided_differences(g, small.nodes))
-    return Sums(values.T, products, consistent(still.asymmetry, all_nodes[0], operator.size, floor))
+    products = carried(applied(g), operator, found, small, divided_differences(g, small.nodes))
+    return Sums(values.T, rounding, applied(f), products, agrees)
 
 
-def mean_and_error(values: Array, steps: int) -> tuple[Array, Array]:
-    """The mean of the best rules, of `steps` nodes, and its standard error; `values` are of shape `(count,
-    levels)`, the best rule first."""
-    count = values.shape[0]
-    means, best = jnp.mean(values, axis=0), values[:, 0]
-    variance = jnp.var(best, ddof=1) / count + _truncation(means, steps) ** 2
-    rounding = jnp.finfo(values.dtype).eps * jnp.mean(jnp.abs(best))
-    return means[0], jnp.sqrt(variance + rounding**2)
-
-
-def _truncation(means: Array, steps: int) -> Array:
-    """How far the rule of m nodes is from the limit.
-
-    The sum of what further nodes would change, if each changed as much less as the last one did. Where convergence is
-    slow the rate itself grows with every step, as that of a power of m does: hence 1 / m, which fades out
-    where it is fast (the square was found by trial, on spectra of many kinds).
-    """
-    last = jnp.abs(means[0] - means[1])
-    if means.shape[0] < 3:
-        return last
-    before = jnp.abs(means[1] - means[2])
-    rate = jnp.where(before > 0, jnp.minimum(last / jnp.where(before > 0, before, 1), 0.99), 0)
-    growth = rate**2 / steps
-    return last * rate / jnp.maximum(1 - rate - growth, 0.5 / steps)
+def rounding_of(g: Elementwise, nodes: Array) -> Array:
+    """How far rounding errors, which are relative to the largest eigenvalue, move a function with derivative g."""
+    scale = jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
+    return jnp.finfo(nodes.dtype).eps * jnp.abs(scale * g(nodes))
 
 
 class Kept(Sensitivity):

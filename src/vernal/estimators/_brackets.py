@@ -1,0 +1,70 @@
+"""Bounds on w^* log(A) w from below and from above, by the products that were made.
+
+All derivatives of the logarithm of even order are negative, and those of odd order positive. So the rule of Gauss is
+never below the integral, and that of Gauss and Radau, which has one node at a point that no eigenvalue is below, is
+never above it. Both come from the same recurrence: the second from T with another last diagonal element. What lies
+between them is the error of too few steps, whatever the spectrum is.
+
+G. H. Golub and G. Meurant, "Matrices, Moments and Quadrature with Applications", Princeton University Press (2010),
+chapter 6. Z. Bai, M. Fahey, G. Golub, "Some large-scale matrix computation problems", Journal of Computational and
+Applied Mathematics 74 (1996), doi:10.1016/0377-0427(96)00018-0.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._lanczos_adjoint import Decomposition
+from ._orthogonal import power_below
+
+# Of the largest eigenvalue: how far rounding may move the others.
+_ROUNDINGS = 4
+
+
+def lower_end(nodes: Array, least: Array, floor: float) -> Array:
+    """A point that no eigenvalue is below.
+
+    Args:
+        nodes: the Ritz values of each probe, `(b, m)`.
+        least: what no eigenvalue is said to be below.
+        floor: the same, relative to the largest eigenvalue.
+
+    Returns:
+        Of shape `(b,)`. Rounding may have moved eigenvalues below what was said: then it is below these.
+    """
+    scale = jnp.max(jnp.abs(nodes), axis=-1)
+    eps = jnp.finfo(nodes.dtype).eps
+    end = jnp.maximum(least - _ROUNDINGS * eps * scale, floor * scale)
+    return jnp.minimum(end, jnp.min(nodes, axis=-1))
+
+
+def with_node_at(ends: Array, found: Decomposition) -> Array:
+    """T with one more row, such that one of its eigenvalues is given: of shape `(b, m + 1, m + 1)`.
+
+    Args:
+        ends: the eigenvalue for each probe, not above those of T: `(b,)`.
+        found: what T is made from. Where the last step left nothing, the new row has no weight.
+    """
+    off = jnp.concatenate([found.offdiagonal, found.residual[:, None]], axis=1)
+    scale = power_below(jnp.maximum(jnp.max(jnp.abs(found.diagonal), axis=1), jnp.max(off, axis=1)))
+    at, unit = ends / scale, scale[:, None]
+    squares = (off / unit).T ** 2
+    # What elimination leaves of T minus the eigenvalue: positive, but for rounding.
+    tiny = jnp.finfo(off.dtype).eps ** 2
+
+    def eliminate(pivot: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+        element, square = row
+        return jnp.maximum(element - at - square / pivot, tiny), None
+
+    elements = (found.diagonal / unit).T
+    first = jnp.maximum(elements[0] - at, tiny)
+    pivot, _ = lax.scan(eliminate, first, (elements[1:], squares[:-1]))
+    last = (at + squares[-1] / pivot) * scale
+    return dense(jnp.concatenate([found.diagonal, last[:, None]], axis=1), off)
+
+
+def dense(diagonal: Array, off: Array) -> Array:
+    """Symmetric tridiagonal matrices of shape `(..., m, m)`, by their diagonals and what is beside these."""
+    i = jnp.arange(diagonal.shape[-1])
+    empty = jnp.zeros((*diagonal.shape, len(i)), diagonal.dtype)
+    with_diagonal = empty.at[..., i, i].set(diagonal)
+    return with_diagonal.at[..., i[:-1], i[1:]].set(off).at[..., i[1:], i[:-1]].set(off)
