@@ -42,6 +42,7 @@ from ._jax_private import manual_devices as manual_devices
 from ._jax_private import mapped_aval as mapped_aval
 from ._jax_private import mapped_mesh_axes as mapped_mesh_axes
 from ._jax_private import name_p as name_p
+from ._jax_private import outlining as outlining
 from ._jax_private import primitive_jvps as primitive_jvps
 from ._jax_private import primitive_transposes as primitive_transposes
 from ._jax_private import pvary_p as pvary_p

@@ -244,3 +244,41 @@ distributed_state: Any = global_state
 flatten_none_is_leaf: Callable[[Any], tuple[list[Any], Any]] = none_leaf_registry.flatten
 
 hide_frames: Callable[[str], None] = register_exclusion
+
+
+class _Outlining(core.Trace):
+    """A trace that writes what an inner `jit` does as one operation."""
+
+    def __init__(self, parent: Any):
+        super().__init__()
+        self.parent_trace = parent
+        self.requires_low = parent.requires_low
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        if primitive is primitives.jit_p and params["inline"]:
+            params = {**params, "inline": None}
+        return self.parent_trace.process_primitive(primitive, tracers, params)
+
+    def process_call(self, *args: Any, **params: Any) -> Any:
+        return self.parent_trace.process_call(*args, **params)
+
+    def process_custom_jvp_call(self, *args: Any, **params: Any) -> Any:
+        return self.parent_trace.process_custom_jvp_call(*args, **params)
+
+    def process_custom_vjp_call(self, *args: Any, **params: Any) -> Any:
+        return self.parent_trace.process_custom_vjp_call(*args, **params)
+
+    def process_shard_map(self, *args: Any, **params: Any) -> Any:
+        return self.parent_trace.process_shard_map(*args, **params)
+
+    def stage_value(self, val: Any) -> Any:
+        return self.parent_trace.stage_value(val)
+
+    def cur_qdd(self, x: Any) -> Any:
+        return self.parent_trace.cur_qdd(x)
+
+
+@contextlib.contextmanager
+def outlining() -> Iterator[None]:
+    with core.set_current_trace(_Outlining(core.trace_ctx.trace)):
+        yield

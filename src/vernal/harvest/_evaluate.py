@@ -90,14 +90,17 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
     if (
         primitive is jax_primitives.jit_p
         and any(views)
-        and only_takes_parts(eqn.params["jaxpr"].jaxpr)
+        and (eqn.params["inline"] is None or only_takes_parts(eqn.params["jaxpr"].jaxpr))
     ):
         closed = eqn.params["jaxpr"]
         return evaluate(closed.jaxpr, closed.consts, args, views, slots)
     hidden = program_of(eqn) if any(views) else None
     if hidden is not None and touches(hidden):
         return _opened(eqn, args, views, slots), []
-    out = primitive.bind(*args, **primitive.get_bind_params(eqn.params))
+    params = primitive.get_bind_params(eqn.params)
+    if primitive is jax_primitives.jit_p and params["inline"] is None:
+        params = {**params, "inline": True}
+    out = primitive.bind(*args, **params)
     if primitive.multiple_results:
         return list(out), []
     return [out], [follow(eqn, args, views[0])] if views and views[0] else []
