@@ -36,13 +36,13 @@ from ._jax_private import hide_frames as hide_frames
 from ._jax_private import instantiate_zeros as instantiate_zeros
 from ._jax_private import jax_primitives as jax_primitives
 from ._jax_private import jaxprs_in_params as jaxprs_in_params
+from ._jax_private import keeping_calls as keeping_calls
 from ._jax_private import lower_fun as lower_fun
 from ._jax_private import lower_to_python as lower_to_python
 from ._jax_private import manual_devices as manual_devices
 from ._jax_private import mapped_aval as mapped_aval
 from ._jax_private import mapped_mesh_axes as mapped_mesh_axes
 from ._jax_private import name_p as name_p
-from ._jax_private import outlining as outlining
 from ._jax_private import primitive_jvps as primitive_jvps
 from ._jax_private import primitive_transposes as primitive_transposes
 from ._jax_private import pvary_p as pvary_p

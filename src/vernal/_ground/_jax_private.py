@@ -235,6 +235,30 @@ def runs_alone(ctx: Any) -> bool:
     return getattr(context, "num_devices", None) == 1 and not exported
 
 
+class _KeepingCalls:
+    """A trace that is another one, but for the inner `jit`s that JAX inlines: they are written as they are."""
+
+    def __init__(self, trace: Any):
+        self._trace = trace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trace, name)
+
+    def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        if primitive is primitives.jit_p and params["inline"] is True:
+            params = {**params, "inline": None}
+        return self._trace.process_primitive(primitive, args, params)
+
+
+def keeping_calls() -> contextlib.AbstractContextManager[Any]:
+    """While the program of a function is traced: inner `jit`s that JAX would inline are operations of the program,
+    with `inline=None`. Whoever evaluates it inlines them: JAX remembers the derivatives of an inner `jit` for the
+    next program that has it, and computes those of its operations anew."""
+    # The current trace, and how it sees an operation. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version
+    # with a setting that keeps it from inlining.
+    return core.set_current_trace(_KeepingCalls(core.trace_ctx.trace))
+
+
 # From JAX 0.12 a closed jaxpr is a jaxpr.
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
@@ -244,41 +268,3 @@ distributed_state: Any = global_state
 flatten_none_is_leaf: Callable[[Any], tuple[list[Any], Any]] = none_leaf_registry.flatten
 
 hide_frames: Callable[[str], None] = register_exclusion
-
-
-class _Outlining(core.Trace):
-    """A trace that writes what an inner `jit` does as one operation."""
-
-    def __init__(self, parent: Any):
-        super().__init__()
-        self.parent_trace = parent
-        self.requires_low = parent.requires_low
-
-    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
-        if primitive is primitives.jit_p and params["inline"]:
-            params = {**params, "inline": None}
-        return self.parent_trace.process_primitive(primitive, tracers, params)
-
-    def process_call(self, *args: Any, **params: Any) -> Any:
-        return self.parent_trace.process_call(*args, **params)
-
-    def process_custom_jvp_call(self, *args: Any, **params: Any) -> Any:
-        return self.parent_trace.process_custom_jvp_call(*args, **params)
-
-    def process_custom_vjp_call(self, *args: Any, **params: Any) -> Any:
-        return self.parent_trace.process_custom_vjp_call(*args, **params)
-
-    def process_shard_map(self, *args: Any, **params: Any) -> Any:
-        return self.parent_trace.process_shard_map(*args, **params)
-
-    def stage_value(self, val: Any) -> Any:
-        return self.parent_trace.stage_value(val)
-
-    def cur_qdd(self, x: Any) -> Any:
-        return self.parent_trace.cur_qdd(x)
-
-
-@contextlib.contextmanager
-def outlining() -> Iterator[None]:
-    with core.set_current_trace(_Outlining(core.trace_ctx.trace)):
-        yield

@@ -77,6 +77,12 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
     if primitive is check_p and slots.told:
         return [_check(args, slots, **eqn.params)], []
     inside = list(jaxprs_in_params(eqn.params))
+    params = eqn.params
+    if primitive is jax_primitives.jit_p and params["inline"] is None:
+        closed = params["jaxpr"]
+        if any(views) or touches(closed.jaxpr) or captures(closed.jaxpr, slots.labels):
+            return evaluate(closed.jaxpr, closed.consts, args, views, slots)
+        return eqn.primitive.bind(*args, **{**params, "inline": True}), []
     if any(captures(jaxpr, slots.labels) for jaxpr in inside):
         if primitive not in _CAPTURING:
             raise unknown_capture(primitive.name)
@@ -90,17 +96,14 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
     if (
         primitive is jax_primitives.jit_p
         and any(views)
-        and (eqn.params["inline"] is None or only_takes_parts(eqn.params["jaxpr"].jaxpr))
+        and only_takes_parts(eqn.params["jaxpr"].jaxpr)
     ):
         closed = eqn.params["jaxpr"]
         return evaluate(closed.jaxpr, closed.consts, args, views, slots)
     hidden = program_of(eqn) if any(views) else None
     if hidden is not None and touches(hidden):
         return _opened(eqn, args, views, slots), []
-    params = primitive.get_bind_params(eqn.params)
-    if primitive is jax_primitives.jit_p and params["inline"] is None:
-        params = {**params, "inline": True}
-    out = primitive.bind(*args, **params)
+    out = primitive.bind(*args, **primitive.get_bind_params(eqn.params))
     if primitive.multiple_results:
         return list(out), []
     return [out], [follow(eqn, args, views[0])] if views and views[0] else []
