@@ -18,11 +18,13 @@ import jax.numpy as jnp
 
 from .._ground import (
     UNSPECIFIED,
+    bind_kept_call,
     close_jaxpr,
     convert_constvars_jaxpr,
     custom_jvp_call_p,
     custom_vjp_call_p,
     equation_context,
+    is_kept_call,
     jax_primitives,
     jaxprs_in_params,
     remat_p,
@@ -77,12 +79,11 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
     if primitive is check_p and slots.told:
         return [_check(args, slots, **eqn.params)], []
     inside = list(jaxprs_in_params(eqn.params))
-    params = eqn.params
-    if primitive is jax_primitives.jit_p and params["inline"] is None:
-        closed = params["jaxpr"]
-        if any(views) or touches(closed.jaxpr) or captures(closed.jaxpr, slots.labels):
+    if is_kept_call(eqn):
+        if any(views) or any(touches(x) or captures(x, slots.labels) for x in inside):
+            closed = eqn.params["jaxpr"]
             return evaluate(closed.jaxpr, closed.consts, args, views, slots)
-        return eqn.primitive.bind(*args, **{**params, "inline": True}), []
+        return bind_kept_call(eqn, args), []
     if any(captures(jaxpr, slots.labels) for jaxpr in inside):
         if primitive not in _CAPTURING:
             raise unknown_capture(primitive.name)
