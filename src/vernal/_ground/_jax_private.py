@@ -235,8 +235,16 @@ def runs_alone(ctx: Any) -> bool:
     return getattr(context, "num_devices", None) == 1 and not exported
 
 
-# What `jit` says of itself if JAX shall write its operations into the program that is being traced, in its place.
+# What an inner `jit` says of itself that is inlined into the program that is being traced, and what it may not say.
 _INLINED: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)  # JAX 0.12, and before
+_PLACES = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+
+
+def _is_inlined(params: dict[str, Any]) -> bool:
+    """Whether JAX inlines an inner `jit` with these parameters."""
+    return params["inline"] is _INLINED and all(
+        {*params[name]} <= {UNSPECIFIED, None} for name in _PLACES
+    )
 
 
 class _KeepingCalls:
@@ -249,7 +257,7 @@ class _KeepingCalls:
         return getattr(self._trace, name)
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
-        if primitive is primitives.jit_p and params["inline"] is _INLINED:
+        if primitive is primitives.jit_p and _is_inlined(params):
             params = {**params, "inline": None}
         return self._trace.process_primitive(primitive, args, params)
 
