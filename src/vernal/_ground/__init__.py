@@ -20,6 +20,7 @@ from ._jax_private import UndefinedPrimal as UndefinedPrimal
 from ._jax_private import Zero as Zero
 from ._jax_private import add_tangents as add_tangents
 from ._jax_private import batch_axis_in_front as batch_axis_in_front
+from ._jax_private import bind_kept_call as bind_kept_call
 from ._jax_private import close_jaxpr as close_jaxpr
 from ._jax_private import concrete_value as concrete_value
 from ._jax_private import convert_constvars_jaxpr as convert_constvars_jaxpr
@@ -34,8 +35,10 @@ from ._jax_private import fancy_primitive_batchers as fancy_primitive_batchers
 from ._jax_private import flatten_none_is_leaf as flatten_none_is_leaf
 from ._jax_private import hide_frames as hide_frames
 from ._jax_private import instantiate_zeros as instantiate_zeros
+from ._jax_private import is_kept_call as is_kept_call
 from ._jax_private import jax_primitives as jax_primitives
 from ._jax_private import jaxprs_in_params as jaxprs_in_params
+from ._jax_private import keeping_calls as keeping_calls
 from ._jax_private import lower_fun as lower_fun
 from ._jax_private import lower_to_python as lower_to_python
 from ._jax_private import manual_devices as manual_devices

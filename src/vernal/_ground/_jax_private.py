@@ -235,6 +235,52 @@ def runs_alone(ctx: Any) -> bool:
     return getattr(context, "num_devices", None) == 1 and not exported
 
 
+# What an inner `jit` says of itself that is inlined into the program that is being traced, and what it may not say.
+_INLINED: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)  # JAX 0.12, and before
+_PLACES = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+
+
+def _is_inlined(params: dict[str, Any]) -> bool:
+    """Whether JAX inlines an inner `jit` with these parameters."""
+    return params["inline"] is _INLINED and all(
+        {*params[name]} <= {UNSPECIFIED, None} for name in _PLACES
+    )
+
+
+class _KeepingCalls:
+    """A trace that is another one, but keeps the inner `jit`s that JAX inlines."""
+
+    def __init__(self, trace: Any):
+        self._trace = trace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trace, name)
+
+    def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        if primitive is primitives.jit_p and _is_inlined(params):
+            params = {**params, "inline": None}
+        return self._trace.process_primitive(primitive, args, params)
+
+
+def keeping_calls() -> contextlib.AbstractContextManager[Any]:
+    """While a function is traced that is evaluated afterwards: inner `jit`s that JAX inlines stay operations of its
+    program, to be inlined where it is evaluated. JAX remembers the derivative of an inner `jit`, but not those of
+    the operations in it, which are most of the time of tracing."""
+    # A trace is what an operation is handed to. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version that can
+    # be told not to inline.
+    return core.set_current_trace(_KeepingCalls(core.trace_ctx.trace))
+
+
+def is_kept_call(eqn: Any) -> bool:
+    """Whether an operation is an inner `jit` that only `keeping_calls` has kept."""
+    return eqn.primitive is primitives.jit_p and eqn.params["inline"] is None
+
+
+def bind_kept_call(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """Does what such an operation does, inlined as JAX does it."""
+    return eqn.primitive.bind(*args, **{**eqn.params, "inline": _INLINED})
+
+
 # From JAX 0.12 a closed jaxpr is a jaxpr.
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 

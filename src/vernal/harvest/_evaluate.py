@@ -18,11 +18,13 @@ import jax.numpy as jnp
 
 from .._ground import (
     UNSPECIFIED,
+    bind_kept_call,
     close_jaxpr,
     convert_constvars_jaxpr,
     custom_jvp_call_p,
     custom_vjp_call_p,
     equation_context,
+    is_kept_call,
     jax_primitives,
     jaxprs_in_params,
     remat_p,
@@ -77,11 +79,16 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
     if primitive is check_p and slots.told:
         return [_check(args, slots, **eqn.params)], []
     inside = list(jaxprs_in_params(eqn.params))
-    if any(captures(jaxpr, slots.labels) for jaxpr in inside):
-        if primitive not in _CAPTURING:
-            raise unknown_capture(primitive.name)
-        return _opened(eqn, args, views, slots), []
-    if any(map(touches, inside)):
+    captured = any(captures(jaxpr, slots.labels) for jaxpr in inside)
+    touched = any(map(touches, inside))
+    if is_kept_call(eqn):
+        if captured or touched or any(views):
+            closed = eqn.params["jaxpr"]
+            return evaluate(closed.jaxpr, closed.consts, args, views, slots)
+        return bind_kept_call(eqn, args), []
+    if captured and primitive not in _CAPTURING:
+        raise unknown_capture(primitive.name)
+    if captured or touched:
         return _opened(eqn, args, views, slots), []
     if slots.told and (any(map(checks, inside)) or traits_of(eqn).may_check):
         # A check in what cannot be opened counts for everybody: no error is lost.

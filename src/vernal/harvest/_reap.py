@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from .._ground import strong
+from .._ground import keeping_calls, strong
 from ..transforms import check_callable
 from ..trees import split
 from ._evaluate import evaluate
@@ -60,7 +60,8 @@ def reap(
 
         def flat(values: list[Any], arrays: list[Any]) -> Any:
             args, kwargs = rest.fill(arrays)
-            return split(fn(slots_rest.fill(values), *args, **kwargs))
+            with keeping_calls():
+                return split(fn(slots_rest.fill(values), *args, **kwargs))
 
         # Derivative and weak type of the first value would not last.
         values = [jax.lax.stop_gradient(strong(x)) for x in values]

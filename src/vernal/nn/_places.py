@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..trees import node_parts, path_name
@@ -80,10 +79,11 @@ def keys_of(key: Any, places: Sequence[Names]) -> list[Any]:
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     words = np.frombuffer(digests, "<u4").reshape(-1, 2)
     fold = jax.random.fold_in
-    every = jax.vmap(lambda word: fold(fold(key, word[0]), word[1]))(jnp.asarray(words))
+    every = jax.vmap(lambda one, other: fold(fold(key, one), other))(words[:, 0], words[:, 1])
     found, start = [], 0
     for names in places:
         size = math.prod(names.shape)
-        found.append(every[start : start + size].reshape(names.shape + every.shape[1:]))
+        some = jax.lax.slice_in_dim(every, start, start + size)
+        found.append(some.reshape(names.shape + every.shape[1:]))
         start += size
     return found

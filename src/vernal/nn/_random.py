@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from ..harvest import planted, sow
@@ -93,5 +94,5 @@ def use_key(
                 "vernal.nn.inference_mode(model)",
             )
         )
-    now, later = jax.random.split(planted(stored))
+    now, later = jnp.unstack(jax.random.split(planted(stored)))
     return sow(stored, later, now, needed=False)
