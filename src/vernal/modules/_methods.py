@@ -7,7 +7,7 @@ methods cost.
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax.tree_util as jtu
@@ -22,7 +22,7 @@ class _Doc:
         self.text = text
 
     def __get__(self, method: Any, owner: Any) -> str | None:
-        return self.text if method is None else method.__func__.__doc__
+        return self.text if method is None else method.__wrapped__.__doc__
 
 
 class BoundMethod:
@@ -116,13 +116,25 @@ jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flat
 
 
 class Method:
-    """What a module class holds in place of a function of its body: reading it from an instance
-    binds it."""
+    __doc__ = _Doc(  # pyright: ignore[reportAssignmentType] (a descriptor that gives one)
+        """What a module class holds in place of a function of its body: reading it from an instance binds it.
+
+    Whoever finds it in the `__dict__` of the class (a base class in `__init_subclass__`, a decorator of classes,
+    `inspect`) may call it, wrap it and look into it as the function that it stands for, whose class it says it has.
+    """
+    )
 
     __slots__ = ("__wrapped__",)
 
     def __init__(self, func: Callable[..., Any]):
         self.__wrapped__ = func
+
+    @property
+    def __class__(self) -> type:
+        return types.FunctionType
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self.__wrapped__ if instance is None else BoundMethod(self.__wrapped__, instance)
@@ -132,5 +144,36 @@ class Method:
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
+    def __eq__(self, other: Any) -> Any:
+        other = other.__wrapped__ if type(other) is Method else other
+        return self.__wrapped__ is other
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
     def __reduce__(self) -> Any:
         return Method, (self.__wrapped__,)
+
+
+def as_method(name: str, value: Any, declared: Collection[str]) -> Any:
+    """What a module class holds under a name that its body, or an assignment to the class, gives a value.
+
+    Args:
+        name: the name.
+        value: the value.
+        declared: names of fields, whose default a function may be.
+
+    Returns:
+        A `Method` in place of a function; anything else as it is.
+    """
+    if (
+        type(value) is not types.FunctionType
+        or (name.startswith("__") and name.endswith("__"))
+        or name in declared
+        or getattr(value, "__isabstractmethod__", False)
+    ):
+        return value
+    return Method(value)
