@@ -22,7 +22,7 @@ class _Doc:
         self.text = text
 
     def __get__(self, method: Any, owner: Any) -> str | None:
-        return self.text if method is None else method.__wrapped__.__doc__
+        return self.text if method is None else method.__func__.__doc__
 
 
 class BoundMethod:
@@ -116,13 +116,11 @@ jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flat
 
 
 class Method:
-    __doc__ = _Doc(  # pyright: ignore[reportAssignmentType] (a descriptor that gives one)
-        """What a module class holds in place of a function of its body: reading it from an instance binds it.
+    """What a module class holds in place of a function of its body: reading it from an instance binds it.
 
     Whoever finds it in the `__dict__` of the class (a base class in `__init_subclass__`, a decorator of classes,
     `inspect`) may call it, wrap it and look into it as the function that it stands for, whose class it says it has.
     """
-    )
 
     __slots__ = ("__wrapped__",)
 
@@ -134,28 +132,38 @@ class Method:
         return types.FunctionType
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
+        return _function_of(self)(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self.__wrapped__ if instance is None else BoundMethod(self.__wrapped__, instance)
+        func = _function_of(self)
+        return func if instance is None else BoundMethod(func, instance)
+
+    def __getattribute__(self, name: str) -> Any:
+        # This class has these for itself, too.
+        if name in ("__module__", "__doc__"):
+            return getattr(_function_of(self), name)
+        return object.__getattribute__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
             raise AttributeError(name)
-        return getattr(self.__wrapped__, name)
+        return getattr(_function_of(self), name)
 
     def __eq__(self, other: Any) -> Any:
-        other = other.__wrapped__ if type(other) is Method else other
-        return self.__wrapped__ is other
+        return _function_of(self) is (_function_of(other) if type(other) is Method else other)
 
     def __hash__(self) -> int:
-        return hash(self.__wrapped__)
+        return hash(_function_of(self))
 
     def __repr__(self) -> str:
-        return repr(self.__wrapped__)
+        return repr(_function_of(self))
 
     def __reduce__(self) -> Any:
-        return Method, (self.__wrapped__,)
+        return Method, (_function_of(self),)
+
+
+# In C, and so faster than `__getattribute__`.
+_function_of: Callable[[Method], Callable[..., Any]] = Method.__dict__["__wrapped__"].__get__
 
 
 def as_method(name: str, value: Any, declared: Collection[str]) -> Any:

@@ -59,5 +59,7 @@ class SpectralNorm(nn.SpectralNorm[Layer]):
         *,
         key: PRNGKeyArray,
     ):
-        super().__init__(layer, weight_name, num_power_iterations, eps, inference, key=key)
+        # Equinox draws `u`, which its first iteration replaces, by the other half of the key.
+        _, ours = jax.random.split(key)
+        super().__init__(layer, weight_name, num_power_iterations, eps, inference, key=ours)
         self.vectors = StateIndex(self.vectors.stored)
