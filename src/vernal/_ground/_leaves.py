@@ -25,7 +25,8 @@ def weak_like(x: jax.Array, like: Any) -> jax.Array:
     """The array, whose dtype gives way to others if that of `like` (an array or a type, of the same dtype) does."""
     if not like.weak_type or jax.typeof(x).weak_type:
         return x
-    return _convert_element_type(x, x.dtype, weak_type=True)
+    weak: Any = _convert_element_type(x, x.dtype, weak_type=True)
+    return weak
 
 
 def by_data(fn: Callable[..., Any], x: Any, *args: Any) -> Any:

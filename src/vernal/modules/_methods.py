@@ -128,7 +128,7 @@ class Method:
         self.__wrapped__ = func
 
     @property
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride] (it is read only)
         return types.FunctionType
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -166,13 +166,13 @@ class Method:
 _function_of: Callable[[Method], Callable[..., Any]] = Method.__dict__["__wrapped__"].__get__
 
 
-def as_method(name: str, value: Any, declared: Collection[str]) -> Any:
+def as_method(name: str, value: Any, *declared: Collection[str]) -> Any:
     """What a module class holds under a name that its body, or an assignment to the class, gives a value.
 
     Args:
         name: the name.
         value: the value.
-        declared: names of fields, whose default a function may be.
+        *declared: names of fields, whose default a function may be.
 
     Returns:
         A `Method` in place of a function; anything else as it is.
@@ -180,7 +180,7 @@ def as_method(name: str, value: Any, declared: Collection[str]) -> Any:
     if (
         type(value) is not types.FunctionType
         or (name.startswith("__") and name.endswith("__"))
-        or name in declared
+        or any(name in names for names in declared)
         or getattr(value, "__isabstractmethod__", False)
     ):
         return value

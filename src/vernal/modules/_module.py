@@ -39,7 +39,6 @@ from ._structure import KEY, assemble, layout_of, structure_of
 # Every class of modules. (JAX's registry of pytrees keeps them alive as well.)
 module_classes: set[type] = set()
 
-_FIELDS = "__dataclass_fields__"
 _CLASS_VAR = re.compile(r"\s*(?:\w+\.)*ClassVar\b")
 
 
@@ -209,8 +208,8 @@ class ModuleMeta(abc.ABCMeta):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if type(value) is types.FunctionType:
-            declared = {**cls.__dict__.get("__annotations__", {}), **getattr(cls, _FIELDS, {})}
-            value = as_method(name, value, declared)
+            fields = getattr(cls, "__dataclass_fields__", ())
+            value = as_method(name, value, cls.__dict__.get("__annotations__", ()), fields)
         super().__setattr__(name, value)
 
     def _refuse_abstract(cls) -> None:
@@ -277,11 +276,11 @@ class Module(Attributes, metaclass=ModuleMeta):
 
         def __setattr__(self, name: str, value: Any) -> None:
             values = attributes_of(self)
-            if name == "__orig_class__":
-                # `typing` notes it on what `G[int](...)` has made. It is no part of the structure.
-                values[name] = value
-                return
             if KEY in values:
+                if name == "__orig_class__":
+                    # What `typing` notes on what `G[int](...)` has made is no part of the structure.
+                    values[name] = value
+                    return
                 raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "assign"))
             info = type(self)._vernal_class
             if name not in info.declared:

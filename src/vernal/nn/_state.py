@@ -248,8 +248,8 @@ class State:
             )
         return self._with(new)
 
-    def _with(self, changes: dict[str, Any]) -> "State":
-        new = State.of_values(self._current() | changes)
+    def _with(self, changes: Mapping[Any, Any]) -> "State":
+        new = State.of_values({**self._current(), **changes})
         self._values = None
         return new
 

@@ -11,7 +11,7 @@ class TqdmProgressMeter(runtime.TqdmProgressMeter):
         refresh_steps: kept, and not used.
     """
 
-    refresh_steps: int = field(static=True)
+    refresh_steps: int = field(static=True, default=20)
 
     def __init__(self, refresh_steps: int = 20):
         self.minimum_increase = 0.01

@@ -26,7 +26,7 @@ def dot_product_attention_weights(query: Array, key: Array, mask: Array | None =
         Shape `(queries, keys)`; each row has the sum 1, also that of a query that sees nothing.
     """
     scores = (query / math.sqrt(query.shape[-1])) @ key.T
-    wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    wide = scores.astype(_wide(scores.dtype))
     if mask is not None:
         wide = jnp.where(_as_bools(mask), wide, jnp.finfo(wide.dtype).min)
     return jax.nn.softmax(wide).astype(scores.dtype)
@@ -60,6 +60,11 @@ def dot_product_attention(
     if dropout is not None:
         weights = dropout(weights, key=key, inference=inference)
     return weights @ value
+
+
+def _wide(dtype: Any) -> Any:
+    """The dtype of a softmax: at least float32."""
+    return dtype if dtype.itemsize >= 4 else jnp.float32
 
 
 def _as_bools(mask: ArrayLike) -> Array:
@@ -147,7 +152,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         inference = inference_of(inference, deterministic, "MultiheadAttention()")
         if mask is not None:
             # A finite bias: where nothing is seen, all is seen alike.
-            dtype = jnp.promote_types(self.query_proj.weight.dtype, jnp.float32)
+            dtype = _wide(self.query_proj.weight.dtype)
             hidden = jnp.where(_as_bools(mask), 0, jnp.finfo(dtype).min).astype(dtype)
             bias = hidden if bias is None else bias + hidden
         return super().__call__(

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ class BatchNorm(nn.StatefulLayer, layout="fields"):
     eps: float = field(static=True)
     channelwise_affine: bool = field(static=True)
     momentum: float = field(static=True)
-    mode: Literal["ema", "batch"] = field(static=True)
+    mode: str = field(static=True)
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BatchNorm(nn.StatefulLayer, layout="fields"):
         momentum: float = 0.99,
         inference: bool = False,
         dtype: DTypeLike | None = None,
-        mode: Literal["ema", "batch", "legacy"] = "legacy",
+        mode: str = "legacy",
     ):
         if mode == "legacy":
             warnings.warn('BatchNorm: give the `mode`; none is mode="ema"', stacklevel=2)
