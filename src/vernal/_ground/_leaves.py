@@ -22,8 +22,8 @@ def strong(x: Any) -> jax.Array:
 
 
 def weak_like(x: jax.Array, like: Any) -> jax.Array:
-    """The array, whose dtype gives way to others if that of `like` (an array or a type, of the same dtype) does."""
-    if not like.weak_type or jax.typeof(x).weak_type:
+    """The array, whose dtype gives way to others if that of `like` (an array or a type) does, and is the same."""
+    if not like.weak_type or like.dtype != x.dtype or jax.typeof(x).weak_type:
         return x
     weak: Any = _convert_element_type(x, x.dtype, weak_type=True)
     return weak
