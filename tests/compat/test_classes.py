@@ -276,7 +276,9 @@ def test_equal_dtypes_are_one_structure(eqx):
 
     dtypes = np.dtype("float32"), jnp.float32, np.float32
     out = [run(Zeros(dtype), dtype) for dtype in dtypes]
-    return len(traced), out, Zeros(dtypes[0]) == Zeros(dtypes[1])
+    # (Equinox traces twice on newer versions of JAX.)
+    assert len(traced) == 1 or eqx is not compat
+    return out, Zeros(dtypes[0]) == Zeros(dtypes[1])
 
 
 def test_other_types_are_no_dtypes():
