@@ -84,12 +84,11 @@ def test_python_numbers_become_arrays_as_in_jax(kind):
 
     ours = count_to(3, body, init, kind)
     jaxs = jax.lax.while_loop(lambda c: c["n"] < 3, body, init)
-    assert {k: v.dtype for k, v in ours.items()} == {
-        k: jnp.asarray(v).dtype for k, v in jaxs.items()
+    # (JAX leaves a number a number where no step touches it.)
+    assert {k: (v.dtype, v.weak_type) for k, v in ours.items()} == {
+        k: (v.dtype, v.weak_type) for k, v in jax.tree.map(jnp.asarray, jaxs).items()
     }
-    assert ours["x"].dtype == jnp.bfloat16
-    # Ours are what they are from then on, whatever the kind.
-    assert not any(v.weak_type for v in ours.values())
+    assert ours["x"].dtype == jnp.bfloat16 and ours["n"].weak_type
 
 
 @pytest.mark.parametrize("kind", KINDS)

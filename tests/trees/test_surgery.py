@@ -347,9 +347,11 @@ def test_a_wrong_number_of_replacements_is_refused(replace):
 
 
 def test_exactly_one_of_replace_and_replace_fn():
-    with pytest.raises(TypeError, match=r"exactly one of `replace` and `replace_fn`[\s\S]*neither"):
+    with pytest.raises(
+        ValueError, match=r"exactly one of `replace` and `replace_fn`[\s\S]*neither"
+    ):
         tree_at(lambda t: t[0], [1])
-    with pytest.raises(TypeError, match=r"exactly one of `replace` and `replace_fn`[\s\S]*both"):
+    with pytest.raises(ValueError, match=r"exactly one of `replace` and `replace_fn`[\s\S]*both"):
         tree_at(lambda t: t[0], [1], 2, replace_fn=lambda x: x)
     assert tree_at(lambda t: t[0], [1], None) == [None]
 

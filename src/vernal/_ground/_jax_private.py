@@ -73,6 +73,10 @@ from jax._src.interpreters.partial_eval import convert_constvars_jaxpr as conver
 # functions that the operation calls. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
 from jax._src.interpreters.partial_eval import custom_staging_rules as custom_staging_rules
 
+# Making a weakly typed array, as JAX's own loops do of a number that stays one. Present in JAX 0.10.2 to 0.12.
+# Retired by: any JAX version whose public `convert_element_type` takes `weak_type`.
+from jax._src.lax.lax import _convert_element_type as _convert_element_type
+
 # What an inner `jit` says of an argument or a result whose sharding is left to the compiler: for those
 # that are added to a program. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version with a
 # public way to rewrite an inner `jit`.

@@ -46,11 +46,17 @@ class Alive:
 # Types whose `==` is exact between values of one type.
 _EXACT = frozenset({str, bytes, int, bool, type(None), type(Ellipsis)})
 _DTYPE_LIKE = type(jnp.float32)
+_DTYPES = filter(lambda x: type(x) is _DTYPE_LIKE, vars(jnp).values())
+_SCALAR_TYPES = frozenset(np.dtype(x).type for x in _DTYPES)
 
 
 def is_dtype(x: Any) -> bool:
-    """Whether something is a dtype, or one of the scalar types of `jax.numpy`."""
-    return type(x) is _DTYPE_LIKE or issubclass(type(x), np.dtype)
+    """Whether something is a dtype, or one of the scalar types of `jax.numpy` or NumPy, which equal it."""
+    kind = type(x)
+    if kind is type:
+        # Not `np.floating`, nor a class of the user's.
+        return x in _SCALAR_TYPES
+    return kind is _DTYPE_LIKE or issubclass(kind, np.dtype)
 
 
 def plain_key(x: Any) -> Any:

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._jax_private import _convert_element_type
+
 
 def is_none(x: Any) -> bool:
     """Whether a leaf is None: `is_leaf` of a walk that does not drop it."""
@@ -17,6 +19,14 @@ def strong(x: Any) -> jax.Array:
     would change its type at the first of them, and compile everything again."""
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
+
+
+def weak_like(x: jax.Array, like: Any) -> jax.Array:
+    """The array, whose dtype gives way to others if that of `like` (an array or a type) does, and is the same."""
+    if not like.weak_type or like.dtype != x.dtype or jax.typeof(x).weak_type:
+        return x
+    weak: Any = _convert_element_type(x, x.dtype, weak_type=True)
+    return weak
 
 
 def by_data(fn: Callable[..., Any], x: Any, *args: Any) -> Any:

@@ -5,13 +5,19 @@ import sys
 
 from ..show import message
 from . import equinox
-from .equinox import debug, internal, nn
+from .equinox import _module, debug, internal, nn
+from .equinox._module import _module as _module_of_module
+from .equinox.nn import _attention
 
+# The private ones are those that programs import.
 _MODULES = {
     "equinox": equinox,
+    "equinox._module": _module,
+    "equinox._module._module": _module_of_module,
     "equinox.debug": debug,
     "equinox.internal": internal,
     "equinox.nn": nn,
+    "equinox.nn._attention": _attention,
 }
 
 # Equinox's settings, and ours that mean the same.

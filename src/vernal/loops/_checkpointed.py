@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from .._ground import weak_like
 from ..primitives import local_linear_call
 from ..transforms import call_with_jvp, chosen, is_zero, replaced
 from ._bounded import DEFAULT_BASE, scans
@@ -204,6 +205,7 @@ def _pull(
     """The cotangents of the seeds, from those of the perturbed outputs (None for zero)."""
     present = [ct is not None for ct in cotangents]
     seeds, which = spread.seeds.flat, spread.which
+    of_seeds = list(map(jax.typeof, chosen(z.flat, seeds)))
 
     def checkpointed_pullback(z: Inputs, saved: Saved, cts: list[Any]) -> list[Any]:
         cotangents = replaced([None] * len(present), present, cts)
@@ -216,7 +218,8 @@ def _pull(
         )
         machine = Backward(loop, z, (which, spread.out), saved.buffers, given.ys)
         end = sweep(machine, loop.plan, saved.filled, start)
-        return chosen(end.flat, chosen(seeds, which.flat))
+        # As weakly typed as what they belong to: so is the gradient that JAX makes of them.
+        return list(map(weak_like, chosen(end.flat, chosen(seeds, which.flat)), of_seeds))
 
     def rule(primals: Any, tangents: Any) -> Any:
         if loop.one_way:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
 
-from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, strong
+from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, strong, weak_like
 from ..harvest import checks, sow_if, sows
 from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import message, short, type_error
@@ -162,6 +162,8 @@ class Program(NamedTuple):
         buffers: its buffers.
         layout: the structure of the carry.
         out: the structure of what a step returns beside the carry.
+        types: of the arrays of the final carry, which are weak where JAX's own loop would have a weak one.
+        out_types: of what a step returns beside the carry.
     """
 
     functions: Functions
@@ -170,10 +172,12 @@ class Program(NamedTuple):
     buffers: Arrays
     layout: Layout
     out: Any
+    types: Sequence[Any]
+    out_types: Sequence[Any]
 
     def finish(self, carry: Arrays, buffers: Arrays) -> Any:
         """The carry as the user sees it when the loop has ended."""
-        return self.layout.finish(carry, buffers)
+        return self.layout.finish(list(map(weak_like, carry, self.types)), buffers)
 
 
 def trace_loop(
@@ -219,7 +223,8 @@ def trace_loop(
             start = settled
             continue
         layout.check_types(list(map(jax.typeof, start)), traced.types, of)
-        # A carry is weakly typed only while it is traced: so that `x * 2` has the type it should have.
+        # A carry is weakly typed only while it is traced, so that `x * 2` has the type it should have, and when the
+        # loop has ended.
         carry, buffers = list(map(strong, start[:count])), start[count:]
         of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
         if of_cond is None or of_cond.types[0].manual_axis_type.varying <= axes:
@@ -242,7 +247,8 @@ def trace_loop(
         # For elements of a batch that have finished, or make no step at all.
         active = functions.cond(consts, carry, buffers, jnp.int32(0))
         consts += borrow_if_vmap(active, carry)
-    return Program(functions, consts, carry, buffers, layout, traced.out[2])
+    types, out_types = traced.types[:count], traced.types[len(start) :]
+    return Program(functions, consts, carry, buffers, layout, traced.out[2], types, out_types)
 
 
 def _settled(x: Any, out: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
+from .._ground import weak_like
 from ..show import path_text, short, type_error, value_error
 from ..trees import Rest, is_array, split
 from ._carry import Carry, numbers_to_arrays
@@ -154,6 +155,7 @@ def run_scan(
     )
     if kind == "lax" or steps == 0:
         carry, filled, ys = lax_scan(program, arrays, steps, reverse, unroll)
+        ys = list(map(weak_like, ys, program.out_types))
     else:
         carry, filled, ys = checkpointed(
             None,

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import jax
+
 from ._bounded import DEFAULT_BASE, bounded_while
 from ._carry import Carry, numbers_to_arrays
 from ._checkpointed import checkpointed
@@ -71,7 +73,8 @@ def while_loop(
             less memory and more time.
 
     Returns:
-        The last carry. None of its arrays is weakly typed.
+        The last carry. As in `jax.lax.while_loop`, what starts as a Python number, and stays as weakly typed as one,
+        is weakly typed.
 
     Raises:
         TypeError: if `cond_fun` does not return a scalar bool, if a function cannot be called, or
@@ -161,6 +164,8 @@ def run_while(
     elif kind == "bounded":
         assert max_steps is not None
         last = bounded_while(program, max_steps, base)
+        # Scans keep the types that they start with.
+        program = program._replace(types=list(map(jax.typeof, layout.start(init)[0])))
     else:
         if max_steps is not None and max_steps > MOST_STEPS:
             # It cannot count so far, and nobody waits so long.

@@ -112,8 +112,9 @@ def take_abstract(class_name: str, namespace: dict[str, Any]) -> dict[str, str]:
     return taken
 
 
-def owed(cls: type) -> dict[str, str]:
-    """The abstract attributes that `cls` does not provide yet: `{name: kind}`."""
+def owed(cls: type, by_field: bool) -> dict[str, str]:
+    """The abstract attributes that `cls` does not provide yet: `{name: kind}`. `by_field` says whether a field of
+    instances may provide one of the class."""
     names: dict[str, str] = {}
     for klass in cls.__mro__:
         for name, kind in klass.__dict__.get("_own_abstract", {}).items():
@@ -121,10 +122,10 @@ def owed(cls: type) -> dict[str, str]:
             names[name] = (
                 "AbstractClassVar" if "AbstractClassVar" in (kind, names.get(name)) else kind
             )
-    return {name: kind for name, kind in names.items() if not _provided(cls, name, kind)}
+    return {name: kind for name, kind in names.items() if not _provided(cls, name, kind, by_field)}
 
 
-def _provided(cls: type, name: str, kind: str) -> bool:
+def _provided(cls: type, name: str, kind: str, by_field: bool) -> bool:
     for klass in cls.__mro__:
         if name in klass.__dict__.get("_own_abstract", {}):
             return False
@@ -133,7 +134,7 @@ def _provided(cls: type, name: str, kind: str) -> bool:
         annotation = klass.__dict__.get("__annotations__", {}).get(name)
         if annotation is None:
             continue
-        if kind == "AbstractVar":
+        if kind == "AbstractVar" or by_field:
             return True
         # A bare annotation gives a class attribute no value, unless it hides the abstract one as a
         # ClassVar.

@@ -5,11 +5,14 @@ and writes the dictionary beneath it, through the two functions here.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Attributes:
     """The base of `Module` that holds its attributes."""
+
+    # What a compiled call remembers of a module (see `_lazy.py`). Here it makes no field.
+    _vernal_flat: ClassVar[Any] = None
 
 
 _descriptor: Any = Attributes.__dict__["__dict__"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from typing import Any
 
 import jax.numpy as jnp
@@ -196,7 +197,12 @@ def _refuse_static_arrays(info: ClassInfo, name: str, value: Any) -> None:
     for path, leaf in jtu.tree_leaves_with_path(value):
         # NumPy scalars are hashable values; anything with axes or on a device is not.
         if is_array(leaf) and (type(leaf).__hash__ is None or hasattr(leaf, "aval")):
-            raise refuse.array_in_static(info.cls, name, path, leaf)
+            error = refuse.array_in_static(info.cls, name, path, leaf)
+            if not info.every_field_is_child:
+                raise error
+            # Equinox's rule.
+            warnings.warn(str(error), stacklevel=5)
+            return
 
 
 # The ids of modules that another module took hold of before they were finished. A stale id, of a

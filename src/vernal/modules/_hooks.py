@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ._attributes import attributes_of
+from ._attributes import Attributes, attributes_of
 from ._lazy import unflattened
 from ._structure import KEY, assemble
 
@@ -42,7 +42,8 @@ def hooked(module: T, hook: Callable[[Any], Any]) -> T:
 def handed_on(module: Any, call: Callable[..., Any], result: Any) -> Any:
     """What goes on of what a call of a module has returned. `call` is the function that has run: a class may call that
     of its base class, and only its own counts."""
-    hook = attributes_of(module).get(HOOK)
+    # (A function found in a class may be called with anything.)
+    hook = attributes_of(module).get(HOOK) if isinstance(module, Attributes) else None
     if hook is None or inspect.unwrap(type(module).__call__) is not inspect.unwrap(call):
         return result
     return hook(result)

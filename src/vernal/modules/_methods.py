@@ -7,7 +7,7 @@ methods cost.
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax.tree_util as jtu
@@ -116,21 +116,72 @@ jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flat
 
 
 class Method:
-    """What a module class holds in place of a function of its body: reading it from an instance
-    binds it."""
+    """What a module class holds in place of a function of its body: reading it from an instance binds it.
+
+    Whoever finds it in the `__dict__` of the class (a base class in `__init_subclass__`, a decorator of classes,
+    `inspect`) may call it, wrap it and look into it as the function that it stands for, whose class it says it has.
+    """
 
     __slots__ = ("__wrapped__",)
 
     def __init__(self, func: Callable[..., Any]):
         self.__wrapped__ = func
 
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride] (it is read only)
+        return types.FunctionType
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return _function_of(self)(*args, **kwargs)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self.__wrapped__ if instance is None else BoundMethod(self.__wrapped__, instance)
+        func = _function_of(self)
+        return func if instance is None else BoundMethod(func, instance)
+
+    def __getattribute__(self, name: str) -> Any:
+        # This class has these for itself, too.
+        if name in ("__module__", "__doc__"):
+            return getattr(_function_of(self), name)
+        return object.__getattribute__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
             raise AttributeError(name)
-        return getattr(self.__wrapped__, name)
+        return getattr(_function_of(self), name)
+
+    def __eq__(self, other: Any) -> Any:
+        return _function_of(self) is (_function_of(other) if type(other) is Method else other)
+
+    def __hash__(self) -> int:
+        return hash(_function_of(self))
+
+    def __repr__(self) -> str:
+        return repr(_function_of(self))
 
     def __reduce__(self) -> Any:
-        return Method, (self.__wrapped__,)
+        return Method, (_function_of(self),)
+
+
+# In C, and so faster than `__getattribute__`.
+_function_of: Callable[[Method], Callable[..., Any]] = Method.__dict__["__wrapped__"].__get__
+
+
+def as_method(name: str, value: Any, *declared: Collection[str]) -> Any:
+    """What a module class holds under a name that its body, or an assignment to the class, gives a value.
+
+    Args:
+        name: the name.
+        value: the value.
+        *declared: names of fields, whose default a function may be.
+
+    Returns:
+        A `Method` in place of a function; anything else as it is.
+    """
+    if (
+        type(value) is not types.FunctionType
+        or (name.startswith("__") and name.endswith("__"))
+        or any(name in names for names in declared)
+        or getattr(value, "__isabstractmethod__", False)
+    ):
+        return value
+    return Method(value)

@@ -31,7 +31,7 @@ from ._equality import equal_arrays, hashed
 from ._fields import array_dtype_for, field, resolve_annotation
 from ._lazy import unflattened
 from ._marks import freeze_fields
-from ._methods import Method
+from ._methods import as_method
 from ._sorting import Kind, is_data, sort_again
 from ._strict import check_strict
 from ._structure import KEY, assemble, layout_of, structure_of
@@ -172,15 +172,9 @@ class ModuleMeta(abc.ABCMeta):
             raise refuse.unknown_layout(name, layout)
         namespace = dict(namespace)
         namespace["_own_abstract"] = take_abstract(name, namespace)
+        declared = namespace.get("__annotations__", {})
         for key, value in namespace.items():
-            if (
-                isinstance(value, types.FunctionType)
-                and not (key.startswith("__") and key.endswith("__"))
-                # The default of a field.
-                and key not in namespace.get("__annotations__", {})
-                and not getattr(value, "__isabstractmethod__", False)
-            ):
-                namespace[key] = Method(value)
+            namespace[key] = as_method(key, value, declared)
         if "__call__" in namespace and not _is_transparent(bases, namespace):
             namespace["__call__"] = telling(namespace["__call__"])
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
@@ -190,10 +184,10 @@ class ModuleMeta(abc.ABCMeta):
         _check_defaults(cls, namespace)
         _make_dataclass(cls)
         cls._vernal_class = ClassInfo(cls, layout == "fields")
-        cls.__abstractvars__ = frozenset(n for n, k in owed(cls).items() if k == "AbstractVar")
-        cls.__abstractclassvars__ = frozenset(
-            n for n, k in owed(cls).items() if k == "AbstractClassVar"
-        )
+        # With Equinox's rule a field may stand for a class variable.
+        owes = owed(cls, by_field=layout == "fields")
+        cls.__abstractvars__ = frozenset(n for n, k in owes.items() if k == "AbstractVar")
+        cls.__abstractclassvars__ = frozenset(n for n, k in owes.items() if k == "AbstractClassVar")
         cls._vernal_is_abstract = is_abstract
         cls._vernal_owes = bool(is_abstract or cls.__abstractvars__ or cls.__abstractclassvars__)
         check_strict(cls, strict)
@@ -211,6 +205,12 @@ class ModuleMeta(abc.ABCMeta):
             if KEY not in values:
                 finish(module, values, cls._vernal_class)
         return module
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if type(value) is types.FunctionType:
+            fields = getattr(cls, "__dataclass_fields__", ())
+            value = as_method(name, value, cls.__dict__.get("__annotations__", ()), fields)
+        super().__setattr__(name, value)
 
     def _refuse_abstract(cls) -> None:
         if cls.__abstractclassvars__:
@@ -267,8 +267,6 @@ class Module(Attributes, metaclass=ModuleMeta):
         [Array([ 1., -2.], dtype=float32)]
     """
 
-    _vernal_flat: ClassVar[Any] = None
-
     if not TYPE_CHECKING:
         # Hidden from type checkers, which would otherwise allow assignment to any attribute.
 
@@ -279,6 +277,10 @@ class Module(Attributes, metaclass=ModuleMeta):
         def __setattr__(self, name: str, value: Any) -> None:
             values = attributes_of(self)
             if KEY in values:
+                if name == "__orig_class__":
+                    # What `typing` notes on what `G[int](...)` has made is no part of the structure.
+                    values[name] = value
+                    return
                 raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "assign"))
             info = type(self)._vernal_class
             if name not in info.declared:

@@ -1,13 +1,15 @@
 """`functools.partial` as a module."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..show import type_error
 from ._module import Module
 
+Return = TypeVar("Return")
 
-class Partial(Module):
+
+class Partial(Module, Generic[Return]):
     """A function with some of its arguments already given, as a pytree: arrays among them are
     traced and trained.
 
@@ -30,11 +32,11 @@ class Partial(Module):
     # holds this in a field refuses it.
     _vernal_may_hide_arrays = True
 
-    func: Callable[..., Any]
+    func: Callable[..., Return]
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
-    def __init__(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any):
+    def __init__(self, func: Callable[..., Return], /, *args: Any, **kwargs: Any):
         """Stores the function and its first arguments.
 
         Args:
@@ -46,7 +48,7 @@ class Partial(Module):
         self.args = args
         self.keywords = kwargs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Return:
         """Calls `func(*self.args, *args, **self.keywords, **kwargs)`."""
         twice = sorted(self.keywords.keys() & kwargs.keys())
         if twice:

@@ -1,6 +1,6 @@
 """Any value as structure."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -10,6 +10,8 @@ from .._ground import static_key
 from ..trees import Rest
 from . import _refusals as refuse
 from ._module import Module
+
+Value = TypeVar("Value")
 
 
 def _settled(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -25,7 +27,7 @@ def _settled(path: tuple[Any, ...], leaf: Any) -> Any:
     return leaf
 
 
-class Static(Module):
+class Static(Module, Generic[Value]):
     """Holds any value as structure: a module without leaves, so that the value passes through
     every transformation.
 
@@ -47,7 +49,7 @@ class Static(Module):
 
     _rest: Rest
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Value):
         """Wraps a value.
 
         Args:
@@ -58,6 +60,6 @@ class Static(Module):
         self._rest = Rest(treedef, (False,) * len(leaves), leaves)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> Value:
         """What was wrapped."""
         return self._rest.fill(())

@@ -51,7 +51,8 @@ def following(x: Array, batch: int, parameter: Array, axis: int) -> NamedShardin
 def beside(a: Array, x: Array) -> Array:
     """`a` as it can be combined with `x` element by element: with axes of size 1 in front, and split over nothing
     that `x` is not split over there. Its shape is that of the last axes of `x`, where any axis may be 1."""
-    a = lax.expand_dims(a, range(x.ndim - a.ndim))
+    if a.ndim < x.ndim:
+        a = lax.expand_dims(a, range(x.ndim - a.ndim))
     mesh = explicit_mesh(a)
     if mesh is None:
         return a

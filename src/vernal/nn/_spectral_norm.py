@@ -1,7 +1,7 @@
 """`SpectralNorm`."""
 
 import functools
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,10 @@ _AT_FIRST = 15
 _FAR, _NEAR, _MOST = 1.1, 1.0001, 200
 
 
-class SpectralNorm(StatefulLayer, NormalisedLayer):
+Layer = TypeVar("Layer")
+
+
+class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     r"""A layer whose weight is divided by its largest singular value.
 
     So a linear layer makes no difference between two inputs larger. The weight is taken as a matrix: its first axis
@@ -65,7 +68,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer):
         True
     """
 
-    layer: Any
+    layer: Layer
     vectors: Variable
     inference: bool
     weight_name: str = field(static=True)
@@ -74,7 +77,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer):
 
     def __init__(
         self,
-        layer: Any,
+        layer: Layer,
         weight_name: str = "weight",
         num_power_iterations: int = 1,
         eps: float = 1e-12,

@@ -1,17 +1,18 @@
 """`State`: the values of all variables of a model, outside of it; and the base class of layers that are handed one."""
 
 import abc
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 
-from .._ground import strong
+from .._ground import strong, weak_like
 from ..modules import Module
-from ..show import diff_text, message, short, tree_pformat, type_error, value_error
+from ..show import diff_text, message, path_text, short, tree_pformat, type_error, value_error
 from ..transforms import placed_like
 from ..trees import is_array_like
-from ._variable import Variable, variables_in
+from ._variable import Elsewhere, Variable, variables_in
 
 
 class StatefulLayer(Module):
@@ -79,12 +80,13 @@ class State:
     it cannot be used again by mistake: two updates of one state would lose the first.
 
     `make_with_state` makes it: it also gives the variables the markers by which their values are found here.
+    `State(model)` is for a model whose variables have markers already.
 
     Args:
-        model: which model's values these shall be.
+        model: its values are copied.
 
     Raises:
-        ValueError: always, and says what to write instead.
+        ValueError: if a variable of the model has no marker, or no value.
 
     Example:
         >>> import jax.numpy as jnp
@@ -96,29 +98,30 @@ class State:
     """
 
     __slots__ = ("_values",)
-    _values: dict[str, Any] | None
+    _values: dict[Hashable, Any] | None
 
     def __init__(self, model: Any):
-        raise value_error(
-            "a state is not made of a model that is there already: its variables have no markers",
-            where="State(model)",
-            expected="the class of the model, or the function that makes it",
-            got=short(model),
-            instead="model, state = vernal.nn.make_with_state(Model)(...)",
-        )
+        values: dict[Hashable, Any] = {}
+        for path, variable in variables_in(model):
+            if variable.marker is None:
+                raise _no_state_of(model, path, "its variables have no markers", "no marker")
+            if isinstance(variable.stored, Elsewhere):
+                raise _no_state_of(model, path, "its values are in a state already", "no value")
+            values[variable.marker] = variable.stored
+        self._values = values
 
     @classmethod
-    def of_values(cls, values: dict[str, Any]) -> "State":
+    def of_values(cls, values: Mapping[Any, Any]) -> "State":
         """A state with these values.
 
         Args:
             values: by marker.
         """
         state = object.__new__(cls)
-        state._values = values
+        state._values = dict(values)
         return state
 
-    def _current(self) -> dict[str, Any]:
+    def _current(self) -> dict[Hashable, Any]:
         if self._values is None:
             raise value_error(
                 "this state is old: a newer one was made of it",
@@ -130,7 +133,7 @@ class State:
             )
         return self._values
 
-    def _marker(self, index: Any) -> str:
+    def _marker(self, index: Any) -> Hashable:
         if not isinstance(index, Variable):
             raise value_error(
                 "only a `Variable` says which value of a state is meant",
@@ -193,10 +196,7 @@ class State:
                 got=diff_text(old, value, weak_type=False, root="value"),
                 instead="cast with `.astype`, and keep shape and structure",
             )
-        # On a mesh, state stays where it is.
-        return self._with(
-            {marker: jtu.tree_map(lambda a, b: placed_like(a, jax.typeof(b)), value, old)}
-        )
+        return self._with({marker: jtu.tree_map(_placed_as, value, old)})
 
     def substate(self, pytree: Any) -> "State":
         """The part of the state that belongs to a part of the model: to hand it to `jax.vmap`, for instance.
@@ -248,28 +248,43 @@ class State:
             )
         return self._with(new)
 
-    def _with(self, changes: dict[str, Any]) -> "State":
-        new = State.of_values(self._current() | changes)
+    def _with(self, changes: Mapping[Any, Any]) -> "State":
+        new = State.of_values({**self._current(), **changes})
         self._values = None
         return new
 
     def __repr__(self) -> str:
         if self._values is None:
             return "State(~old~)"
-        return f"State({tree_pformat(self._values)})"
+        return f"State({tree_pformat({str(k): v for k, v in self._values.items()})})"
 
 
-def _flatten(state: State) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+def _placed_as(value: Any, old: Any) -> Any:
+    """On a mesh, state stays where it is; and it stays as weakly typed as it is."""
+    return weak_like(placed_like(value, jax.typeof(old)), jax.typeof(old))
+
+
+def _no_state_of(model: Any, path: Any, why: str, got: str) -> ValueError:
+    return value_error(
+        f"a state is not made of a model that is there already: {why}",
+        where=f"State(model): {path_text(path, 'model')}",
+        expected="the class of the model, or the function that makes it",
+        got=f"{got} in {short(model)}",
+        instead="model, state = vernal.nn.make_with_state(Model)(...)",
+    )
+
+
+def _flatten(state: State) -> tuple[tuple[Any, ...], tuple[Hashable, ...]]:
     values = state._current()
     return tuple(values.values()), tuple(values)
 
 
-def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], tuple[Hashable, ...]]:
     values = state._current()
     return tuple((jtu.DictKey(k), v) for k, v in values.items()), tuple(values)
 
 
-def _unflatten(markers: tuple[str, ...], values: Any) -> State:
+def _unflatten(markers: tuple[Hashable, ...], values: Any) -> State:
     return State.of_values(dict(zip(markers, values, strict=True)))
 
 

@@ -7,7 +7,7 @@ There are two ways to carry the value, and a layer may serve both:
     y, state = model(x, state)                     which is handed through every call
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
@@ -41,7 +41,7 @@ class Variable(Module, Generic[V]):
 
     Args:
         value: its first value: an array, or a tree of them. Numbers become arrays.
-        marker: the name under which a `State` holds it; `vernal.nn.make_with_state` gives one.
+        marker: under what a `State` holds it, anything that can be hashed; `vernal.nn.make_with_state` gives the path.
 
     Attributes:
         value: the current value (see below).
@@ -84,10 +84,10 @@ class Variable(Module, Generic[V]):
 
     _vernal_unnamed: ClassVar[str] = "stored"
 
-    marker: str | None = field(static=True)
+    marker: Hashable = field(static=True)
     stored: Any = field(trainable=False)
 
-    def __init__(self, value: V, *, marker: str | None = None):
+    def __init__(self, value: V, *, marker: Hashable = None):
         if callable(value) and not isinstance(value, Module):
             raise value_error(
                 "the first value of a variable is given, not made",
@@ -133,7 +133,7 @@ class Variable(Module, Generic[V]):
             raise RuntimeError(
                 message(
                     "the state of this model is not in it",
-                    where=self.marker,
+                    where=str(self.marker),
                     expected="the `state` that `make_with_state` returned along with the model",
                     got="no state",
                     instead="y, state = model(x, state), and in a layer state.get(variable); without make_with_state, "

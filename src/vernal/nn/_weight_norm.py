@@ -1,6 +1,6 @@
 """`WeightNorm`."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,10 @@ from ._normalised_layer import NormalisedLayer
 from ._parametrised import resolve
 from ._precision import widen
 
+Layer = TypeVar("Layer")
 
-class WeightNorm(NormalisedLayer):
+
+class WeightNorm(NormalisedLayer, Generic[Layer]):
     r"""A layer whose weight is given by its direction and its length: `g * v / |v|`.
 
     `v` is the layer's own weight, and `g` starts as its norm, so that the layer computes at first what it did before.
@@ -45,12 +47,12 @@ class WeightNorm(NormalisedLayer):
         (3, 1) True
     """
 
-    layer: Any
+    layer: Layer
     g: Array
     weight_name: str = field(static=True)
     axis: int | None = field(static=True)
 
-    def __init__(self, layer: Any, weight_name: str = "weight", axis: int | None = 0):
+    def __init__(self, layer: Layer, weight_name: str = "weight", axis: int | None = 0):
         self.layer = layer
         self.weight_name = weight_name
         self.axis = axis

@@ -46,7 +46,7 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, State]]:
                 return node
             marker = root + jtu.keystr(path)
             values[marker] = node.value
-            return Variable(Elsewhere(), marker=marker)
+            return type(node)(Elsewhere(), marker=marker)
 
         model = jtu.tree_map_with_path(move, model, is_leaf=is_variable)
         return model, State.of_values(values)
@@ -71,6 +71,6 @@ def delete_init_state(model: T) -> T:
     """
 
     def delete(node: Any) -> Any:
-        return Variable(Elsewhere(), marker=node.marker) if is_variable(node) else node
+        return type(node)(Elsewhere(), marker=node.marker) if is_variable(node) else node
 
     return jtu.tree_map(delete, model, is_leaf=is_variable)

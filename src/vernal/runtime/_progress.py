@@ -28,7 +28,7 @@ import abc
 import functools
 import itertools
 import threading
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,8 @@ from .._ground import Primitive, lower_fun, register_lowering
 from ..modules import Module, field
 from ..primitives import unvmap_max, unvmap_min
 from ..show import short, value_error
+
+State = TypeVar("State")
 
 _NUMBER = jax.ShapeDtypeStruct((), np.int32)
 # Of float32 in the sum of a hundred increases.
@@ -59,7 +61,7 @@ class ProgressState(Module):
     latest: Any
 
 
-class AbstractProgressMeter(Module):
+class AbstractProgressMeter(Module, Generic[State]):
     """What shows the progress of a compiled loop: `init` before it, `step` in it, `close` after it.
 
     Subclasses define the three methods. The state is a pytree of arrays that the loop carries. All
@@ -85,7 +87,7 @@ class AbstractProgressMeter(Module):
     """
 
     @abc.abstractmethod
-    def init(self) -> Any:
+    def init(self) -> State:
         """Opens a bar, when the program runs.
 
         Returns:
@@ -93,7 +95,7 @@ class AbstractProgressMeter(Module):
         """
 
     @abc.abstractmethod
-    def step(self, state: Any, progress: Any) -> Any:
+    def step(self, state: State, progress: Any) -> State:
         """Shows the progress, if it has grown enough.
 
         Args:
@@ -105,7 +107,7 @@ class AbstractProgressMeter(Module):
         """
 
     @abc.abstractmethod
-    def close(self, state: Any) -> None:
+    def close(self, state: State) -> None:
         """Closes the bar, when the program gets there.
 
         Args:

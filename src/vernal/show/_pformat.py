@@ -76,7 +76,7 @@ def _guard(custom: _Custom, options: dict[str, Any]) -> _Custom:
 
 
 def tree_pformat(
-    tree: Any,
+    pytree: Any,
     *,
     width: int = 80,
     indent: int = 2,
@@ -91,7 +91,7 @@ def tree_pformat(
     that returns a `wadler_lindig` document or None; it is given all the options.
 
     Args:
-        tree: any object.
+        pytree: any object.
         width: the number of characters a line should not exceed.
         indent: the number of spaces for each level.
         short_arrays: show arrays as `f32[2,3]` (NumPy: `f32[2,3](numpy)`, weakly typed:
@@ -118,17 +118,17 @@ def tree_pformat(
         truncate_leaf=truncate_leaf,
     )
     try:
-        return wl.pformat(tree, width=width, custom=custom, **options)
+        return wl.pformat(pytree, width=width, custom=custom, **options)
     except Exception:
         # Guarding every object costs as much as printing it, so that is kept for the rare failure.
         try:
-            return wl.pformat(tree, width=width, custom=_guard(custom, options), **options)
+            return wl.pformat(pytree, width=width, custom=_guard(custom, options), **options)
         except Exception as error:
-            return _unprintable(tree, error)
+            return _unprintable(pytree, error)
 
 
 def tree_pprint(
-    tree: Any,
+    pytree: Any,
     *,
     width: int = 80,
     indent: int = 2,
@@ -149,7 +149,7 @@ def tree_pprint(
     """
     print(
         tree_pformat(
-            tree,
+            pytree,
             width=width,
             indent=indent,
             short_arrays=short_arrays,

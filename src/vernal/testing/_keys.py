@@ -12,7 +12,8 @@ import jax
 from jaxtyping import Key
 
 
-@dataclasses.dataclass(init=False)
+# Two sources are never equal: each hands out keys of its own.
+@dataclasses.dataclass(init=False, eq=False)
 class GetKey:
     """A source of fresh random keys.
 

@@ -101,6 +101,15 @@ def for_arguments(
     if isinstance(given, dict):
         signature = signature_of(fn)
         bound = {} if signature is None else signature.bind(*args, **kwargs).arguments
+        for name, prefix in given.items():
+            if name not in bound and prefix is not None:
+                raise value_error(
+                    f"`{what}` names an argument of `{callable_name(fn)}` that the call leaves to its default",
+                    where=f"{what}[{name!r}]",
+                    expected=", ".join(map(repr, bound)) or "no name",
+                    got=repr(name),
+                    instead=f"give `{name}` in the call; or say {name!r}: None",
+                )
         for name, tree in bound.items():
             if name in given:
                 spread(given[name], tree, name)

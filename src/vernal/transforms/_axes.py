@@ -22,6 +22,8 @@ from ._boundary import argument_text
 from ._prefixes import broadcast_prefix
 from ._transformed import call_inside
 
+_NUMBERS = bool, int, float, complex
+
 
 @dataclasses.dataclass(frozen=True)
 class if_array:
@@ -173,15 +175,29 @@ def mapped_size(
     return distinct.pop() if distinct else None
 
 
+def _result_specs(out: Any, out_axes: Any) -> list[Any]:
+    """What `out_axes` says of every leaf of a result."""
+    if is_axis(out_axes):
+        return [out_axes] * len(jtu.tree_leaves(out))
+    return broadcast_prefix(out_axes, out, what="`out_axes`", root="the result", is_leaf=is_axis)
+
+
+def _numbers_mapped(out: Any, out_axes: Any) -> Any:
+    """A result in which numbers that shall have an axis are arrays."""
+    leaves, treedef = jtu.tree_flatten(out)
+    specs = _result_specs(out, out_axes)
+    return treedef.unflatten(
+        jnp.asarray(leaf)
+        if type(leaf) in _NUMBERS and axis_of(spec, leaf, lambda: "out_axes") is not None
+        else leaf
+        for leaf, spec in zip(leaves, specs, strict=True)
+    )
+
+
 def result_axes(out: Any, out_axes: Any) -> list[int | None]:
     """The axis, or None, of every array of a result."""
     leaves = jtu.tree_leaves_with_path(out)
-    if is_axis(out_axes):
-        specs = [out_axes] * len(leaves)
-    else:
-        specs = broadcast_prefix(
-            out_axes, out, what="`out_axes`", root="the result", is_leaf=is_axis
-        )
+    specs = _result_specs(out, out_axes)
     axes: list[int | None] = []
     for spec, (path, leaf) in zip(specs, leaves, strict=True):
         if not is_array(leaf):
@@ -204,6 +220,7 @@ def result_axes(out: Any, out_axes: Any) -> list[int | None]:
 def sort_result(out: Any, out_axes: Any) -> tuple[list[Any], list[Any], Rest, Rest]:
     """Sorts a result, inside a transformation, into `(mapped, unmapped, rest, axes)` for `join_result`; the last
     two hold no array."""
+    out = _numbers_mapped(out, out_axes)
     axes = result_axes(out, out_axes)
     arrays, rest = split(out)
     mapped = [a for a, axis in zip(arrays, axes, strict=True) if axis is not None]
@@ -227,7 +244,7 @@ def join_result(mapped: list[Any], unmapped: list[Any], rest: Rest, axes: Rest) 
 def call_unmapped(fn: Callable[..., Any], rest: Rest, arrays: list[Any], out_axes: Any) -> Any:
     """Calls a function of which no argument is mapped. Raises `ValueError` if an output shall be mapped all the
     same: nobody knows how often."""
-    out = call_inside(fn, rest, arrays)
+    out = _numbers_mapped(call_inside(fn, rest, arrays), out_axes)
     axes = result_axes(out, out_axes)
     if all(axis is None for axis in axes):
         return out

@@ -134,7 +134,8 @@ def filter_vmap(
             by name.
         out_axes: where the mapped axis is in the result: an integer (negative ones count from the
             end), None for a result that is the same for all calls, a function of a leaf, or a
-            prefix tree of those. A result that is not an array is returned once, as it is.
+            prefix tree of those. A number that is given an axis is repeated along it; any other result that is not
+            an array is returned once, as it is.
         axis_name: a name for the mapped axis, for collectives such as `jax.lax.psum`.
         axis_size: the number of calls; needed only if no array is mapped.
         spmd_axis_name: as for `jax.vmap`.
@@ -146,8 +147,8 @@ def filter_vmap(
     Raises:
         TypeError: if `fn` is not callable, for something that is not an axis, or for an unknown
             option.
-        ValueError: for a name that is not an argument's; at a call, for axes that do not fit the
-            arrays, for sizes that disagree, and for a result that is said to be unmapped and is
+        ValueError: for a name that is not an argument's; at a call, for one that is not given, for axes that do not
+            fit the arrays, for sizes that disagree, and for a result that is said to be unmapped and is
             not, or cannot be mapped.
         TracedShapeError: at a call, if a traced value reaches a shape.
 

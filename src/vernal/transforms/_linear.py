@@ -259,12 +259,12 @@ class _Pullback(Module):
         return assemble(self.outline, result, self.missing)
 
 
-def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of a function, and the function that pulls cotangents back through it (reverse
     mode).
 
     Args:
-        fn: the function.
+        fun: the function.
         *primals: its arguments. They may be any Python objects; every floating-point array in them
             that is not frozen (see `vernal.freeze`) is differentiated.
         has_aux: whether it returns a pair `(out, aux)`. `aux` may be any Python object.
@@ -277,7 +277,7 @@ def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         returned from compiled functions.
 
     Raises:
-        TypeError: if `fn` is not callable, or with `has_aux=True` does not return a pair.
+        TypeError: if `fun` is not callable, or with `has_aux=True` does not return a pair.
 
     Example:
         >>> import jax.numpy as jnp
@@ -288,22 +288,22 @@ def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         >>> vjp_fn({"y": jnp.float32(1.0), "name": None})
         (Array(6., dtype=float32), NoGradient())
     """
-    check_callable(fn, "filter_vjp")
-    arrays, rest = split((fn, primals, {}))
-    targets = targets_of(fn, primals, rest)
+    check_callable(fun, "filter_vjp")
+    arrays, rest = split((fun, primals, {}))
+    targets = targets_of(fun, primals, rest)
     fill_slots(targets, arrays, rest)
-    call = Call(fn, arrays, rest, targets)
+    call = Call(fun, arrays, rest, targets)
 
     def run(chosen: list[Any]) -> Any:
-        value, aux = value_and_aux(fn, call.run(chosen), has_aux, "filter_vjp")
+        value, aux = value_and_aux(fun, call.run(chosen), has_aux, "filter_vjp")
         out, out_rest = split(value)
         inexact, others = _part_inexact(out)
         return inexact, (others, out_rest, split(aux))
 
-    run.__name__ = run.__qualname__ = callable_name(fn)
+    run.__name__ = run.__qualname__ = callable_name(fun)
     found, pullback, (others, out_rest, (aux, aux_rest)) = jax.vjp(run, call.chosen(), has_aux=True)
     out = out_rest.fill(_merge(found, others))
     leaves, treedef = _flatten(out)
     specs = tuple(_spec(x) if is_array(x) else None for x in leaves)
-    vjp_fn = _Pullback(pullback, callable_name(fn), treedef, specs, call.outline())
+    vjp_fn = _Pullback(pullback, callable_name(fun), treedef, specs, call.outline())
     return (out, vjp_fn, aux_rest.fill(aux)) if has_aux else (out, vjp_fn)

@@ -17,11 +17,11 @@ def _numeric(dtype: np.dtype) -> bool:
     return is_number or jnp.issubdtype(dtype, np.bool_)
 
 
-def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
-    """Whether `x` is an array that JAX can compute with.
+def is_array(element: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
+    """Whether `element` is an array that JAX can compute with.
 
     Args:
-        x: any Python object.
+        element: any Python object.
 
     Returns:
         True for JAX arrays, tracers, typed PRNG keys, and numeric or boolean NumPy arrays and
@@ -36,10 +36,10 @@ def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
         >>> is_array(np.array(["text"]))
         False
     """
-    if isinstance(x, jax.Array):
+    if isinstance(element, jax.Array):
         return True
-    if isinstance(x, (np.ndarray, np.generic)):
-        return _numeric(x.dtype)
+    if isinstance(element, (np.ndarray, np.generic)):
+        return _numeric(element.dtype)
     return False
 
 
@@ -58,11 +58,11 @@ def has_shape(x: Any) -> bool:
     return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
 
-def is_array_like(x: Any) -> bool:
-    """Whether `x` can be turned into a JAX array by `jnp.asarray`.
+def is_array_like(element: Any) -> bool:
+    """Whether `element` can be turned into a JAX array by `jnp.asarray`.
 
     Args:
-        x: any Python object.
+        element: any Python object.
 
     Returns:
         True for everything `is_array` accepts, Python numbers, and objects with a `__jax_array__`
@@ -74,21 +74,21 @@ def is_array_like(x: Any) -> bool:
         (True, False)
     """
     return (
-        isinstance(x, (bool, int, float, complex))
-        or is_array(x)
-        or hasattr(type(x), "__jax_array__")
+        isinstance(element, (bool, int, float, complex))
+        or is_array(element)
+        or hasattr(type(element), "__jax_array__")
     )
 
 
-def is_inexact_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
-    """Whether `x` is an array of real or complex floating-point numbers: what can be
+def is_inexact_array(element: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
+    """Whether `element` is an array of real or complex floating-point numbers: what can be
     differentiated.
 
     Args:
-        x: any Python object.
+        element: any Python object.
 
     Returns:
-        True if `is_array(x)` and its dtype is floating or complex.
+        True if `is_array(element)` and its dtype is floating or complex.
 
     Example:
         >>> import jax.numpy as jnp
@@ -96,14 +96,14 @@ def is_inexact_array(x: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
         >>> is_inexact_array(jnp.ones(3)), is_inexact_array(jnp.arange(3)), is_inexact_array(1.0)
         (True, False, False)
     """
-    return is_array(x) and jnp.issubdtype(x.dtype, np.inexact)
+    return is_array(element) and jnp.issubdtype(element.dtype, np.inexact)
 
 
-def is_inexact_array_like(x: Any) -> bool:
-    """Whether `x` is, or can be turned into, a floating-point array.
+def is_inexact_array_like(element: Any) -> bool:
+    """Whether `element` is, or can be turned into, a floating-point array.
 
     Args:
-        x: any Python object.
+        element: any Python object.
 
     Returns:
         True for everything `is_inexact_array` accepts, Python floats and complex numbers, and
@@ -114,8 +114,8 @@ def is_inexact_array_like(x: Any) -> bool:
         >>> is_inexact_array_like(1.0), is_inexact_array_like(1)
         (True, False)
     """
-    if isinstance(x, (float, complex)):
+    if isinstance(element, (float, complex)):
         return True
-    if hasattr(type(x), "__jax_array__"):
-        return jnp.issubdtype(jnp.asarray(x).dtype, np.inexact)
-    return is_inexact_array(x)
+    if hasattr(type(element), "__jax_array__"):
+        return jnp.issubdtype(jnp.asarray(element).dtype, np.inexact)
+    return is_inexact_array(element)

@@ -182,6 +182,8 @@ def _rebuild(node: Any, changes: list[tuple[Path, Any]]) -> Any:
 def _replacements(replace: Any, count: int, arrangement: Any) -> list[Any]:
     if arrangement is None:
         return [replace]
+    if isinstance(replace, (list, tuple)) and len(replace) == count and _is_sequence(arrangement):
+        return list(replace)
     try:
         found = arrangement.flatten_up_to(replace)
     except (ValueError, TypeError, KeyError) as error:
@@ -193,6 +195,16 @@ def _replacements(replace: Any, count: int, arrangement: Any) -> list[Any]:
             instead="return a tuple from `where` and give a tuple of the same length",
         ) from None
     return found
+
+
+def _is_sequence(arrangement: Any) -> bool:
+    """Whether the nodes are in one list or tuple, in whose place any other may stand."""
+    kind = arrangement.node_data()
+    return (
+        kind is not None
+        and issubclass(kind[0], (list, tuple))
+        and arrangement.num_nodes == arrangement.num_leaves + 1
+    )
 
 
 def _each(where: str, replace: Any, paths: list[Path]) -> list[Any]:
@@ -231,7 +243,8 @@ def tree_at(
             (usually a tuple), from a tree like `pytree`: it is given stand-ins, so it cannot look at
             values. It may run twice. A new empty list picks nothing.
         pytree: the tree. It is not changed.
-        replace: the new node, or as many as `where` returns, arranged alike. If a path means several
+        replace: the new node, or as many as `where` returns, arranged alike. (For a list or tuple of nodes, any list or
+            tuple.) If a path means several
             nodes, a list of new nodes in the order of the tree.
         replace_fn: computes each new node from the old one instead.
         is_leaf: as in `jax.tree.map`: what to treat as a leaf.
@@ -240,10 +253,10 @@ def tree_at(
         The changed copy.
 
     Raises:
-        TypeError: unless exactly one of `replace` and `replace_fn` is given.
-        ValueError: if `where` looks at values, returns something that is not in the tree, the same
-            node twice or nodes inside one another, or if the number of replacements is wrong. If a
-            path means nothing in the tree; the error suggests what does.
+        ValueError: unless exactly one of `replace` and `replace_fn` is given; if `where` looks at
+            values, returns something that is not in the tree, the same node twice or nodes inside
+            one another, or if the number of replacements is wrong. If a path means nothing in the
+            tree; the error suggests what does.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -258,7 +271,7 @@ def tree_at(
         True
     """
     if (replace is _MISSING) == (replace_fn is None):
-        raise type_error(
+        raise value_error(
             "tree_at needs exactly one of `replace` and `replace_fn`",
             where="tree_at(where, tree, ...)",
             got="neither" if replace_fn is None else "both",

@@ -8,7 +8,6 @@ from ...modules import Partial as Partial
 from ...modules import field as field
 from ...modules import module_update_wrapper as module_update_wrapper
 from ...nn import inference_mode as tree_inference  # noqa: F401 (Equinox's name)
-from ...optim import apply_updates as apply_updates
 from ...runtime import Enumeration as Enumeration
 from ...runtime import RuntimeCheckError as EquinoxRuntimeError  # noqa: F401 (Equinox's name)
 
@@ -58,6 +57,7 @@ from ._derivatives import filter_vjp as filter_vjp
 from ._module import Module as Module
 from ._module import StrictConfig as StrictConfig
 from ._module import static_field as static_field
+from ._updates import apply_updates as apply_updates
 
 __version__ = "0.13.8"
 

@@ -1,14 +1,17 @@
 """Custom derivatives with Equinox's convention: the tangent of what is not differentiated is None."""
 
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
 from ... import transforms
 from ...modules import BoundMethod
+from ...show import message
 from ...transforms import is_zero
+from ...trees import is_inexact_array
 from ._module import Module
 
 
@@ -34,6 +37,32 @@ class _Rule(Module):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         changed = [_without_zeros(x) if i == self.zeros else x for i, x in enumerate(args)]
         return _without_zeros(self.rule(*changed, **kwargs))
+
+
+class _OldRule(Module):
+    """A rule as Equinox had them before 0.10.7, which takes None only for what could not be differentiated.
+
+    Args:
+        rule: the rule.
+        zeros: which of its positional arguments has zeros.
+        dropped: which of those of today it does not take, or None.
+    """
+
+    rule: Callable[..., Any]
+    zeros: int | None
+    dropped: int | None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        taken = [
+            jtu.tree_map(lambda x: x if is_inexact_array(x) else None, x) if i == self.zeros else x
+            for i, x in enumerate(args)
+            if i != self.dropped
+        ]
+        return _without_zeros(self.rule(*taken, **kwargs))
+
+
+def _warn_old(old: str, new: str) -> None:
+    warnings.warn(f"`{old}` is deprecated: write {new}", stacklevel=3)
 
 
 class _CustomRule(Module):
@@ -70,7 +99,33 @@ class filter_custom_jvp(_CustomRule):
         """
         self.fn.def_jvp(_Rule(rule, 1), symbolic_zeros=True)
 
-    defjvp = def_jvp
+    def defjvp(self, rule: Callable[..., Any]) -> None:
+        """Equinox's old spelling of `def_jvp`, with arrays of zeros for tangents that are zero.
+
+        Args:
+            rule: as there.
+        """
+        _warn_old("filter_custom_jvp.defjvp", "`.def_jvp`")
+        self.fn.def_jvp(_OldRule(rule, 1, None))
+
+    def defjvps(self, *rules: Any) -> NoReturn:
+        """Not there, as in Equinox.
+
+        Args:
+            *rules: one for each argument.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            message(
+                "rules cannot be given one by one",
+                where="filter_custom_jvp.defjvps",
+                expected="one rule for all arguments",
+                got=f"{len(rules)} rules",
+                instead="`.def_jvp`",
+            )
+        )
 
 
 class filter_custom_vjp(_CustomRule):
@@ -100,11 +155,12 @@ class filter_custom_vjp(_CustomRule):
         self.fn.def_bwd(_Rule(bwd, 1), symbolic_zeros=True)
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-        """Gives both.
+        """Equinox's old spelling of both, with arrays of zeros for gradients that are zero.
 
         Args:
-            fwd: as in `def_fwd`.
-            bwd: as in `def_bwd`.
+            fwd: called as `fwd(vjp_arg, *args, **kwargs)`.
+            bwd: called as `bwd(residuals, grad_out, vjp_arg, *args, **kwargs)`.
         """
-        self.def_fwd(fwd)
-        self.def_bwd(bwd)
+        _warn_old("filter_custom_vjp.defvjp", "`.def_fwd` and `.def_bwd`")
+        self.fn.def_fwd(_OldRule(fwd, None, 0))
+        self.fn.def_bwd(_OldRule(bwd, 1, 2))

@@ -14,81 +14,81 @@ def _with_none(transform: Callable[..., Any], fn: Any, options: dict[str, Any]) 
     return module_update_wrapper(dataclasses.replace(transform(fn, **options), missing=None))
 
 
-def filter_grad(fn: Any = None, **options: Any) -> Any:
+def filter_grad(fun: Any = None, **options: Any) -> Any:
     """`vernal.filter_grad` with None for `vernal.NoGradient`.
 
     Args:
-        fn: the function.
+        fun: the function.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_grad, fn, options)
+    return _with_none(transforms.filter_grad, fun, options)
 
 
-def filter_value_and_grad(fn: Any = None, **options: Any) -> Any:
+def filter_value_and_grad(fun: Any = None, **options: Any) -> Any:
     """`vernal.filter_value_and_grad` with None for `vernal.NoGradient`.
 
     Args:
-        fn: the function.
+        fun: the function.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_value_and_grad, fn, options)
+    return _with_none(transforms.filter_value_and_grad, fun, options)
 
 
-def filter_jacfwd(fn: Any = None, **options: Any) -> Any:
+def filter_jacfwd(fun: Any = None, **options: Any) -> Any:
     """`vernal.filter_jacfwd` with None for `vernal.NoGradient`.
 
     Args:
-        fn: the function.
+        fun: the function.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_jacfwd, fn, options)
+    return _with_none(transforms.filter_jacfwd, fun, options)
 
 
-def filter_jacrev(fn: Any = None, **options: Any) -> Any:
+def filter_jacrev(fun: Any = None, **options: Any) -> Any:
     """`vernal.filter_jacrev` with None for `vernal.NoGradient`.
 
     Args:
-        fn: the function.
+        fun: the function.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_jacrev, fn, options)
+    return _with_none(transforms.filter_jacrev, fun, options)
 
 
-def filter_hessian(fn: Any = None, **options: Any) -> Any:
+def filter_hessian(fun: Any = None, **options: Any) -> Any:
     """`vernal.filter_hessian` with None for `vernal.NoGradient`.
 
     Args:
-        fn: the function.
+        fun: the function.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_hessian, fn, options)
+    return _with_none(transforms.filter_hessian, fun, options)
 
 
-def filter_vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """`vernal.filter_vjp` with None for `vernal.NoGradient`.
 
     Args:
-        fn: the function.
+        fun: the function.
         *primals: as there.
         has_aux: as there.
 
     Returns:
         As there.
     """
-    out, vjp_fn, *aux = transforms.filter_vjp(fn, *primals, has_aux=has_aux)
+    out, vjp_fn, *aux = transforms.filter_vjp(fun, *primals, has_aux=has_aux)
     return out, dataclasses.replace(vjp_fn, missing=None), *aux

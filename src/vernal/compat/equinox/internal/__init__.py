@@ -24,7 +24,6 @@ from ....primitives import finalise_jaxpr_as_fn as finalise_jaxpr_as_fn
 from ....primitives import finalise_make_jaxpr as finalise_make_jaxpr
 from ....primitives import materialise_zeros as materialise_zeros
 from ....primitives import nextafter as nextafter
-from ....primitives import noinline as noinline
 from ....primitives import noinline_p as noinline_p
 from ....primitives import nonbatchable as nonbatchable
 from ....primitives import nonbatchable_p as nonbatchable_p
@@ -47,7 +46,6 @@ from ....runtime import AbstractProgressMeter as AbstractProgressMeter
 from ....runtime import Enumeration as Enumeration
 from ....runtime import NoProgressMeter as NoProgressMeter
 from ....runtime import TextProgressMeter as TextProgressMeter
-from ....runtime import TqdmProgressMeter as TqdmProgressMeter
 from ....runtime import assert_dce as assert_dce
 from ....runtime import branched_error_if as branched_error_if
 from ....runtime import error_if as error_if
@@ -55,6 +53,7 @@ from ....transforms import closure_to_pytree as closure_to_pytree
 from ....trees import ω as ω
 from ._loops import scan as scan
 from ._loops import while_loop as while_loop
+from ._meters import TqdmProgressMeter as TqdmProgressMeter
 from ._names import ContainerMeta as ContainerMeta
 from ._names import GetKey as GetKey
 from ._names import TreeWLCustom as TreeWLCustom
@@ -68,6 +67,7 @@ from ._names import hashable_combine as hashable_combine
 from ._names import hashable_partition as hashable_partition
 from ._names import left_broadcast_to as left_broadcast_to
 from ._names import maybe_set_p as maybe_set_p
+from ._names import noinline as noinline
 from ._names import scan_trick as scan_trick
 from ._names import str2jax as str2jax
 from ._names import to_onnx as to_onnx

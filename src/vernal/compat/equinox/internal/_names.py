@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import secrets
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -12,25 +13,46 @@ import jax.tree_util as jtu
 import numpy as np
 import wadler_lindig as wl
 
+from .... import primitives
 from ...._ground import instantiate_zeros, is_none
 from ....primitives import create_vprim, nonbatchable
 from ....show import message, tree_pformat
-from ....testing import GetKey as OurGetKey
 from ....transforms import filter_eval_shape
 from ....trees import partition
 from .._module import Module
 
 
-class GetKey(OurGetKey):
-    """`vernal.testing.GetKey`, whose seed may be set from outside.
+@dataclasses.dataclass(init=False, eq=False)
+class GetKey:
+    """A source of random keys for tests, with Equinox's draws. (`vernal.testing.GetKey` has others.)
 
     Args:
-        seed: as there; None takes that of the environment variable `EQX_GETKEY_SEED`, if there is one.
+        seed: None takes that of the environment variable `EQX_GETKEY_SEED`, if there is one, or draws one.
+
+    Attributes:
+        seed: the seed in use.
+        call: how many keys were handed out.
+        key: what they are derived from.
     """
+
+    seed: int
+    call: int
+    key: jax.Array
 
     def __init__(self, seed: int | None = None) -> None:
         theirs = os.environ.get("EQX_GETKEY_SEED")
-        super().__init__(int(theirs) if seed is None and theirs else seed)
+        if seed is None:
+            seed = int(theirs) if theirs else secrets.randbelow(2**31)
+        self.seed, self.call, self.key = seed, 0, jax.random.PRNGKey(seed)
+
+    def __call__(self) -> jax.Array:
+        """The next key.
+
+        Returns:
+            A key of JAX's old kind, `uint32[2]`.
+        """
+        self.call += 1
+        return jax.random.fold_in(self.key, self.call)
 
 
 def doc_repr(obj: Any, string: str) -> Any:
@@ -204,6 +226,22 @@ def to_onnx(fn: Callable[..., Any]) -> NoReturn:
             instead="`jax.export`, or the package jax2onnx",
         )
     )
+
+
+def noinline(
+    fn: Callable[..., Any], abstract_fn: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """`vernal.primitives.noinline`, which finds the shapes of the result by itself.
+
+    Args:
+        fn: the function.
+        abstract_fn: not used. (In Equinox two functions that share it may take each other's place in a compiled
+            program.)
+
+    Returns:
+        A function that is called like `fn`.
+    """
+    return primitives.noinline(fn)
 
 
 class ContainerMeta(type):

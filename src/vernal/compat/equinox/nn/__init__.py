@@ -13,7 +13,6 @@ from ....nn import ConvTranspose as ConvTranspose
 from ....nn import ConvTranspose1d as ConvTranspose1d
 from ....nn import ConvTranspose2d as ConvTranspose2d
 from ....nn import ConvTranspose3d as ConvTranspose3d
-from ....nn import Dropout as Dropout
 from ....nn import Embedding as Embedding
 from ....nn import GRUCell as GRUCell
 from ....nn import Identity as Identity
@@ -24,17 +23,13 @@ from ....nn import LSTMCell as LSTMCell
 from ....nn import MaxPool1d as MaxPool1d
 from ....nn import MaxPool2d as MaxPool2d
 from ....nn import MaxPool3d as MaxPool3d
-from ....nn import MultiheadAttention as MultiheadAttention
 from ....nn import Pool as Pool
 from ....nn import PReLU as PReLU
 from ....nn import RMSNorm as RMSNorm
-from ....nn import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ....nn import Sequential as Sequential
 from ....nn import Shared as Shared
-from ....nn import SpectralNorm as SpectralNorm
 from ....nn import State as State
 from ....nn import StatefulLayer as StatefulLayer
-from ....nn import Variable as StateIndex  # noqa: F401 (Equinox's name)
 from ....nn import WeightNorm as WeightNorm
 from ....nn import delete_init_state as delete_init_state
 from ....nn import inference_mode as inference_mode
@@ -46,7 +41,12 @@ from ._adaptive_pool import AdaptiveMaxPool1d as AdaptiveMaxPool1d
 from ._adaptive_pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
 from ._adaptive_pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
 from ._adaptive_pool import AdaptivePool as AdaptivePool
+from ._attention import MultiheadAttention as MultiheadAttention
 from ._batch_norm import BatchNorm as BatchNorm
+from ._dropout import Dropout as Dropout
 from ._group_norm import GroupNorm as GroupNorm
+from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
+from ._state import SpectralNorm as SpectralNorm
+from ._state import StateIndex as StateIndex
 
 _publish(__name__, globals())

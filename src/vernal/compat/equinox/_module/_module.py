@@ -1,18 +1,21 @@
 """`Module` with Equinox's rules: every field that is not static is a child, whatever it holds."""
 
 import dataclasses
+import inspect
 import warnings
 from typing import Any
 
 from typing_extensions import dataclass_transform
 
-from ...modules import Module as _VernalModule
-from ...modules import ModuleMeta, field
+from ....modules import BoundMethod as BoundMethod
+from ....modules import Module as _VernalModule
+from ....modules import ModuleMeta, field
+from ....modules import module_update_wrapper as module_update_wrapper
 
 
 # As `ModuleMeta`; type checkers do not inherit it.
 @dataclass_transform(field_specifiers=(dataclasses.field, field), eq_default=False)
-class _Meta(ModuleMeta):
+class _ModuleMeta(ModuleMeta):
     """Takes Equinox's arguments of a class, and counts Vernal's own modules as instances."""
 
     def __new__(
@@ -42,8 +45,20 @@ class _Meta(ModuleMeta):
         return super().__subclasscheck__(subclass)
 
 
-class Module(_VernalModule, metaclass=_Meta, layout="fields"):
+class Module(_VernalModule, metaclass=_ModuleMeta, layout="fields"):
     """`vernal.Module` with Equinox's rule: every field that is not static is a child."""
+
+
+def is_abstract_module(cls: type[Any], /) -> bool:
+    """Whether a class of modules cannot be instantiated.
+
+    Args:
+        cls: the class.
+
+    Returns:
+        True if it was declared abstract, or something abstract in it is not provided.
+    """
+    return inspect.isabstract(cls) or cls._vernal_owes
 
 
 def static_field(**kwargs: Any) -> Any:

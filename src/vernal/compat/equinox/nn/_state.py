@@ -1,0 +1,65 @@
+"""`StateIndex`, and the layers that hold one, by Equinox's rules."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import PRNGKeyArray
+
+from .... import nn
+from ...._ground import weak_like
+
+V = TypeVar("V")
+Layer = TypeVar("Layer")
+
+
+class StateIndex(nn.Variable[V]):
+    """`vernal.nn.Variable` with Equinox's rules.
+
+    Each is its own marker until `make_with_state` gives it another: so `State(model)` can be made of a model that is
+    there already. A value that is weakly typed, as a Python number, stays so.
+
+    Args:
+        init: the first value.
+        marker: as for `vernal.nn.Variable`.
+    """
+
+    def __init__(self, init: V, *, marker: Any = None):
+        super().__init__(init, marker=object() if marker is None else marker)
+        self.stored = jtu.tree_map(
+            lambda stored, x: weak_like(stored, jax.typeof(jnp.asarray(x))), self.stored, init
+        )
+
+    @property
+    def init(self) -> V:
+        """The first value."""
+        return self.stored
+
+
+class SpectralNorm(nn.SpectralNorm[Layer]):
+    """`vernal.nn.SpectralNorm` with a `StateIndex`.
+
+    Args:
+        layer: as there, and so are all others.
+        weight_name: likewise.
+        num_power_iterations: likewise.
+        eps: likewise.
+        inference: likewise.
+        key: likewise.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        weight_name: str,
+        num_power_iterations: int = 1,
+        eps: float = 1e-12,
+        inference: bool = False,
+        *,
+        key: PRNGKeyArray,
+    ):
+        # Equinox draws `u`, which its first iteration replaces, by the other half of the key.
+        _, ours = jax.random.split(key)
+        super().__init__(layer, weight_name, num_power_iterations, eps, inference, key=ours)
+        self.vectors = StateIndex(self.vectors.stored)

@@ -1,0 +1,153 @@
+"""Calls that programs written for Equinox make: surgery, mapped axes, old spellings, names of parameters."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import vernal
+from vernal.compat import equinox as compat
+
+from ._same import same_as_equinox
+
+KEY = jax.random.key(0)
+
+
+@same_as_equinox
+def test_any_sequence_replaces_a_sequence_of_nodes(eqx):
+    Pair = collections.namedtuple("Pair", "a b")
+    tree = [1, 2, 3]
+    return (
+        eqx.tree_at(lambda t: (t[0], t[1]), tree, [5, 6]),
+        eqx.tree_at(lambda t: [t[0], t[1]], tree, (5, 6)),
+        eqx.tree_at(lambda t: (t.a, t.b), Pair(1, 2), [3, 4]),
+        eqx.tree_at(lambda t: t[0], [[1, 2], 3], [7]),
+        eqx.tree_at(lambda t: (t[0], t[1]), [None, None], [4, 5], is_leaf=lambda x: x is None),
+        eqx.tree_at(lambda t: (t[0], t[1]), tree, replace_fn=lambda x: 10 * x),
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"where": lambda t: (t[0], t[1]), "replace": (5, 6, 7)},
+        {"where": lambda t: t[0]},
+        {"where": lambda t: t[0], "replace": 4, "replace_fn": lambda x: x},
+        {"where": lambda t: (t[0], t[0][0]), "replace": ("x", "y")},
+    ],
+    ids=["too many", "neither", "both", "nested"],
+)
+def test_replacements_that_do_not_fit(arguments):
+    same_as_equinox(lambda eqx: eqx.tree_at(pytree=[(1, 2), 3, 4], **arguments))()
+
+
+def test_natively_any_sequence_replaces_one_too():
+    assert vernal.tree_at(lambda t: (t[0], t[1]), [1, 2], [5, 6]) == [5, 6]
+    # A tree of nodes keeps its arrangement.
+    nested = vernal.tree_at(lambda t: (t[0], [t[1]]), [1, 2], (5, [[6]]))
+    assert nested == [5, [6]]
+    with pytest.raises(ValueError, match="do not match the nodes"):
+        vernal.tree_at(lambda t: {"a": t[0]}, [1], [5])
+
+
+@same_as_equinox
+def test_numbers_are_repeated_along_the_axis_of_a_result(eqx):
+    xs = jnp.arange(3.0)
+    return (
+        eqx.filter_vmap(lambda x: (x, 1, 1.5, True, None), out_axes=0)(xs),
+        eqx.filter_vmap(lambda x: (x, 1, "a", None))(xs),
+        eqx.filter_vmap(lambda x: (x, 1), out_axes=(0, None))(xs),
+        eqx.filter_vmap(lambda x: x + 1, axis_size=3, out_axes=0)(1.0),
+        eqx.filter_vmap(lambda x: x + 1)(1.0),
+        eqx.filter_vmap(lambda x, y=2.0: x + y, in_axes={"x": 0})(xs),
+    )
+
+
+@pytest.mark.parametrize("axes", [{"x": 0, "y": 0}, {"z": 0}], ids=["a default", "unknown"])
+def test_an_axis_for_what_is_not_given(axes):
+    xs = jnp.arange(3.0)
+    same_as_equinox(lambda eqx: eqx.filter_vmap(lambda x, y=xs: x + y, in_axes=axes)(xs))()
+
+
+def test_an_axis_for_a_default_is_refused():
+    ones = jnp.ones(3)
+    mapped = vernal.filter_vmap(lambda x, y=ones: x + y, in_axes={"x": 0, "y": 0})
+    with pytest.raises(ValueError, match=r"that the call leaves to its default[\s\S]*'y': None"):
+        mapped(jnp.arange(3.0))
+    assert mapped(jnp.arange(3.0), jnp.ones(3)).shape == (3,)
+    with pytest.raises(ValueError, match="nothing is mapped"):
+        vernal.filter_vmap(lambda x: 1, out_axes=0)(1.0)
+
+
+@same_as_equinox
+def test_rules_by_their_old_names(eqx):
+    seen = []
+
+    @eqx.filter_custom_jvp
+    def square(x, name):
+        return x**2
+
+    def rule(primals, tangents):
+        seen.append(tangents[1])
+        return primals[0] ** 2, 7 * tangents[0]
+
+    square.defjvp(rule)
+
+    @eqx.filter_custom_vjp
+    def product(x, y, n):
+        return x * y, x + y, n
+
+    def backward(residuals, gradients, x, y, n):
+        seen.append((gradients[1], gradients[2]))
+        return 5 * residuals * gradients[0]
+
+    product.defvjp(lambda x, y, n: ((x * y, x + y, n), y), backward)
+    x = jnp.array(2.0)
+    gradients = jax.grad(square)(x, "x"), jax.grad(lambda x: product(x, jnp.array(3.0), 2)[0])(x)
+    return gradients, seen
+
+
+@same_as_equinox
+def test_rules_for_each_argument(eqx):
+    return eqx.filter_custom_jvp(lambda x: x).defjvps(lambda t, ans, x: t)
+
+
+def test_the_refusal_of_rules_for_each_argument():
+    with pytest.raises(NotImplementedError, match="rules cannot be given one by one"):
+        compat.filter_custom_jvp(lambda x: x).defjvps(None)
+
+
+@same_as_equinox
+def test_first_parameters_by_name(eqx):
+    x = jnp.array(1.0)
+    asked = eqx.is_array, eqx.is_array_like, eqx.is_inexact_array, eqx.is_inexact_array_like
+    return (
+        [ask(element=1.0) for ask in asked],
+        eqx.tree_pformat(pytree=[1]),
+        eqx.filter_vjp(fun=lambda: x)[0],
+        [
+            d(fun=lambda x: x**2)(x)
+            for d in (eqx.filter_grad, eqx.filter_jacfwd, eqx.filter_hessian)
+        ],
+    )
+
+
+@same_as_equinox
+def test_guards_take_numbers(eqx):
+    i = eqx.internal
+    guards = i.nondifferentiable, i.nondifferentiable_backward, i.nonbatchable, i.nontraceable
+    reduced = i.unvmap_all(True), i.unvmap_any(False), i.unvmap_max(1), i.unvmap_max(1.5)
+    return [[guard(x) for x in (1.0, 2, True)] for guard in guards[:3]], guards[3](1.0), reduced
+
+
+@same_as_equinox
+def test_a_function_with_its_abstract_form(eqx):
+    twice = eqx.internal.noinline(lambda x: 2 * x, abstract_fn=lambda fn, x: x)
+    return jax.jit(lambda x: twice(x))(jnp.ones(2))
+
+
+@same_as_equinox
+def test_a_meter_with_steps(eqx):
+    meter = eqx.internal.TqdmProgressMeter(refresh_steps=5)
+    return meter.refresh_steps, eqx.internal.TqdmProgressMeter().refresh_steps
