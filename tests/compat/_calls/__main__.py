@@ -1,10 +1,11 @@
-"""Runs all calls, and writes what they gave: `python -m tests.compat._calls FILE equinox|vernal`.
+"""Runs calls, and writes what they gave: `python -m tests.compat._calls FILE equinox|vernal light|heavy`.
 
 A process of its own, without what the tests run under: in one, Equinox is the real one; in the other it is Vernal,
 first through `vernal.compat`, then as `import vernal as eqx`.
+
+`python -m tests.compat._calls` runs all of it, and writes the differences that it finds to `differences.json`.
 """
 
-import importlib
 import io
 import json
 import sys
@@ -18,11 +19,9 @@ import jax
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 2)
 
-from .describe import outcome, signatures  # noqa: E402 (the configuration comes first)
-from .registry import COMPAT, GENERATORS, NATIVE, as_call  # noqa: E402
-
-for path in sorted(Path(__file__).parent.glob("of_*.py")):
-    importlib.import_module(f"{__package__}.{path.stem}")
+from .compare import KNOWN, differences, gather  # noqa: E402 (the configuration comes first)
+from .describe import outcome, signatures  # noqa: E402
+from .registry import GENERATORS, is_heavy, load, texts  # noqa: E402
 
 INTERNAL_ROOMS = ("trees", "modules", "transforms", "primitives", "runtime", "loops", "debug", "testing")
 
@@ -47,58 +46,81 @@ def native_object(name, vernal):
 
 
 def run_generator(generator, value, eqx):
-    """What the calls of a generator gave, each with its line and where it is known to differ."""
+    """What the calls of a generator gave: pairs of the text of a call and its outcome."""
     found = []
     steps = generator(value, eqx)
     while True:
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            step = next(steps, None)
-            if step is None:
+        with redirect_stdout(io.StringIO()):
+            call = next(steps, None)
+            if call is None:
                 return found
-            call = as_call(step)
-            place = f"{Path(generator.__code__.co_filename).name}:{steps.gi_frame.f_lineno}"
-            answer = outcome(call.function, call.args, eqx)
-        found.append({"place": place, "differs_on": call.differs_on, **answer})
+            function, *args = call if isinstance(call, tuple) else (call,)
+            text = texts(generator)[steps.gi_frame.f_lineno]
+            found.append((text, outcome(function, args, eqx)))
 
 
-def run(names, eqx):
+def numbered(pairs):
+    """The same as a dictionary: of calls with the same text, each has its number."""
+    found = {}
+    for text, answer in pairs:
+        number = sum(key.partition("  # ")[0] == text for key in found)
+        found[f"{text}  # {number}" if number else text] = answer
+    return found
+
+
+def run(names, eqx, weight):
     """Everything that is compared, name by name."""
     return {
         name: {
             "signatures": signatures(value),
-            "calls": [
-                found
-                for generator in GENERATORS.get(name, ())
-                for found in run_generator(generator, value, eqx)
-            ],
+            "calls": numbered(
+                pair for generator in GENERATORS[name] for pair in run_generator(generator, value, eqx)
+            ),
         }
         for name, value in names.items()
+        if name in GENERATORS and is_heavy(name) == (weight == "heavy")
     }
 
 
-def main(path, which):
+def main(path, which, weight):
+    load()
     if which == "equinox":
         import equinox
         import equinox.internal
 
-        found = {which: run(names_of(equinox), equinox), "version": equinox.__version__}
+        found = {
+            "equinox": run(names_of(equinox), equinox, weight),
+            "names": sorted(names_of(equinox)),
+            "version": equinox.__version__,
+        }
     else:
         import vernal
         from vernal.compat import equinox
 
         native = {name: native_object(name, vernal) for name in names_of(equinox)}
+        native = {name: value for name, value in native.items() if value is not None}
         eqx = types.SimpleNamespace(**vars(vernal))
-        eqx.internal = types.SimpleNamespace()
-        for name, value in native.items():
-            if name.startswith("internal.") and value is not None:
-                setattr(eqx.internal, name.removeprefix("internal."), value)
+        eqx.internal = types.SimpleNamespace(
+            **{name.removeprefix("internal."): v for name, v in native.items() if name[:9] == "internal."}
+        )
         found = {
-            COMPAT: run(names_of(equinox), equinox),
-            NATIVE: run({name: value for name, value in native.items() if value is not None}, eqx),
+            "compat": run(names_of(equinox), equinox, weight),
+            "native": run(native, eqx, weight),
         }
     Path(path).write_text(json.dumps(found), encoding="utf-8")
 
 
+def write():
+    """Writes `differences.json`, and says how many calls of how many names there were."""
+    known, calls = {}, 0
+    for weight in ("light", "heavy"):
+        found = gather(weight)
+        known.update({name: differences(found, name) for name in found["equinox"]})
+        calls += sum(len(seen["calls"]) for seen in found["equinox"].values())
+    print(f"{len(known)} names, {calls} calls")
+    text = json.dumps({name: x for name, x in sorted(known.items()) if x}, indent=1, ensure_ascii=False)
+    KNOWN.write_text(text + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if sys.argv[1:] else write()

@@ -157,7 +157,7 @@ def signatures(obj: Any) -> dict[str, Any]:
 
 
 def difference(theirs: Any, ours: Any) -> str | None:
-    """Where one description differs from the other, or None.
+    """How one outcome differs from another, in words that are the same at every run; or None.
 
     What ours has on top of theirs, further fields or classes of an error, is no difference.
 
@@ -166,35 +166,31 @@ def difference(theirs: Any, ours: Any) -> str | None:
         ours: what Vernal gave.
 
     Returns:
-        The place and the two values.
+        The words.
     """
     if "raises" in theirs or "raises" in ours:
-        class_ = next(iter(theirs.get("raises", ())), None)
-        if class_ not in ours.get("raises", (None,)) or class_ is None:
-            return f"{_short(theirs)} became {_short(ours)}"
+        raised, raises = (found.get("raises", ["a value"])[0] for found in (theirs, ours))
+        if raised not in ours.get("raises", ()):
+            return f"{raised} became {raises}"
     if theirs["warns"] != ours["warns"]:
-        return f"it warned of {theirs['warns']}, now of {ours['warns']}"
+        return f"warnings {theirs['warns']} became {ours['warns']}"
     return _difference(theirs.get("gives"), ours.get("gives"), "")
-
-
-def _short(found: dict[str, Any]) -> str:
-    if "raises" in found:
-        return f"{found['raises'][:1]}: {found['text'][:110]!r}"
-    return str(found["gives"])[:110]
 
 
 def _difference(theirs: Any, ours: Any, place: str) -> str | None:
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        keys = theirs if place.endswith(".fields") else {**theirs, **ours}
-        pairs = [(f"{place}.{k}", theirs.get(k, "(none)"), ours.get(k, "(none)")) for k in keys]
+        keys = theirs if place.endswith("fields") else {**theirs, **ours}
+        pairs = [(f"{place} {k}", theirs.get(k, ABSENT), ours.get(k, ABSENT)) for k in keys]
     elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
-        pairs = [(f"{place}[{i}]", *both) for i, both in enumerate(zip(theirs, ours, strict=True))]
+        pairs = [(f"{place} {i}", *both) for i, both in enumerate(zip(theirs, ours, strict=True))]
     elif _number(theirs) and _number(ours):
         near = math.isclose(theirs, ours, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
         same = near or (math.isnan(theirs) and math.isnan(ours))
-        return None if same else f"{place}: {theirs} became {ours}"
+        return None if same else f"other{place}"
     else:
-        return None if theirs == ours else f"{place}: {str(theirs)[:90]} became {str(ours)[:90]}"
+        words = place.endswith((" kind", " type", " weak", " python"))
+        became = f": {theirs} became {ours}" if words else ""
+        return None if theirs == ours else f"other{place}{became}"
     return next(filter(None, (_difference(a, b, where) for where, a, b in pairs)), None)
 
 
@@ -202,10 +198,11 @@ def _number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
+ABSENT = "nothing"
 NAMED = {"POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY"}
 
 
-def signature_difference(theirs: list[Any] | None, ours: list[Any] | None) -> tuple[str, str] | None:
+def signature_difference(theirs: list[Any] | None, ours: list[Any] | None) -> str | None:
     """How ours takes other arguments than theirs.
 
     Args:
@@ -213,12 +210,13 @@ def signature_difference(theirs: list[Any] | None, ours: list[Any] | None) -> tu
         ours: those of Vernal's.
 
     Returns:
-        None; or `("more", ...)` where every call of theirs is one of ours, which takes more; or `("other", ...)`.
+        None where both take the same; else what is different or, where every call of theirs is one of ours, what more
+        ours takes.
     """
     if theirs is None or theirs == ours:
         return None
     if ours is None:
-        return "other", "it is not there"
+        return "it is not there"
     more = []
     mine = {name: (i, kind, default) for i, (name, kind, default) in enumerate(ours)}
     any_keyword = any(kind == "VAR_KEYWORD" for _, kind, _ in theirs)
@@ -230,22 +228,22 @@ def signature_difference(theirs: list[Any] | None, ours: list[Any] | None) -> tu
         if kind == "POSITIONAL_ONLY" and i < len(ours) and ours[i][1] in ("POSITIONAL_ONLY", "VAR_POSITIONAL"):
             continue
         if name not in mine:
-            return "other", f"no parameter `{name}`"
+            return f"no parameter `{name}`"
         j, kind_, default_ = mine[name]
         if kind_ != kind and (kind, kind_) != ("KEYWORD_ONLY", "POSITIONAL_OR_KEYWORD"):
-            return "other", f"`{name}` is {kind_.lower()}, not {kind.lower()}"
+            return f"`{name}` is {kind_.lower()}, not {kind.lower()}"
         if kind == "POSITIONAL_OR_KEYWORD" and i != j:
-            return "other", f"`{name}` is parameter {j}, not {i}"
+            return f"`{name}` is parameter {j}, not {i}"
         if default is None and default_ is not None:
-            more.append(f"`{name}` may be left out")
+            more.append(f"no `{name}`")
         elif default != default_ and default != "<object>":
-            return "other", f"the default of `{name}` is {default_}, not {default}"
+            return f"the default of `{name}` is {default_}, not {default}"
     known = {name for name, _, _ in theirs}
     for name, kind, default in ours:
         if name not in known and kind in NAMED and not any_keyword:
             if default is None:
-                return "other", f"`{name}` is needed"
+                return f"`{name}` is needed"
             more.append(f"`{name}`")
-    return ("more", ", ".join(more)) if more else None
+    return "also takes " + ", ".join(more) if more else None
 
 

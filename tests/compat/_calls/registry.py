@@ -1,33 +1,29 @@
-"""Which calls there are of which name of Equinox, and which of them are known to differ on Vernal.
+"""Which calls there are of which name of Equinox.
 
 A file of calls has generators, each for one name or for several that are alike:
 
     @calls("is_array", "is_array_like")
     def kinds(name, eqx):
-        yield name, 1.0                             # the call `name(1.0)`
-        yield lambda: name(jnp.ones(2))             # any other call
-        yield natively(lambda: name(eqx.nn.PReLU))  # differs with `import vernal as eqx`
-        yield differs(name, None)                   # differs with `vernal.compat` as well
+        yield name, 1.0                     # the call `name(1.0)`
+        yield lambda: name(jnp.ones(2))     # any other call
 
 `name` is the object of that name, and `eqx` stands for Equinox: it is the real one, `vernal.compat.equinox` or `vernal`.
-What a call gives must not depend on the other calls.
+What a call gives must not depend on the other calls. It is known by its text, so that lines may be added anywhere.
 """
 
+import ast
 import functools
+import importlib
+import inspect
+import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-COMPAT, NATIVE = "compat", "native"
+# The files of calls whose programs take long to compile.
+HEAVY = {"of_convolutions", "of_layers", "of_loops", "of_state", "of_derivatives"}
 
 GENERATORS: dict[str, list[Callable[..., Iterator[Any]]]] = {}
-
-
-class Call(NamedTuple):
-    """What is called, and on which of the two it is known to give something else."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    differs_on: tuple[str, ...] = ()
 
 
 def calls(*names: str) -> Callable[[Any], Any]:
@@ -39,24 +35,20 @@ def calls(*names: str) -> Callable[[Any], Any]:
     return register
 
 
-def natively(function: Callable[..., Any], *args: Any) -> Call:
-    return Call(function, args, (NATIVE,))
+def is_heavy(name: str) -> bool:
+    return any(g.__module__.rpartition(".")[2] in HEAVY for g in GENERATORS[name])
 
 
-def differs(function: Callable[..., Any], *args: Any) -> Call:
-    return Call(function, args, (COMPAT, NATIVE))
-
-
-def in_compat(function: Callable[..., Any], *args: Any) -> Call:
-    return Call(function, args, (COMPAT,))
-
-
-def as_call(yielded: Any) -> Call:
-    if isinstance(yielded, Call):
-        return yielded
-    if isinstance(yielded, tuple):
-        return Call(yielded[0], yielded[1:])
-    return Call(yielded, ())
+@functools.cache
+def texts(generator: Callable[..., Any]) -> dict[int, str]:
+    """The text of each call, by the line of its `yield`."""
+    source = textwrap.dedent(inspect.getsource(generator))
+    start = generator.__code__.co_firstlineno - 1
+    return {
+        start + node.lineno: ast.unparse(node.value)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Yield) and node.value is not None
+    }
 
 
 class Counted:
@@ -69,3 +61,9 @@ class Counted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.count += 1
         return self.function(*args, **kwargs)
+
+
+def load() -> None:
+    """Imports all files of calls."""
+    for path in sorted(Path(__file__).parent.glob("of_*.py")):
+        importlib.import_module(f"{__package__}.{path.stem}")
