@@ -1,16 +1,28 @@
 """What Vernal does otherwise than Equinox 0.13.8, name by name: the table of `docs/from-equinox.md` is made of it.
 
-`python -m vernal.compat` prints the table. A name that is not listed here does the same.
+`python -m vernal.compat` prints the table. Which names differ is not written here: it is what the tests have seen.
 """
 
 import types
 from collections.abc import Iterator
 
+from .. import debug, loops, modules, primitives, runtime, testing, transforms, trees
 from . import equinox
+from ._seen import SEEN
 
-BETTER, DIFFERS = "better", "differs"
+SAME, BETTER, DIFFERS, ABSENT = "same", "better", "differs", "absent"
 
-# What is better holds in compat too; what differs does so only where you import `vernal` itself.
+# Rooms that people take from where they would take a name from `equinox.internal`.
+ROOMS = (trees, modules, transforms, primitives, runtime, loops, debug, testing)
+
+# What was seen in the calls and signatures of a name, in words; these need no reason.
+WORDS = {
+    "more": "takes what Equinox does not",
+    "errors": "other classes of errors",
+    "absent": "only in `vernal.compat`",
+}
+
+# The reasons for all others.
 DIFFERENCES = {
     "Module": (DIFFERS, "only arrays are leaves, so plain `jax.jit`, `lax.scan`, `optax` accept a model"),
     "field": (BETTER, "`trainable=False` declares a buffer"),
@@ -30,7 +42,6 @@ DIFFERENCES = {
     "filter_jacrev": (DIFFERS, "as `filter_vjp`"),
     "filter_hessian": (DIFFERS, "as `filter_vjp`"),
     "apply_updates": (BETTER, "an update that does not fit, or of what is frozen, is an error that names it"),
-    "combine": (BETTER, "fills in `vernal.NoGradient` too"),
     "filter_custom_jvp": (DIFFERS, "zeros or `ZeroTangent` instead of None; may close over tracers"),
     "filter_custom_vjp": (DIFFERS, "as `filter_custom_jvp`; right for Python floats too"),
     "filter_closure_convert": (DIFFERS, "the program is structure; hashable with tracers inside"),
@@ -54,9 +65,7 @@ DIFFERENCES = {
     "nn.RotaryPositionalEmbedding": (BETTER, "`theta` holds for every instance; absolute positions"),
     "nn.MultiheadAttention": (BETTER, "fused or blockwise kernels, grouped heads, structural masks, caches"),
     "nn.WeightNorm": (BETTER, "equal ones compare equal"),
-    "nn.inference_mode": (BETTER, "reaches `inference` where it is structure"),
     "nn.Linear": (BETTER, "takes batches"),
-    "debug.assert_max_traces": (BETTER, "says what has changed"),
     "debug.backward_nan": (BETTER, "right for Python floats too"),
     "internal.while_loop": (BETTER, "checkpointed loops in forward mode too, and of any order"),
     "internal.scan": (BETTER, "as `while_loop`"),
@@ -85,8 +94,44 @@ def public_names() -> list[str]:
     return [name for module, prefix in parts for name in _names(module, prefix)]
 
 
+def needs_reason(name: str) -> bool:
+    """Whether Vernal refuses what Equinox takes, or gives something else."""
+    return any(not set(kinds) <= WORDS.keys() for kinds in SEEN.get(name, ()))
+
+
+def statuses(name: str) -> list[str]:
+    """What a name is in `vernal.compat`, and with `import vernal as eqx`."""
+    return [_status(name, kinds) for kinds in SEEN.get(name, ([], []))]
+
+
+def _status(name: str, kinds: list[str]) -> str:
+    if not kinds:
+        return SAME
+    if "absent" in kinds:
+        return ABSENT
+    if set(kinds) <= WORDS.keys():
+        return BETTER if "more" in kinds else DIFFERS
+    return DIFFERENCES[name][0]
+
+
+def _words(name: str) -> str:
+    part, _, last = name.rpartition(".")
+    room = next((room for room in ROOMS if last in vars(room)), None)
+    where = f"`{room.__name__}`" if part == "internal" and room is not None else ""
+    if name in DIFFERENCES:
+        return "; ".join(filter(None, [where, DIFFERENCES[name][1]]))
+    kinds = {kind for kinds in SEEN.get(name, ()) for kind in kinds}
+    return "; ".join(filter(None, [where, *(WORDS[kind] for kind in WORDS if kind in kinds)]))
+
+
 def table() -> str:
-    """The table of names, as Markdown."""
-    rows = [(name, *DIFFERENCES.get(name, ("same", ""))) for name in public_names()]
-    lines = [f"| `{name}` | {verdict} | {words} |" for name, verdict, words in rows]
-    return "\n".join(["| name | | in Vernal |", "| --- | --- | --- |", *lines]) + "\n"
+    """How many names are what, and the table of names, as Markdown."""
+    rows = [(name, *statuses(name), _words(name)) for name in public_names()]
+    counts = []
+    for column, way in ((1, "Through `vernal.compat`"), (2, "With `import vernal as eqx`")):
+        found = [row[column] for row in rows]
+        numbers = [f"{found.count(status)} {status}" for status in (SAME, BETTER, DIFFERS, ABSENT)]
+        counts.append(f"{way}: {', '.join(numbers)}.")
+    lines = ["| " + " | ".join([f"`{row[0]}`", *row[1:]]) + " |" for row in rows]
+    head = ["| name | compat | native | in Vernal |", "| --- | --- | --- | --- |"]
+    return "\n".join(["  \n".join(counts), "", *head, *lines]) + "\n"

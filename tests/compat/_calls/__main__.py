@@ -3,7 +3,8 @@
 A process of its own, without what the tests run under: in one, Equinox is the real one; in the other it is Vernal,
 first through `vernal.compat`, then as `import vernal as eqx`.
 
-`python -m tests.compat._calls` runs all of it, and writes the differences that it finds to `differences.json`.
+`python -m tests.compat._calls` runs all of it, and writes the differences that it finds to `differences.json`, and their
+kinds to `src/vernal/compat/_seen.py`.
 """
 
 import io
@@ -19,16 +20,19 @@ import jax
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 2)
 
-from .compare import KNOWN, differences, gather  # noqa: E402 (the configuration comes first)
+from .compare import HEAD, KNOWN, SEEN, differences, gather, kinds  # noqa: E402 (the configuration comes first)
 from .describe import outcome, signatures  # noqa: E402
 from .registry import GENERATORS, is_heavy, load, texts  # noqa: E402
-
-INTERNAL_ROOMS = ("trees", "modules", "transforms", "primitives", "runtime", "loops", "debug", "testing")
 
 
 def names_of(equinox):
     """Every public name, and what it stands for."""
-    parts = ((equinox, ""), (equinox.nn, "nn."), (equinox.debug, "debug."), (equinox.internal, "internal."))
+    parts = (
+        (equinox, ""),
+        (equinox.nn, "nn."),
+        (equinox.debug, "debug."),
+        (equinox.internal, "internal."),
+    )
     return {
         prefix + name: value
         for module, prefix in parts
@@ -37,10 +41,9 @@ def names_of(equinox):
     }
 
 
-def native_object(name, vernal):
-    """What stands for a name with `import vernal as eqx`; a name of `equinox.internal` may be in any room."""
+def native_object(name, vernal, internal):
+    """What stands for a name with `import vernal as eqx`; one of `equinox.internal` is in one of those rooms."""
     *part, last = name.split(".")
-    internal = [getattr(vernal, room) for room in INTERNAL_ROOMS]
     rooms = {"": [vernal], "nn": [vernal.nn], "debug": [vernal.debug]}.get("".join(part), internal)
     return next((vars(room)[last] for room in rooms if last in vars(room)), None)
 
@@ -74,7 +77,9 @@ def run(names, eqx, weight):
         name: {
             "signatures": signatures(value),
             "calls": numbered(
-                pair for generator in GENERATORS[name] for pair in run_generator(generator, value, eqx)
+                pair
+                for generator in GENERATORS[name]
+                for pair in run_generator(generator, value, eqx)
             ),
         }
         for name, value in names.items()
@@ -96,12 +101,17 @@ def main(path, which, weight):
     else:
         import vernal
         from vernal.compat import equinox
+        from vernal.compat._differences import ROOMS
 
-        native = {name: native_object(name, vernal) for name in names_of(equinox)}
+        native = {name: native_object(name, vernal, ROOMS) for name in names_of(equinox)}
         native = {name: value for name, value in native.items() if value is not None}
         eqx = types.SimpleNamespace(**vars(vernal))
         eqx.internal = types.SimpleNamespace(
-            **{name.removeprefix("internal."): v for name, v in native.items() if name[:9] == "internal."}
+            **{
+                name.removeprefix("internal."): v
+                for name, v in native.items()
+                if name[:9] == "internal."
+            }
         )
         found = {
             "compat": run(names_of(equinox), equinox, weight),
@@ -111,15 +121,17 @@ def main(path, which, weight):
 
 
 def write():
-    """Writes `differences.json`, and says how many calls of how many names there were."""
+    """Writes the differences of all calls and, for the table of names, which kinds of them there are."""
     known, calls = {}, 0
     for weight in ("light", "heavy"):
         found = gather(weight)
         known.update({name: differences(found, name) for name in found["equinox"]})
         calls += sum(len(seen["calls"]) for seen in found["equinox"].values())
-    print(f"{len(known)} names, {calls} calls")
-    text = json.dumps({name: x for name, x in sorted(known.items()) if x}, indent=1, ensure_ascii=False)
-    KNOWN.write_text(text + "\n", encoding="utf-8")
+    known = {name: known[name] for name in sorted(known) if known[name]}
+    print(f"{calls} calls; {len(known)} names differ in some way")
+    KNOWN.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    lines = [f'    "{name}": {json.dumps(kinds(known[name]))},\n' for name in known]
+    SEEN.write_text(HEAD + "SEEN = {\n" + "".join(lines) + "}  # fmt: skip\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

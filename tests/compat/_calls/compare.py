@@ -14,6 +14,14 @@ from .describe import difference, signature_difference
 
 ROOT = Path(__file__).parents[3]
 KNOWN = Path(__file__).with_name("differences.json")
+SEEN = ROOT / "src" / "vernal" / "compat" / "_seen.py"
+HEAD = '''"""What the calls of every name have shown: where it differs in `vernal.compat`, and with `import vernal as eqx`.
+
+Written by `python -m tests.compat._calls`. `more`: Equinox raises, or has no such parameter. `errors`: both raise, other
+classes. `refuses`: only Vernal raises. `values`: both give something, not the same.
+"""
+
+'''
 WAYS = ("compat", "native")
 
 
@@ -75,3 +83,25 @@ def differences(found: dict[str, Any], name: str) -> dict[str, Any]:
         if differing:
             every[way] = differing
     return every
+
+
+def kinds(differing: dict[str, Any]) -> list[list[str]]:
+    """The kinds of the differences of a name, for each of the two ways."""
+    return [_kinds(differing.get(way, {})) for way in WAYS]
+
+
+def _kinds(differing: Any) -> list[str]:
+    if differing == "absent":
+        return ["absent"]
+    return sorted({_kind(words) for words in differing.values()})
+
+
+def _kind(words: str) -> str:
+    if words.startswith("also takes"):
+        return "more"
+    before, became, after = words.partition(" became ")
+    if words.startswith(("other", "warnings")) or not became:
+        return "values"
+    if "a value" not in (before, after):
+        return "errors"
+    return "refuses" if before == "a value" else "more"

@@ -225,7 +225,11 @@ def signature_difference(theirs: list[Any] | None, ours: list[Any] | None) -> st
             continue
         if kind == "VAR_POSITIONAL" and any(k == "VAR_POSITIONAL" for _, k, _ in ours):
             continue
-        if kind == "POSITIONAL_ONLY" and i < len(ours) and ours[i][1] in ("POSITIONAL_ONLY", "VAR_POSITIONAL"):
+        if (
+            kind == "POSITIONAL_ONLY"
+            and i < len(ours)
+            and ours[i][1] in ("POSITIONAL_ONLY", "VAR_POSITIONAL")
+        ):
             continue
         if name not in mine:
             return f"no parameter `{name}`"
@@ -245,5 +249,3 @@ def signature_difference(theirs: list[Any] | None, ours: list[Any] | None) -> st
                 return f"`{name}` is needed"
             more.append(f"`{name}`")
     return "also takes " + ", ".join(more) if more else None
-
-

@@ -100,7 +100,11 @@ def tree_serialise_leaves(name, eqx):
     yield lambda: len(written(eqx, []).getvalue())
     yield lambda: written(eqx, [jax.random.key(0)])
     yield lambda: len(written(eqx, [ONE, ONE], filter_spec=lambda f, x: None).getvalue())
-    yield lambda: len(written(eqx, [ONE, 1], filter_spec=[lambda f, x: None, eqx.default_serialise_filter_spec]).getvalue())
+    yield lambda: len(
+        written(
+            eqx, [ONE, 1], filter_spec=[lambda f, x: None, eqx.default_serialise_filter_spec]
+        ).getvalue()
+    )
     yield lambda: written(eqx, [ONE], filter_spec=1)
     yield lambda: name(path_or_file=io.BytesIO(), pytree=TREE)
     yield lambda: name("/nowhere/file", ONE)
@@ -149,7 +153,11 @@ def tree_deserialise_leaves(name, eqx):
             return name(Path(folder) / "a", [ONE])
 
     yield more_in_a_file
-    yield lambda: there_and_back(eqx, layer := eqx.nn.Linear(2, 1, key=jax.random.key(0)), layer).weight
+    yield (
+        lambda: (
+            there_and_back(eqx, layer := eqx.nn.Linear(2, 1, key=jax.random.key(0)), layer).weight
+        )
+    )
     yield lambda: name(path_or_file=io.BytesIO(), like=[])
 
 

@@ -35,7 +35,16 @@ def convolutions(name, eqx):
         yield lambda mode=mode: name(2, 3, 3, padding=1, padding_mode=mode, key=KEY)(x)
     yield lambda: name(2, 3, 3, padding=[(1, 2)] * dims_of(name), key=KEY)(x)
     yield lambda: name(2, 3, 3, dtype="bfloat16", key=KEY)(x)
-    for field in ("num_spatial_dims", "kernel_size", "stride", "padding", "dilation", "groups", "use_bias", "padding_mode"):
+    for field in (
+        "num_spatial_dims",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "use_bias",
+        "padding_mode",
+    ):
         yield lambda field=field: getattr(name(2, 3, 3, key=KEY), field)
     yield lambda: name(2, 3, 3, key=KEY)(x[0])
     yield lambda: name(2, 3, 3, key=KEY)(x[:1])
@@ -59,7 +68,9 @@ def convolution_in_three(name, eqx):
 def convolution_in_general(name, eqx):
     yield lambda: name(1, 2, 3, 3, key=KEY)(image(1))
     yield lambda: name(2, 2, 3, (2, 3), (1, 2), key=KEY)(image(2))
-    yield lambda: name(num_spatial_dims=2, in_channels=2, out_channels=3, kernel_size=2, key=KEY)(image(2))
+    yield lambda: name(num_spatial_dims=2, in_channels=2, out_channels=3, kernel_size=2, key=KEY)(
+        image(2)
+    )
     yield lambda: leaves(name(2, 2, 3, 1, use_bias=False, key=KEY))
     yield lambda: name(2, 2, 3, (2, 3, 4), key=KEY)
     yield lambda: name(2, 2, 3, 2, key=KEY)(image(1))
@@ -77,7 +88,15 @@ def transposed_convolutions(name, eqx):
         yield lambda padding=padding: name(2, 3, 3, stride=2, padding=padding, key=KEY)(x)
     for mode in ("CIRCULAR", "REFLECT", "wrong"):
         yield lambda mode=mode: name(2, 3, 3, padding="SAME", padding_mode=mode, key=KEY)(x)
-    for field in ("num_spatial_dims", "kernel_size", "stride", "padding", "output_padding", "dilation", "groups"):
+    for field in (
+        "num_spatial_dims",
+        "kernel_size",
+        "stride",
+        "padding",
+        "output_padding",
+        "dilation",
+        "groups",
+    ):
         yield lambda field=field: getattr(name(2, 3, 3, key=KEY), field)
     yield lambda: name(2, 3, 3, stride=1, output_padding=1, key=KEY)
     yield lambda: name(2, 3, 3, key=KEY)(x[0])
@@ -96,7 +115,9 @@ def transposed_convolution_in_three(name, eqx):
 def transposed_convolution_in_general(name, eqx):
     yield lambda: name(1, 2, 3, 3, key=KEY)(image(1))
     yield lambda: name(2, 2, 3, (2, 3), 2, 1, 1, key=KEY)(image(2))
-    yield lambda: name(num_spatial_dims=1, in_channels=2, out_channels=3, kernel_size=2, key=KEY)(image(1))
+    yield lambda: name(num_spatial_dims=1, in_channels=2, out_channels=3, kernel_size=2, key=KEY)(
+        image(1)
+    )
     yield lambda: name(2, 2, 3, 2, key=KEY)(image(1))
 
 

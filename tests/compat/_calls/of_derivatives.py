@@ -76,7 +76,9 @@ def filter_jvp(name, eqx):
     yield lambda: name(square, (ONE,), (ONE,))
     yield lambda: name(square, [ONE], [ONE])
     yield lambda: name(square, (ONE,), (None,))
-    yield lambda: name(of_tree, (TREE,), ({**TREE, "n": None, "f": None, "i": None, "float": None},))
+    yield lambda: name(
+        of_tree, (TREE,), ({**TREE, "n": None, "f": None, "i": None, "float": None},)
+    )
     yield lambda: name(lambda x, y: (x * y, x, "text"), (2.0, 3.0), (1.0, None))
     yield lambda: name(lambda x, y: x * y, (2.0, 3), (1.0, None))
     yield lambda: name(lambda x, y: (x * y, y), (ONE, ONE), (ONE, None))

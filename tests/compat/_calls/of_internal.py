@@ -196,7 +196,11 @@ def container_meta(name, eqx):
 @calls("internal.TreeWLCustom")
 def tree_wl_custom(name, eqx):
     def text(x, **options):
-        settings = {"truncate_leaf": lambda x: False, "short_arrays": True, "struct_as_array": False}
+        settings = {
+            "truncate_leaf": lambda x: False,
+            "short_arrays": True,
+            "struct_as_array": False,
+        }
         return wl.pformat(x, custom=name(**{**settings, **options}))
 
     yield text, [ONE, "a", plus]

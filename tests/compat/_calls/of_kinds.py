@@ -64,7 +64,9 @@ def filter_(name, eqx):
     yield name, [1, 2], lambda x: x - 1
     yield name, [1, 2], lambda x: np.bool_(x == 1)
     yield name, [1, 2], lambda x: jnp.array(True)
-    yield lambda: name([(1, 2), 3], lambda x: isinstance(x, tuple), is_leaf=lambda x: type(x) is tuple)
+    yield lambda: name(
+        [(1, 2), 3], lambda x: isinstance(x, tuple), is_leaf=lambda x: type(x) is tuple
+    )
     yield lambda: name(pytree=[1.0], filter_spec=True)
 
 
@@ -97,7 +99,9 @@ def combine(name, eqx):
     yield name, None, [1, 2]
     yield name, [1, 2], None
     yield lambda: name(*eqx.partition(TREE, eqx.is_array))
-    yield lambda: name([None, (1, 2)], [(3, 4), None], is_leaf=lambda x: x is None or type(x) is tuple)
+    yield lambda: name(
+        [None, (1, 2)], [(3, 4), None], is_leaf=lambda x: x is None or type(x) is tuple
+    )
 
 
 @calls("if_array")
@@ -112,7 +116,6 @@ def if_array(name, eqx):
     yield lambda: name(0).axis
     yield lambda: name(0)(x=jnp.ones(2))
     yield name
-
 
 
 @calls("apply_updates")

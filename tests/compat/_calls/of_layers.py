@@ -156,7 +156,9 @@ def cells(name, eqx):
     yield lambda: name(3, 2, key=KEY)(ONE, 1.0)
     yield lambda: name(3, 2, key=KEY)(ONE)
     yield lambda: name(3, 2, key=KEY)(input=ONE, hidden=hidden(), key=KEY)
-    yield lambda: name(input_size=3, hidden_size=2, use_bias=True, dtype=None, key=KEY)(ONE, hidden())
+    yield lambda: name(input_size=3, hidden_size=2, use_bias=True, dtype=None, key=KEY)(
+        ONE, hidden()
+    )
     yield lambda: name(3, 2)
 
 
@@ -173,7 +175,15 @@ def mlp(name, eqx):
     yield lambda: name(3, 2, 4, 2, dtype="bfloat16", key=KEY)(ONE)
     yield lambda: len(name(3, 2, 4, 2, key=KEY).layers)
     yield lambda: type(name(3, 2, 4, 2, key=KEY).layers)
-    for field in ("in_size", "out_size", "width_size", "depth", "use_bias", "use_final_bias", "scan"):
+    for field in (
+        "in_size",
+        "out_size",
+        "width_size",
+        "depth",
+        "use_bias",
+        "use_final_bias",
+        "scan",
+    ):
         yield lambda field=field: getattr(name(3, 2, 4, 2, key=KEY), field)
     yield lambda: name(3, 2, 4, 1, key=KEY)(jnp.ones(4))
     yield lambda: name(3, 2, 4, 1, key=KEY)(ONE, key=KEY)
@@ -224,7 +234,9 @@ def attention(name, eqx):
         yield lambda dtype=dtype: layer()(xs, xs, xs, jnp.asarray(tril.astype(dtype)))
     yield lambda: layer()(xs, xs, xs, jnp.ones((2, 2), bool))
     yield lambda: layer()(xs, xs, xs, jnp.zeros((3, 3), bool))
-    yield lambda: layer(use_query_bias=True, use_key_bias=True, use_value_bias=True, use_output_bias=True)(xs, xs, xs)
+    yield lambda: layer(
+        use_query_bias=True, use_key_bias=True, use_value_bias=True, use_output_bias=True
+    )(xs, xs, xs)
     yield lambda: layer(key_size=3, value_size=5, output_size=6, qk_size=2, vo_size=3)(
         xs, jnp.ones((2, 3)), jnp.ones((2, 5))
     )
@@ -239,7 +251,15 @@ def attention(name, eqx):
     yield lambda: layer()(xs.astype("bfloat16"), xs, xs)
     yield lambda: [x.shape for x in leaves(eqx.filter(layer(), eqx.is_array))]
     yield lambda: layer().query_proj.weight
-    for field in ("num_heads", "query_size", "key_size", "value_size", "output_size", "qk_size", "vo_size"):
+    for field in (
+        "num_heads",
+        "query_size",
+        "key_size",
+        "value_size",
+        "output_size",
+        "qk_size",
+        "vo_size",
+    ):
         yield lambda field=field: getattr(layer(), field)
     yield lambda: layer()(xs, jnp.ones((3, 5)), xs)
     yield lambda: layer()(xs, xs, jnp.ones((2, 4)))

@@ -6,7 +6,11 @@ import numpy as np
 
 from .registry import Counted, calls
 
-KINDS = ({"kind": "lax"}, {"kind": "checkpointed", "max_steps": 4}, {"kind": "bounded", "max_steps": 4})
+KINDS = (
+    {"kind": "lax"},
+    {"kind": "checkpointed", "max_steps": 4},
+    {"kind": "bounded", "max_steps": 4},
+)
 
 
 @calls("internal.while_loop")
@@ -25,14 +29,20 @@ def while_loop(name, eqx):
         yield lambda kind=kind: power(two, **{**kind, "max_steps": -1})
         yield lambda kind=kind: jax.jvp(lambda x: power(x, **kind)[1], (two,), (two,))
         yield lambda kind=kind: jax.grad(lambda x: power(x, **kind)[1])(two)
-        yield lambda kind=kind: jax.vmap(lambda x, n: power(x, n, **kind))(jnp.ones(2) * 2, jnp.array([1, 3]))
+        yield lambda kind=kind: jax.vmap(lambda x, n: power(x, n, **kind))(
+            jnp.ones(2) * 2, jnp.array([1, 3])
+        )
         yield lambda kind=kind: name(lambda c: c < 2, lambda c: [c], 1.0, **kind)
         yield lambda kind=kind: name(lambda c: c < 2, lambda c: c * 1.5, 1, **kind)
         yield lambda kind=kind: name(lambda c: "text", lambda c: c + 1, 1.0, **kind)
         yield lambda kind=kind: name(lambda c: jnp.array([True, False]), lambda c: c, 1.0, **kind)
         yield lambda kind=kind: name(lambda c: False, lambda c: c, "text", **kind)
-        yield lambda kind=kind: name(lambda c: False, lambda c: c, (None, 1, np.ones(2), True), **kind)
-        yield lambda kind=kind: name(lambda c: c[1] < 2, lambda c: (c[0], c[1] + 1), (two, 0), checkpoints=2, base=2, **kind)
+        yield lambda kind=kind: name(
+            lambda c: False, lambda c: c, (None, 1, np.ones(2), True), **kind
+        )
+        yield lambda kind=kind: name(
+            lambda c: c[1] < 2, lambda c: (c[0], c[1] + 1), (two, 0), checkpoints=2, base=2, **kind
+        )
 
         def buffered(kind=kind):
             def body(c):

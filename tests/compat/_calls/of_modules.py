@@ -116,7 +116,12 @@ def module(Module, eqx):
 
     def class_of(body, bases=(Module,), **options):
         annotations = body.pop("annotations", {})
-        return type(Module)("Made", bases, {"__annotations__": annotations, "__module__": __name__, **body}, **options)
+        return type(Module)(
+            "Made",
+            bases,
+            {"__annotations__": annotations, "__module__": __name__, **body},
+            **options,
+        )
 
     yield lambda: class_of({"annotations": {"x": int}})(1)
     yield lambda: class_of({"annotations": {"x": list}, "x": []})
@@ -124,15 +129,21 @@ def module(Module, eqx):
     yield lambda: class_of({"annotations": {"x": object}, "x": eqx.nn.Identity()})()
     yield lambda: class_of({"annotations": {"x": int}, "__init__": lambda self: None})()
     yield lambda: class_of({"__init__": lambda self: setattr(self, "x", 1)})()
-    yield lambda: class_of({"annotations": {"x": int}, "__post_init__": lambda self: setattr(self, "x", 5)})(1)
-    yield lambda: class_of({"annotations": {"x": int}, "__init__": lambda s: None, "__post_init__": lambda s: None})
+    yield lambda: class_of(
+        {"annotations": {"x": int}, "__post_init__": lambda self: setattr(self, "x", 5)}
+    )(1)
+    yield lambda: class_of(
+        {"annotations": {"x": int}, "__init__": lambda s: None, "__post_init__": lambda s: None}
+    )
     yield lambda: class_of({"annotations": {"x": int}}, strict=True)(1)
     yield lambda: class_of({"annotations": {"x": int}}, strict=False)(1)
     yield lambda: class_of({"method": lambda self: 1}, (Pair,), strict=True)(ONE).method()
     yield lambda: class_of({"annotations": {"x": int}}, is_abstract=True)(1)
     yield lambda: class_of({"annotations": {"x": int}}, wrong=True)(1)
     yield lambda: class_of({"f": abc.abstractmethod(lambda self: 1)})()
-    yield lambda: class_of({"annotations": {"x": object}, "__init__": lambda s: setattr(s, "x", s.f), "f": len})()
+    yield lambda: class_of(
+        {"annotations": {"x": object}, "__init__": lambda s: setattr(s, "x", s.f), "f": len}
+    )()
     yield lambda: class_of({"annotations": {"f": object}})(jax.jit(eqx.nn.PReLU())).f(-ONE)
     yield lambda: class_of({"annotations": {"x": object}})(eqx.nn.PReLU().__call__)
     yield lambda: class_of({"annotations": {"x": object}, "__slots__": ()})(1)
@@ -236,10 +247,11 @@ def abstract_variables(name, eqx):
     yield lambda: sorted(getattr(Base, "__abstractvars__", ()))
     yield lambda: sorted(getattr(Base, "__abstractclassvars__", ()))
     yield lambda: type(eqx.Module)("Made", (eqx.Module,), {"__annotations__": {"x": name}})
-    yield lambda: type(eqx.Module)("Made", (eqx.Module,), {"__annotations__": {"x": name[int]}, "x": 1})
+    yield lambda: type(eqx.Module)(
+        "Made", (eqx.Module,), {"__annotations__": {"x": name[int]}, "x": 1}
+    )
     yield name
     yield lambda: name[int, str]
-
 
 
 @calls("module_update_wrapper")
@@ -342,7 +354,9 @@ def enumeration(name, eqx):
     yield lambda: Result[Result.where(jnp.array(False), bad, Result.fine)]
     yield lambda: Result.where(jnp.array([False, True]), bad, Result.fine)
     yield lambda: Result.where(True, bad, 1)
-    yield lambda: eqx.filter_jit(lambda p: Result.where(p, bad, Result.fine) == bad)(jnp.array(True))
+    yield lambda: eqx.filter_jit(lambda p: Result.where(p, bad, Result.fine) == bad)(
+        jnp.array(True)
+    )
     yield lambda: jax.jit(lambda x: x == bad)(bad)
     yield lambda: jax.tree.leaves(bad)
     yield lambda: bad in Result

@@ -91,8 +91,17 @@ def nontraceable(name, eqx):
 
 
 @calls(
-    *("internal.nonbatchable_p", "internal.nondifferentiable_backward_p", "internal.nontraceable_p"),
-    *("internal.select_if_vmap_p", "internal.noinline_p", "internal.announce_jaxpr_p", "internal.maybe_set_p"),
+    *(
+        "internal.nonbatchable_p",
+        "internal.nondifferentiable_backward_p",
+        "internal.nontraceable_p",
+    ),
+    *(
+        "internal.select_if_vmap_p",
+        "internal.noinline_p",
+        "internal.announce_jaxpr_p",
+        "internal.maybe_set_p",
+    ),
 )
 def primitives(name, eqx):
     yield lambda: isinstance(name, jax.extend.core.Primitive)
@@ -134,7 +143,11 @@ def materialise_zeros(name, eqx):
 
 
 @calls(
-    *("internal.filter_primitive_bind", "internal.filter_primitive_def", "internal.filter_primitive_jvp"),
+    *(
+        "internal.filter_primitive_bind",
+        "internal.filter_primitive_def",
+        "internal.filter_primitive_jvp",
+    ),
     *("internal.filter_primitive_transpose", "internal.filter_primitive_batching"),
 )
 def filter_primitives(name, eqx):
@@ -188,7 +201,11 @@ def filter_primitive_bind(name, eqx):
     yield name, 1
 
 
-@calls("internal.filter_primitive_def", "internal.filter_primitive_jvp", "internal.filter_primitive_batching")
+@calls(
+    "internal.filter_primitive_def",
+    "internal.filter_primitive_jvp",
+    "internal.filter_primitive_batching",
+)
 def filter_primitive_rules(name, eqx):
     yield lambda: callable(name(lambda *args: args))
     yield lambda: callable(name(rule=lambda *args: args))

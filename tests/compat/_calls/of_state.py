@@ -89,7 +89,10 @@ def batch_norm(name, eqx):
         norm, state = eqx.nn.make_with_state(name)(*norm_args, **options)
         for _ in range(steps):
             ys, state = jax.vmap(
-                lambda x, s: norm(x, s, **call), in_axes=(0, None), out_axes=(0, None), axis_name="i"
+                lambda x, s: norm(x, s, **call),
+                in_axes=(0, None),
+                out_axes=(0, None),
+                axis_name="i",
             )(xs, state)
         test = eqx.nn.inference_mode(norm)
         zs, _ = jax.vmap(test, in_axes=(0, None), out_axes=(0, None), axis_name="i")(xs, state)
@@ -110,7 +113,15 @@ def batch_norm(name, eqx):
     yield run, (2, "i"), {"mode": "wrong"}, 1
     yield run, (2,), {"mode": "ema"}, 1
     yield lambda: [name(2, "i", mode="ema").weight, name(2, "i", mode="ema").bias]
-    for field in ("input_size", "axis_name", "eps", "channelwise_affine", "momentum", "inference", "mode"):
+    for field in (
+        "input_size",
+        "axis_name",
+        "eps",
+        "channelwise_affine",
+        "momentum",
+        "inference",
+        "mode",
+    ):
         yield lambda field=field: getattr(name(2, "i", mode="batch"), field)
     yield lambda: name(2, "i", 1e-3, False, 0.9, True, None, "ema").momentum
     yield lambda: name(2, "i", mode="ema").is_stateful()

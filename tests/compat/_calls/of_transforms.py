@@ -151,7 +151,13 @@ def filter_vmap(name, eqx):
     yield lambda: name(name(plus))(xs)
     yield lambda: name(lambda m, x: m(x))(eqx.nn.PReLU(), xs)
     yield lambda: name(lambda m, x: m(x), in_axes=(None, 0))(eqx.nn.PReLU(), -xs)
-    yield lambda: name(lambda key: eqx.nn.Linear(2, 1, key=key))(jax.random.split(jax.random.key(0), 3)).weight
+    yield (
+        lambda: (
+            name(lambda key: eqx.nn.Linear(2, 1, key=key))(
+                jax.random.split(jax.random.key(0), 3)
+            ).weight
+        )
+    )
     yield lambda: name(lambda x: x)(jax.random.split(jax.random.key(0), 3))
     yield traces, name, ((xs,), {}), ((xs,), {})
 
@@ -255,7 +261,9 @@ def filter_pure_callback(name, eqx):
         yield lambda method=method: jax.vmap(
             lambda x: name(host, x, result_shape_dtypes=mapped, vmap_method=method)
         )(ONE)
-    yield lambda: jax.vmap(lambda x: name(host, x, result_shape_dtypes=mapped, vectorized=True))(ONE)
+    yield lambda: jax.vmap(lambda x: name(host, x, result_shape_dtypes=mapped, vectorized=True))(
+        ONE
+    )
     yield lambda: name(callback=host, x=ONE, result_shape_dtypes=struct)
 
 
@@ -304,5 +312,3 @@ def filter_closure_convert(name, eqx):
     yield lambda: len(jax.tree.leaves(name(closed, ONE)))
     yield lambda: name(fn=closed, x=ONE)(x=ONE)
     yield lambda: jax.grad(lambda s: name(lambda x: s * x, 2.0)(2.0))(3.0)
-
-

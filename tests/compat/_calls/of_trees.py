@@ -161,7 +161,12 @@ def tree_pformat(name, eqx):
     things = (
         *(1, 1.5, "a", None, True, [], (), (1,), {}, {"a": 1}, {1, 2}, object, Model),
         *(jnp.ones(2), np.ones(2), np.float32(1), jnp.array(1.0), jnp.ones((), "bfloat16"), KEY),
-        *(jnp.ones(2, bool), jnp.ones(2, complex), jnp.ones(2, "uint8"), jax.ShapeDtypeStruct((2,), "int8")),
+        *(
+            jnp.ones(2, bool),
+            jnp.ones(2, complex),
+            jnp.ones(2, "uint8"),
+            jax.ShapeDtypeStruct((2,), "int8"),
+        ),
         *(function, len, jnp.tanh, jax.jit(function), jax.nn.relu, lambda x: x, model, [model] * 3),
         *(jax.tree_util.Partial(function, 1), jnp.float32, np.dtype("int8"), slice(1, 2), 1j),
     )
