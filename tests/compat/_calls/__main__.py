@@ -3,8 +3,8 @@
 A process of its own, without what the tests run under: in one, Equinox is the real one; in the other it is Vernal,
 first through `vernal.compat`, then as `import vernal as eqx`.
 
-`python -m tests.compat._calls` runs all of it, and writes the differences that it finds to `differences.json`, and their
-kinds to `src/vernal/compat/_seen.py`.
+`python -m tests.compat._calls` runs all of it, and writes the differences that it finds to `differences.json`, and
+their kinds to `src/vernal/compat/_seen.py`.
 """
 
 import io

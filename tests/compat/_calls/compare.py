@@ -15,10 +15,10 @@ from .describe import difference, signature_difference
 ROOT = Path(__file__).parents[3]
 KNOWN = Path(__file__).with_name("differences.json")
 SEEN = ROOT / "src" / "vernal" / "compat" / "_seen.py"
-HEAD = '''"""What the calls of every name have shown: where it differs in `vernal.compat`, and with `import vernal as eqx`.
+HEAD = '''"""Where the calls of a name have shown a difference: in `vernal.compat`, and with `import vernal as eqx`.
 
-Written by `python -m tests.compat._calls`. `more`: Equinox raises, or has no such parameter. `errors`: both raise, other
-classes. `refuses`: only Vernal raises. `values`: both give something, not the same.
+Written by `python -m tests.compat._calls`. `more`: Equinox raises, or has no such parameter. `errors`: both
+raise, other classes. `refuses`: only Vernal raises. `values`: both give something, not the same.
 """
 
 '''

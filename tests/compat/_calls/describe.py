@@ -136,7 +136,7 @@ def _parameters(callable_: Any) -> Any:
 
 
 def signatures(obj: Any) -> dict[str, Any]:
-    """The parameters of a name, and of what a class of that name has: its public methods, and how its instances are called.
+    """The parameters of a name and, if it is a class, of its public methods and of calling an instance.
 
     Args:
         obj: a function or a class; anything else has none.

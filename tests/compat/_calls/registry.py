@@ -7,7 +7,7 @@ A file of calls has generators, each for one name or for several that are alike:
         yield name, 1.0                     # the call `name(1.0)`
         yield lambda: name(jnp.ones(2))     # any other call
 
-`name` is the object of that name, and `eqx` stands for Equinox: it is the real one, `vernal.compat.equinox` or `vernal`.
+`name` is the object of that name, and `eqx` stands for Equinox: the real one, `vernal.compat.equinox` or `vernal`.
 What a call gives must not depend on the other calls. It is known by its text, so that lines may be added anywhere.
 """
 

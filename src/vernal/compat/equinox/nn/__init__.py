@@ -18,7 +18,6 @@ from ....nn import Embedding as Embedding
 from ....nn import GRUCell as GRUCell
 from ....nn import Identity as Identity
 from ....nn import Lambda as Lambda
-from ....nn import LayerNorm as LayerNorm
 from ....nn import Linear as Linear
 from ....nn import LSTMCell as LSTMCell
 from ....nn import MaxPool1d as MaxPool1d
@@ -27,7 +26,6 @@ from ....nn import MaxPool3d as MaxPool3d
 from ....nn import MultiheadAttention as MultiheadAttention
 from ....nn import Pool as Pool
 from ....nn import PReLU as PReLU
-from ....nn import RMSNorm as RMSNorm
 from ....nn import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ....nn import Sequential as Sequential
 from ....nn import Shared as Shared
@@ -47,6 +45,8 @@ from ._adaptive_pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
 from ._adaptive_pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
 from ._adaptive_pool import AdaptivePool as AdaptivePool
 from ._batch_norm import BatchNorm as BatchNorm
-from ._group_norm import GroupNorm as GroupNorm
+from ._norms import GroupNorm as GroupNorm
+from ._norms import LayerNorm as LayerNorm
+from ._norms import RMSNorm as RMSNorm
 
 _publish(__name__, globals())
