@@ -40,7 +40,8 @@ class LayerNorm(nn.LayerNorm):
                 stacklevel=2,
             )
             use_weight = use_bias = elementwise_affine
-        super().__init__(shape, eps, use_weight, use_bias, dtype)
+        # Type checkers believe in an `__init__` made of the fields, which is not there.
+        super().__init__(shape, eps, use_weight, use_bias, dtype)  # pyright: ignore[reportCallIssue]
 
     def __call__(self, x: Any, state: Any = _NONE, *, key: Array | None = None) -> Any:
         """Calls the layer.
