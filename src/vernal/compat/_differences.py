@@ -24,7 +24,7 @@ WORDS = {
 
 # The reasons for all others.
 DIFFERENCES = {
-    "Module": (DIFFERS, "only arrays are leaves, so plain `jax.jit`, `lax.scan`, `optax` accept a model"),
+    "Module": (DIFFERS, "only arrays are leaves, so plain `jax.jit`, `optax` accept a model; `==` is a bool; has a hash"),
     "field": (BETTER, "`trainable=False` declares a buffer"),
     "Partial": (DIFFERS, "what is no array is structure"),
     "EquinoxRuntimeError": (DIFFERS, "is `vernal.runtime.RuntimeCheckError`"),
@@ -34,8 +34,8 @@ DIFFERENCES = {
     "tree_inference": (DIFFERS, "is `nn.inference_mode`"),
     "error_if": (BETTER, "names every failing element of a batch, and the place; works under `shard_map`"),
     "branched_error_if": (BETTER, "as `error_if`; an index out of range has a message of its own"),
-    "filter_jit": (BETTER, "dispatch near `jax.jit` on a flat list; library functions by value; `.explain()`"),
-    "filter_grad": (DIFFERS, "`NoGradient` for None; `wrt=` names any part of any argument; leaves out what is frozen"),
+    "filter_jit": (BETTER, "dispatch near `jax.jit` on a flat list; functions by value; 1 is not 1.0; `.explain()`"),
+    "filter_grad": (DIFFERS, "`NoGradient` for None; `wrt=` names any part of any argument; refuses what has no array"),
     "filter_value_and_grad": (DIFFERS, "as `filter_grad`"),
     "filter_vjp": (DIFFERS, "`NoGradient` for None"),
     "filter_jacfwd": (DIFFERS, "as `filter_vjp`"),
@@ -103,7 +103,7 @@ DIFFERENCES = {
     **{
         f"nn.{kind}Pool{n}d": (BETTER, "as `nn.Pool`") for kind in ("Avg", "Max") for n in (1, 2, 3)
     },
-    **{f"nn.Conv{n}d": (BETTER, "refuses channels and kernels that do not fit") for n in (1, 2, 3)},
+    **{f"nn.Conv{n}d": (BETTER, "refuses what does not fit; defaults are single numbers") for n in (1, 2, 3)},
     **{f"nn.ConvTranspose{n}d": (BETTER, "as `nn.Conv1d`") for n in (1, 2, 3)},
     "debug.announce_transform": (DIFFERS, "says it in words: `evaluated` for `impl`"),
     "debug.inspect_dce": (DIFFERS, "prints its own name"),

@@ -240,7 +240,7 @@ def signature_difference(theirs: list[Any] | None, ours: list[Any] | None) -> st
             return f"`{name}` is parameter {j}, not {i}"
         if default is None and default_ is not None:
             more.append(f"no `{name}`")
-        elif default != default_ and default != "<object>":
+        elif default != default_ and default not in ("<object>", "<lambda>"):
             return f"the default of `{name}` is {default_}, not {default}"
     known = {name for name, _, _ in theirs}
     for name, kind, default in ours:
