@@ -24,7 +24,7 @@ WORDS = {
 
 # The reasons for all others.
 DIFFERENCES = {
-    "Module": (DIFFERS, "only arrays are leaves, so plain `jax.jit`, `optax` accept a model; `==` is a bool; has a hash"),
+    "Module": (DIFFERS, "only arrays are leaves, so plain JAX accepts a model; `==` is a bool; has a hash"),
     "field": (BETTER, "`trainable=False` declares a buffer"),
     "Partial": (DIFFERS, "what is no array is structure"),
     "EquinoxRuntimeError": (DIFFERS, "is `vernal.runtime.RuntimeCheckError`"),

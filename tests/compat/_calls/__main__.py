@@ -3,8 +3,8 @@
 A process of its own, without what the tests run under: in one, Equinox is the real one; in the other it is Vernal,
 first through `vernal.compat`, then as `import vernal as eqx`.
 
-`python -m tests.compat._calls` runs all of it, and writes the differences that it finds beside this file, and their
-kinds to `src/vernal/compat/_seen.py`.
+`python -m tests.compat._calls` runs all of it, and writes the differences that it finds to `differences.json`, and
+their kinds to `src/vernal/compat/_seen.py`.
 """
 
 import io
@@ -20,7 +20,7 @@ import jax
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 2)
 
-from .compare import HEAD, KNOWN, SEEN, all_kinds, differences, gather  # noqa: E402 (the configuration comes first)
+from .compare import HEAD, KNOWN, SEEN, differences, gather, kinds  # noqa: E402 (the configuration comes first)
 from .describe import outcome, signatures  # noqa: E402
 from .registry import GENERATORS, is_heavy, load, texts  # noqa: E402
 
@@ -130,7 +130,7 @@ def write():
     known = {name: known[name] for name in sorted(known) if known[name]}
     print(f"{calls} calls; {len(known)} names differ in some way")
     KNOWN.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    lines = [f'    "{name}": {json.dumps(kinds)},\n' for name, kinds in all_kinds().items()]
+    lines = [f'    "{name}": {json.dumps(kinds(known[name]))},\n' for name in known]
     SEEN.write_text(HEAD + "SEEN = {\n" + "".join(lines) + "}  # fmt: skip\n", encoding="utf-8")
 
 

@@ -8,15 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import vernal
 
 from .describe import difference, signature_difference
 
 ROOT = Path(__file__).parents[3]
-# What differs, as it was written with this JAX; others raise other errors here and there.
-KNOWN = Path(__file__).with_name(f"differences-jax-{'.'.join(jax.__version__.split('.')[:2])}.json")
+KNOWN = Path(__file__).with_name("differences.json")
 SEEN = ROOT / "src" / "vernal" / "compat" / "_seen.py"
 HEAD = '''"""Where the calls of a name have shown a difference: in `vernal.compat`, and with `import vernal as eqx`.
 
@@ -88,15 +85,15 @@ def differences(found: dict[str, Any], name: str) -> dict[str, Any]:
     return every
 
 
-def all_kinds() -> dict[str, list[list[str]]]:
-    """The kinds of the differences of every name that has any, with whatever JAX, for each of the two ways."""
-    found: dict[str, list[set[str]]] = {}
-    for path in sorted(KNOWN.parent.glob("differences-jax-*.json")):
-        for name, differing in json.loads(path.read_text(encoding="utf-8")).items():
-            for kinds, way in zip(found.setdefault(name, [set(), set()]), WAYS, strict=True):
-                words = differing.get(way, {})
-                kinds.update(["absent"] if words == "absent" else map(_kind, words.values()))
-    return {name: [sorted(kinds) for kinds in found[name]] for name in sorted(found)}
+def kinds(differing: dict[str, Any]) -> list[list[str]]:
+    """The kinds of the differences of a name, for each of the two ways."""
+    return [_kinds(differing.get(way, {})) for way in WAYS]
+
+
+def _kinds(differing: Any) -> list[str]:
+    if differing == "absent":
+        return ["absent"]
+    return sorted({_kind(words) for words in differing.values()})
 
 
 def _kind(words: str) -> str:
