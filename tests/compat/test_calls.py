@@ -14,6 +14,9 @@ from vernal.compat._seen import SEEN
 from ._calls.compare import KNOWN, differences, gather, kinds
 from ._calls.registry import GENERATORS, is_heavy, load
 
+# The first test of each half waits for two processes.
+pytestmark = pytest.mark.timeout(900)
+
 load()
 LISTED = json.loads(KNOWN.read_text(encoding="utf-8"))
 
