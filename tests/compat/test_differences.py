@@ -1,4 +1,4 @@
-"""What the table of `docs/from-equinox.md` says is better or different, is so: one test for each of its words."""
+"""What the words of the table in `docs/from-equinox.md` promise beyond what `test_calls.py` compares."""
 
 import io
 
@@ -11,7 +11,7 @@ import pytest
 import vernal
 from vernal import nn
 from vernal.compat import equinox as compat
-from vernal.compat._differences import DIFFERENCES
+from vernal.compat._differences import public_names
 
 KEY = jax.random.key(0)
 CLAIMS = {}
@@ -335,5 +335,5 @@ def test_what_the_table_says_holds(name, request):
     function(*[request.getfixturevalue(argument) for argument in takes])
 
 
-def test_every_line_of_the_table_has_its_test():
-    assert CLAIMS.keys() == DIFFERENCES.keys()
+def test_the_tests_are_of_names():
+    assert CLAIMS.keys() <= set(public_names())

@@ -8,7 +8,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "from-equinox.md"
 
 
 def test_the_page_holds_the_table():
-    assert PAGE.read_text(encoding="utf-8").endswith("\n" + table())
+    assert PAGE.read_text(encoding="utf-8").endswith("\n\n" + table())
 
 
 def test_every_difference_is_about_a_name():

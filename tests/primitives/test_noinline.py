@@ -203,6 +203,11 @@ def test_every_transformation_is_that_of_the_plain_function(transform, compiled,
     assert vernal.tree_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_tangents_may_be_numbers():
+    out, tangent = jax.jvp(noinline(jnp.sin), (1.0,), (2.0,))
+    np.testing.assert_allclose([out, tangent], [np.sin(1.0), 2 * np.cos(1.0)], rtol=1e-6)
+
+
 def test_the_backward_pass_does_not_compute_the_function_again(getkey):
     x = jax.random.normal(getkey(), (3,))
     fn = noinline(lambda x: jnp.exp(jnp.sin(x)))

@@ -85,8 +85,8 @@ def test_it_agrees_with_equinox_on_models(getkey):
 
     a, b = filter_vmap(make)(keys), eqx.filter_vmap(make)(keys)
     close(eqx.filter(a, eqx.is_array), eqx.filter(b, eqx.is_array))
-    run = {"fn": lambda m, x: m(x), "in_axes": (eqx.if_array(0), None)}
-    close(filter_vmap(**run)(a, x[0]), eqx.filter_vmap(run.pop("fn"), **run)(b, x[0]))
+    run = {"fun": lambda m, x: m(x), "in_axes": (eqx.if_array(0), None)}
+    close(filter_vmap(**run)(a, x[0]), eqx.filter_vmap(**run)(b, x[0]))
 
 
 def test_an_ensemble_is_a_mapped_constructor_and_a_mapped_call(getkey):

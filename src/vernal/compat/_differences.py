@@ -1,18 +1,30 @@
 """What Vernal does otherwise than Equinox 0.13.8, name by name: the table of `docs/from-equinox.md` is made of it.
 
-`python -m vernal.compat` prints the table. A name that is not listed here does the same.
+`python -m vernal.compat` prints the table. Which names differ is not written here: it is what the tests have seen.
 """
 
 import types
 from collections.abc import Iterator
 
+from .. import debug, loops, modules, primitives, runtime, testing, transforms, trees
 from . import equinox
+from ._seen import SEEN
 
-BETTER, DIFFERS = "better", "differs"
+SAME, BETTER, DIFFERS, ABSENT = "same", "better", "differs", "absent"
 
-# What is better holds in compat too; what differs does so only where you import `vernal` itself.
+# Rooms that people take from where they would take a name from `equinox.internal`.
+ROOMS = (trees, modules, transforms, primitives, runtime, loops, debug, testing)
+
+# What was seen in the calls and signatures of a name, in words; these need no reason.
+WORDS = {
+    "more": "takes what Equinox does not",
+    "errors": "other classes of errors",
+    "absent": "only in `vernal.compat`",
+}
+
+# The reasons for all others.
 DIFFERENCES = {
-    "Module": (DIFFERS, "only arrays are leaves, so plain `jax.jit`, `lax.scan`, `optax` accept a model"),
+    "Module": (DIFFERS, "only arrays are leaves, so plain JAX accepts a model; `==` is a bool; has a hash"),
     "field": (BETTER, "`trainable=False` declares a buffer"),
     "Partial": (DIFFERS, "what is no array is structure"),
     "EquinoxRuntimeError": (DIFFERS, "is `vernal.runtime.RuntimeCheckError`"),
@@ -22,15 +34,14 @@ DIFFERENCES = {
     "tree_inference": (DIFFERS, "is `nn.inference_mode`"),
     "error_if": (BETTER, "names every failing element of a batch, and the place; works under `shard_map`"),
     "branched_error_if": (BETTER, "as `error_if`; an index out of range has a message of its own"),
-    "filter_jit": (BETTER, "dispatch near `jax.jit` on a flat list; library functions by value; `.explain()`"),
-    "filter_grad": (DIFFERS, "`NoGradient` for None; `wrt=` names any part of any argument; leaves out what is frozen"),
+    "filter_jit": (BETTER, "dispatch near `jax.jit` on a flat list; functions by value; 1 is not 1.0; `.explain()`"),
+    "filter_grad": (DIFFERS, "`NoGradient` for None; `wrt=` names any part of any argument; refuses what has no array"),
     "filter_value_and_grad": (DIFFERS, "as `filter_grad`"),
     "filter_vjp": (DIFFERS, "`NoGradient` for None"),
     "filter_jacfwd": (DIFFERS, "as `filter_vjp`"),
     "filter_jacrev": (DIFFERS, "as `filter_vjp`"),
     "filter_hessian": (DIFFERS, "as `filter_vjp`"),
-    "apply_updates": (DIFFERS, "keeps dtypes; an update that does not fit is an error that names it"),
-    "combine": (BETTER, "fills in `vernal.NoGradient` too"),
+    "apply_updates": (DIFFERS, "natively an update that does not fit, or of what is frozen, is an error that names it"),
     "filter_custom_jvp": (DIFFERS, "zeros or `ZeroTangent` instead of None; may close over tracers"),
     "filter_custom_vjp": (DIFFERS, "as `filter_custom_jvp`; right for Python floats too"),
     "filter_closure_convert": (DIFFERS, "the program is structure; hashable with tracers inside"),
@@ -54,9 +65,7 @@ DIFFERENCES = {
     "nn.RotaryPositionalEmbedding": (DIFFERS, "computes in the dtype of its input; `theta` holds for every instance"),
     "nn.MultiheadAttention": (DIFFERS, "masks are bools; one draw for all heads; kernels, grouped heads, caches"),
     "nn.WeightNorm": (BETTER, "equal ones compare equal"),
-    "nn.inference_mode": (BETTER, "reaches `inference` where it is structure"),
     "nn.Linear": (BETTER, "takes batches"),
-    "debug.assert_max_traces": (BETTER, "says what has changed"),
     "debug.backward_nan": (BETTER, "right for Python floats too"),
     "internal.while_loop": (BETTER, "checkpointed loops in forward mode too, and of any order"),
     "internal.scan": (BETTER, "as `while_loop`"),
@@ -65,6 +74,56 @@ DIFFERENCES = {
     "internal.GetKey": (DIFFERS, "`vernal.testing.GetKey` has other draws, and reads no environment variable"),
     "internal.to_onnx": (DIFFERS, "refuses"),
     "internal.announce_jaxpr_p": (DIFFERS, "a plain identity"),
+    "AbstractClassVar": (DIFFERS, "a field of the instance does not stand for it"),
+    "Enumeration": (BETTER, "can be hashed and iterated; refuses instances and new values of members"),
+    "filter": (DIFFERS, "a predicate returns a Python bool"),
+    "filter_checkpoint": (DIFFERS, "as `nn.PReLU`, which is in what was called"),
+    "filter_jvp": (DIFFERS, "a number of the result is an array"),
+    "filter_pure_callback": (BETTER, "the arguments of the callback may have any name"),
+    "filter_shard": (DIFFERS, "as `nn.PReLU`, which is in what was called"),
+    "is_array": (BETTER, "false of NumPy arrays that JAX cannot hold"),
+    "is_array_like": (BETTER, "as `is_array`"),
+    "is_inexact_array_like": (BETTER, "as `is_array`"),
+    "default_deserialise_filter_spec": (DIFFERS, "an array of another dtype or shape stays as it was read"),
+    "tree_flatten_one_level": (DIFFERS, "as `nn.PReLU`, which is in what was called"),
+    "tree_pformat": (DIFFERS, "compiled functions print by their names"),
+    "tree_pprint": (DIFFERS, "as `tree_pformat`"),
+    "nn.PReLU": (BETTER, "its parameter has a strong type, which the first update leaves as it is"),
+    "nn.LayerNorm": (BETTER, "takes batches; integers give floats; natively without a `state` to hand on"),
+    "nn.RMSNorm": (BETTER, "as `nn.LayerNorm`"),
+    "nn.MLP": (DIFFERS, "as `nn.PReLU`; the identity has a name"),
+    "nn.Sequential": (BETTER, "refuses a state that is none"),
+    "nn.StatefulLayer": (BETTER, "as `nn.Sequential`"),
+    "nn.Shared": (DIFFERS, "what stands for the shared node is no leaf"),
+    "nn.make_with_state": (DIFFERS, "as `nn.State`"),
+    "nn.delete_init_state": (DIFFERS, "as `nn.State`"),
+    "nn.Pool": (BETTER, "refuses windows that do not fit; takes batches"),
+    **{
+        f"nn.{kind}Pool{n}d": (BETTER, "as `nn.Pool`") for kind in ("Avg", "Max") for n in (1, 2, 3)
+    },
+    **{f"nn.Conv{n}d": (BETTER, "refuses what does not fit; defaults are single numbers") for n in (1, 2, 3)},
+    **{f"nn.ConvTranspose{n}d": (BETTER, "as `nn.Conv1d`") for n in (1, 2, 3)},
+    "debug.announce_transform": (DIFFERS, "says it in words: `evaluated` for `impl`"),
+    "debug.inspect_dce": (DIFFERS, "prints its own name"),
+    "internal.AbstractClassVar": (DIFFERS, "as `AbstractClassVar`"),
+    "internal.ContainerMeta": (DIFFERS, "its parameter has another name"),
+    "internal.Enumeration": (BETTER, "as `Enumeration`"),
+    "internal.Static": (BETTER, "holds arrays without a warning"),
+    "internal.TqdmProgressMeter": (DIFFERS, "is told the smallest step, not how many"),
+    "internal.TreeWLCustom": (DIFFERS, "prints arrays as `tree_pformat` does"),
+    "internal.announce_transform": (DIFFERS, "as `debug.announce_transform`"),
+    "internal.branched_error_if": (BETTER, "as `branched_error_if`"),
+    "internal.buffer_at_set": (DIFFERS, "takes no options of `.at[...].set`"),
+    "internal.cached_filter_eval_shape": (BETTER, "keeps weak types"),
+    "internal.closure_to_pytree": (BETTER, "only arrays are leaves"),
+    "internal.debug_backward_nan": (BETTER, "as `debug.backward_nan`"),
+    "internal.error_if": (BETTER, "as `error_if`"),
+    "internal.finalise_fn": (BETTER, "refuses what cannot be called"),
+    "internal.finalise_make_jaxpr": (BETTER, "refuses what cannot be called"),
+    "internal.hashable_combine": (DIFFERS, "None has a place among the leaves"),
+    "internal.hashable_partition": (DIFFERS, "None has a place among the leaves"),
+    "internal.nondifferentiable_backward": (DIFFERS, "a number stays a number under `jax.jvp`"),
+    "internal.nontraceable": (DIFFERS, "another default of `name`"),
 }  # fmt: skip
 
 
@@ -85,8 +144,44 @@ def public_names() -> list[str]:
     return [name for module, prefix in parts for name in _names(module, prefix)]
 
 
+def needs_reason(name: str) -> bool:
+    """Whether Vernal refuses what Equinox takes, or gives something else."""
+    return any(not set(kinds) <= WORDS.keys() for kinds in SEEN.get(name, ()))
+
+
+def statuses(name: str) -> list[str]:
+    """What a name is in `vernal.compat`, and with `import vernal as eqx`."""
+    return [_status(name, kinds) for kinds in SEEN.get(name, ([], []))]
+
+
+def _status(name: str, kinds: list[str]) -> str:
+    if not kinds:
+        return SAME
+    if "absent" in kinds:
+        return ABSENT
+    if set(kinds) <= WORDS.keys():
+        return BETTER if "more" in kinds else DIFFERS
+    return DIFFERENCES[name][0]
+
+
+def _words(name: str) -> str:
+    part, _, last = name.rpartition(".")
+    room = next((room for room in ROOMS if last in vars(room)), None)
+    where = f"`{room.__name__}`" if part == "internal" and room is not None else ""
+    if name in DIFFERENCES:
+        return "; ".join(filter(None, [where, DIFFERENCES[name][1]]))
+    kinds = {kind for kinds in SEEN.get(name, ()) for kind in kinds}
+    return "; ".join(filter(None, [where, *(WORDS[kind] for kind in WORDS if kind in kinds)]))
+
+
 def table() -> str:
-    """The table of names, as Markdown."""
-    rows = [(name, *DIFFERENCES.get(name, ("same", ""))) for name in public_names()]
-    lines = [f"| `{name}` | {verdict} | {words} |" for name, verdict, words in rows]
-    return "\n".join(["| name | | in Vernal |", "| --- | --- | --- |", *lines]) + "\n"
+    """How many names are what, and the table of names, as Markdown."""
+    rows = [(name, *statuses(name), _words(name)) for name in public_names()]
+    counts = []
+    for column, way in ((1, "Through `vernal.compat`"), (2, "With `import vernal as eqx`")):
+        found = [row[column] for row in rows]
+        numbers = [f"{found.count(status)} {status}" for status in (SAME, BETTER, DIFFERS, ABSENT)]
+        counts.append(f"{way}: {', '.join(numbers)}.")
+    lines = ["| " + " | ".join([f"`{row[0]}`", *row[1:]]) + " |" for row in rows]
+    head = ["| name | compat | native | in Vernal |", "| --- | --- | --- | --- |"]
+    return "\n".join(["  \n".join(counts), "", *head, *lines]) + "\n"

@@ -46,13 +46,13 @@ primitive_finalisations: dict[Any, Callable[..., Any]] = {
 }
 
 
-def register_impl_finalisation(primitive: Any) -> None:
+def register_impl_finalisation(prim: Any) -> None:
     """Makes finalisation replace an operation by its implementation.
 
     Those of Vernal, and what `create_vprim` makes, are registered already.
 
     Args:
-        primitive: a `jax.extend.core.Primitive`, the implementation of which (`def_impl`) JAX can
+        prim: a `jax.extend.core.Primitive`, the implementation of which (`def_impl`) JAX can
             trace.
 
     Example:
@@ -66,7 +66,7 @@ def register_impl_finalisation(primitive: Any) -> None:
         { lambda ; a:f32[]. let b:f32[] = add a a in (b,) }
     """
     # The implementation is looked up when it is needed: it may be defined later.
-    primitive_finalisations[primitive] = lambda *args, **params: primitive.impl(*args, **params)
+    primitive_finalisations[prim] = lambda *args, **params: prim.impl(*args, **params)
 
 
 register_impl_finalisation(vprim_p)

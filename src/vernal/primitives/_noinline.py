@@ -202,6 +202,8 @@ def _batch(
 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, name: str) -> tuple[list[Any], list[Any]]:
+    # `jax.jvp` passes Python's numbers on as they are.
+    tangents = [jnp.asarray(t) if isinstance(t, float | complex) else t for t in tangents]
     moving = tuple(
         i
         for i, t in enumerate(tangents)

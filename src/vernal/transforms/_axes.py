@@ -45,8 +45,8 @@ class if_array:
 
     axis: int
 
-    def __call__(self, leaf: Any) -> int | None:
-        return self.axis if is_array(leaf) else None
+    def __call__(self, x: Any) -> int | None:
+        return self.axis if is_array(x) else None
 
 
 def is_axis(x: Any) -> bool:

@@ -90,7 +90,7 @@ def _is_batched(fn: Callable[..., Any], rest: Rest, axes: Rest, index: int) -> s
 
 @overload
 def filter_vmap(
-    fn: Callable[P, T],
+    fun: Callable[P, T],
     *,
     in_axes: Any = _FIRST,
     out_axes: Any = _FIRST,
@@ -108,7 +108,7 @@ def filter_vmap(
     spmd_axis_name: Any = None,
 ) -> Callable[[Callable[P, T]], _Vmap[P, T]]: ...
 def filter_vmap(
-    fn: Any = None,
+    fun: Any = None,
     *,
     in_axes: Any = _FIRST,
     out_axes: Any = _FIRST,
@@ -125,7 +125,7 @@ def filter_vmap(
     argument), or with options as `@filter_vmap(in_axes=...)`.
 
     Args:
-        fn: the function.
+        fun: the function.
         in_axes: which axes are mapped: an integer, None (not mapped), or a function from a leaf to
             one of those, for all arguments; a tuple with one prefix tree of those for each
             positional argument; or a dictionary of prefix trees by argument name, in which
@@ -145,7 +145,7 @@ def filter_vmap(
         simply called.
 
     Raises:
-        TypeError: if `fn` is not callable, for something that is not an axis, or for an unknown
+        TypeError: if `fun` is not callable, for something that is not an axis, or for an unknown
             option.
         ValueError: for a name that is not an argument's; at a call, for one that is not given, for axes that do not
             fit the arrays, for sizes that disagree, and for a result that is said to be unmapped and is
@@ -173,4 +173,4 @@ def filter_vmap(
             _Vmap(fn, Static(in_axes), Static(out_axes), axis_name, axis_size, spmd_axis_name)
         )
 
-    return decorate if fn is None else decorate(fn)
+    return decorate if fun is None else decorate(fun)

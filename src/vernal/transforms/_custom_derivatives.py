@@ -19,8 +19,9 @@ import jax.tree_util as jtu
 
 from .._ground import UndefinedPrimal, Zero, callable_name, instantiate_zeros
 from ..show import type_error, value_error
-from ._operations import Traits, vprim_p
+from ._operations import vprim_p
 from ._placement import placed_like, varying_alike
+from ._traits import Traits
 
 SymbolicZero = jax.custom_derivatives.SymbolicZero
 

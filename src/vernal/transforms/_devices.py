@@ -87,7 +87,7 @@ def _place(x: Any, placement: Any) -> Any:
     return _constrain(x, placement)
 
 
-def filter_shard(x: T, device_or_shardings: Any, /) -> T:
+def filter_shard(x: T, device_or_shardings: Any) -> T:
     """Places the arrays of a tree on a device, or spreads them over a mesh.
 
     Outside of compiled code arrays are moved. Inside, the placement is a constraint for the

@@ -193,7 +193,7 @@ class _Jit(Transformed[P, T]):
 
 @overload
 def filter_jit(
-    fn: Callable[P, T],
+    fun: Callable[P, T],
     *,
     donate: Donate = "none",
     in_shardings: Any = None,
@@ -213,7 +213,7 @@ def filter_jit(
     compiler_options: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, T]], _Jit[P, T]]: ...
 def filter_jit(
-    fn: Any = None,
+    fun: Any = None,
     *,
     donate: str = "none",
     in_shardings: Any = None,
@@ -232,7 +232,7 @@ def filter_jit(
     `@filter_jit(donate="all")`.
 
     Args:
-        fn: the function. If it is a module (or a method of one), its arrays are traced too.
+        fun: the function. If it is a module (or a method of one), its arrays are traced too.
         donate: whose memory the results may take over: `"all"` arguments, `"all-except-first"`, or
             `"none"`. `"warn"` and `"warn-except-first"` donate likewise and let JAX warn about
             buffers that it could not use.
@@ -247,7 +247,7 @@ def filter_jit(
         The compiled function, with `.lower(*args)`, `.trace_count` and `.explain()`.
 
     Raises:
-        TypeError: if `fn` is not callable, or for the options of `jax.jit` that have no meaning
+        TypeError: if `fun` is not callable, or for the options of `jax.jit` that have no meaning
             here.
         ValueError: for an unknown `donate`; at a call, for a static argument that cannot be hashed.
         TracedShapeError: at a call, if a traced value reaches a shape.
@@ -286,4 +286,4 @@ def filter_jit(
         check_callable(fn, "filter_jit")
         return wrap(_Jit(fn, settings))
 
-    return decorate if fn is None else decorate(fn)
+    return decorate if fun is None else decorate(fun)

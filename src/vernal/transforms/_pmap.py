@@ -125,7 +125,7 @@ class _Pmap(Transformed[P, T]):
 
 @overload
 def filter_pmap(
-    fn: Callable[P, T],
+    fun: Callable[P, T],
     *,
     in_axes: Any = _FIRST,
     out_axes: Any = _FIRST,
@@ -147,7 +147,7 @@ def filter_pmap(
     backend: str | None = None,
 ) -> Callable[[Callable[P, T]], _Pmap[P, T]]: ...
 def filter_pmap(
-    fn: Any = None,
+    fun: Any = None,
     *,
     in_axes: Any = _FIRST,
     out_axes: Any = _FIRST,
@@ -165,7 +165,7 @@ def filter_pmap(
     served by `filter_jit` with sharded arrays, or by `filter_shard_map`.
 
     Args:
-        fn: the function.
+        fun: the function.
         in_axes: which axes are mapped, as for `filter_vmap`. The size of the mapped axes is the
             number of devices.
         out_axes: where the mapped axis is in the result, as for `filter_vmap`; None takes the
@@ -181,7 +181,7 @@ def filter_pmap(
         `axis_size`, the function is simply called.
 
     Raises:
-        TypeError: if `fn` is not callable, for something that is not an axis, or for an unknown
+        TypeError: if `fun` is not callable, for something that is not an axis, or for an unknown
             option.
         ValueError: for an unknown `donate` and for a name that is not an argument's; at a call, for
             axes that do not fit the arrays, for sizes that disagree, and for a result that shall be
@@ -218,4 +218,4 @@ def filter_pmap(
         check_axes(fn, in_axes, out_axes)
         return wrap(_Pmap(fn, Static(in_axes), Static(out_axes), donate, Static(options)))
 
-    return decorate if fn is None else decorate(fn)
+    return decorate if fun is None else decorate(fun)

@@ -33,14 +33,14 @@ class _Checkpoint(Transformed[P, T]):
 
 @overload
 def filter_checkpoint(
-    fn: Callable[P, T], *, prevent_cse: bool = True, policy: Policy | None = None
+    fun: Callable[P, T], *, prevent_cse: bool = True, policy: Policy | None = None
 ) -> _Checkpoint[P, T]: ...
 @overload
 def filter_checkpoint(
     *, prevent_cse: bool = True, policy: Policy | None = None
 ) -> Callable[[Callable[P, T]], _Checkpoint[P, T]]: ...
 def filter_checkpoint(
-    fn: Any = None, *, prevent_cse: bool = True, policy: Any = None, **refused: Any
+    fun: Any = None, *, prevent_cse: bool = True, policy: Any = None, **refused: Any
 ) -> Any:
     """Saves memory in reverse mode: what the function computes is computed again when the gradient
     needs it.
@@ -49,7 +49,7 @@ def filter_checkpoint(
     and results may be any Python objects.
 
     Args:
-        fn: the function. If it is a module (or a method of one), its arrays are differentiated as
+        fun: the function. If it is a module (or a method of one), its arrays are differentiated as
             usual.
         prevent_cse: whether to keep the compiler from merging the second computation with the
             first, which would save the time and lose the memory. May be False inside
@@ -61,7 +61,7 @@ def filter_checkpoint(
         A function of the same arguments with the same results.
 
     Raises:
-        TypeError: if `fn` or `policy` is not callable, or for the options of `jax.checkpoint` that
+        TypeError: if `fun` or `policy` is not callable, or for the options of `jax.checkpoint` that
             have no meaning here.
 
     Example:
@@ -96,4 +96,4 @@ def filter_checkpoint(
         check_callable(fn, "filter_checkpoint")
         return wrap(_Checkpoint(fn, prevent_cse, policy))
 
-    return decorate if fn is None else decorate(fn)
+    return decorate if fun is None else decorate(fun)

@@ -58,11 +58,11 @@ class _MakeJaxpr(Transformed[P, tuple[Any, Any, Any]]):
         )
 
 
-def filter_make_jaxpr(fn: Callable[P, Any]) -> _MakeJaxpr[P]:
+def filter_make_jaxpr(fun: Callable[P, Any]) -> _MakeJaxpr[P]:
     """The program that JAX makes of a function, for reading.
 
     Args:
-        fn: the function. Its arguments may be any Python objects; `jax.ShapeDtypeStruct` stands
+        fun: the function. Its arguments may be any Python objects; `jax.ShapeDtypeStruct` stands
             for an array.
 
     Returns:
@@ -72,7 +72,7 @@ def filter_make_jaxpr(fn: Callable[P, Any]) -> _MakeJaxpr[P]:
         of all else; and the result with None in place of every array.
 
     Raises:
-        TypeError: if `fn` is not callable.
+        TypeError: if `fun` is not callable.
         TracedShapeError: at a call, if a shape depends on the value of an array.
 
     Example:
@@ -85,5 +85,5 @@ def filter_make_jaxpr(fn: Callable[P, Any]) -> _MakeJaxpr[P]:
         >>> structs[0].shape, static
         ((3,), (None, 'twice'))
     """
-    check_callable(fn, "filter_make_jaxpr")
-    return wrap(_MakeJaxpr(fn))
+    check_callable(fun, "filter_make_jaxpr")
+    return wrap(_MakeJaxpr(fun))

@@ -74,7 +74,7 @@ def static_field(**kwargs: Any) -> Any:
     return field(**kwargs, static=True)
 
 
-def StrictConfig(*, force_abstact: bool = False, **kwargs: Any) -> bool | None:
+def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> bool | None:
     """What `strict=` of a class takes in Equinox.
 
     Args:

@@ -252,20 +252,20 @@ class ContainerMeta(type):
 
     reverse_lookup: list[str]
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+    def __new__(mcs, name: str, bases: tuple[type, ...], dict: dict[str, Any]) -> Any:
         """Makes the class.
 
         Args:
             name: its name.
             bases: its bases.
-            namespace: its body.
+            dict: its body.
 
         Returns:
             The class.
         """
-        texts = {k: v for k, v in namespace.items() if isinstance(v, str) and k[0] != "_"}
+        texts = {k: v for k, v in dict.items() if isinstance(v, str) and k[0] != "_"}
         numbers = {text: i for i, text in enumerate(texts)}
-        cls: Any = super().__new__(mcs, name, bases, {**namespace, **numbers})
+        cls: Any = super().__new__(mcs, name, bases, {**dict, **numbers})
         cls.reverse_lookup = list(texts.values())
         return cls
 

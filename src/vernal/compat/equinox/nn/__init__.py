@@ -17,7 +17,6 @@ from ....nn import Embedding as Embedding
 from ....nn import GRUCell as GRUCell
 from ....nn import Identity as Identity
 from ....nn import Lambda as Lambda
-from ....nn import LayerNorm as LayerNorm
 from ....nn import Linear as Linear
 from ....nn import LSTMCell as LSTMCell
 from ....nn import MaxPool1d as MaxPool1d
@@ -25,7 +24,6 @@ from ....nn import MaxPool2d as MaxPool2d
 from ....nn import MaxPool3d as MaxPool3d
 from ....nn import Pool as Pool
 from ....nn import PReLU as PReLU
-from ....nn import RMSNorm as RMSNorm
 from ....nn import Sequential as Sequential
 from ....nn import Shared as Shared
 from ....nn import State as State
@@ -44,7 +42,9 @@ from ._adaptive_pool import AdaptivePool as AdaptivePool
 from ._attention import MultiheadAttention as MultiheadAttention
 from ._batch_norm import BatchNorm as BatchNorm
 from ._dropout import Dropout as Dropout
-from ._group_norm import GroupNorm as GroupNorm
+from ._norms import GroupNorm as GroupNorm
+from ._norms import LayerNorm as LayerNorm
+from ._norms import RMSNorm as RMSNorm
 from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._state import SpectralNorm as SpectralNorm
 from ._state import StateIndex as StateIndex

@@ -1,0 +1,271 @@
+"""Layers without state: linear ones, cells, attention, dropout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .registry import calls
+
+KEY = jax.random.key(0)
+ONE = jnp.ones(3)
+
+
+def leaves(tree):
+    return jax.tree.leaves(tree)
+
+
+@calls("nn.Linear")
+def linear(name, eqx):
+    yield lambda: name(3, 2, key=KEY)
+    yield lambda: name(3, 2, key=KEY)(ONE)
+    yield lambda: name(3, 2, key=jax.random.PRNGKey(0))(ONE)
+    yield lambda: leaves(name(3, 2, key=KEY))
+    yield lambda: name(3, 2, use_bias=False, key=KEY)
+    yield lambda: name("scalar", "scalar", key=KEY)(jnp.array(2.0))
+    yield lambda: name("scalar", 2, key=KEY)(jnp.array(2.0))
+    yield lambda: name(0, 2, key=KEY)(jnp.ones(0))
+    yield lambda: name(3, 2, dtype="bfloat16", key=KEY)(ONE)
+    yield lambda: name(3, 2, dtype=jnp.float16, key=KEY).weight
+    yield lambda: name(3, 2, dtype=complex, key=KEY).weight
+    yield lambda: name(3, 2, key=KEY)(ONE, key=KEY)
+    yield lambda: name(3, 2, key=KEY)(np.ones(3))
+    yield lambda: name(3, 2, key=KEY)(jnp.ones(3, int))
+    yield lambda: name(3, 2, key=KEY)(jnp.ones(3, "bfloat16"))
+    yield lambda: name(3, 2, key=KEY)(jnp.ones(4))
+    yield lambda: name(3, 2, key=KEY)(jnp.ones((4, 3)))
+    yield lambda: name(3, 2, key=KEY)([1.0, 1.0, 1.0])
+    yield lambda: jax.vmap(name(3, 2, key=KEY))(jnp.ones((4, 3)))
+    yield lambda: name(3, 2)
+    yield lambda: name(3, "wrong", key=KEY)
+    yield lambda: name(-1, 2, key=KEY)
+    yield lambda: name(in_features=3, out_features=2, use_bias=True, dtype=None, key=KEY)(x=ONE)
+    yield lambda: eqx.filter_grad(lambda m: m(ONE).sum())(name(3, 2, key=KEY)).weight
+
+
+@calls("nn.Identity")
+def identity(name, eqx):
+    yield name
+    yield lambda: name(1, 2, a=3)(ONE)
+    yield lambda: name()(ONE, key=KEY)
+    yield lambda: name()("text")
+    yield lambda: name()()
+    yield lambda: leaves(name())
+
+
+@calls("nn.Lambda")
+def lambda_(name, eqx):
+    yield lambda: name(jnp.tanh)(ONE)
+    yield lambda: name(fn=jnp.tanh)(ONE, key=KEY)
+    yield lambda: name(eqx.nn.PReLU())(-ONE)
+    yield lambda: len(leaves(name(eqx.nn.PReLU())))
+    yield lambda: name(1)(ONE)
+    yield name
+    yield lambda: name(jnp.tanh).fn is jnp.tanh
+
+
+@calls("nn.PReLU")
+def prelu(name, eqx):
+    yield name
+    yield lambda: name()(-ONE)
+    yield lambda: name(0.5)(-ONE)
+    yield lambda: name(jnp.array([0.1, 0.2, 0.3]))(-ONE)
+    yield lambda: name(init_alpha=0.5).negative_slope
+    yield lambda: name()(x=ONE)
+    yield lambda: name()(-jnp.ones(2, int))
+    yield lambda: name("text")
+
+
+@calls("nn.Dropout")
+def dropout(name, eqx):
+    yield lambda: name()(ONE, key=KEY)
+    yield lambda: name(0.3)(jnp.ones((4, 5)), key=KEY)
+    yield lambda: name(0.3)(jnp.ones(5, "bfloat16"), key=KEY)
+    yield lambda: name(0)(ONE)
+    yield lambda: name(1.0)(ONE, key=KEY)
+    yield lambda: name(1.5)(ONE, key=KEY)
+    yield lambda: name(-0.5)(ONE, key=KEY)
+    yield lambda: name(0.5)(ONE)
+    yield lambda: name(0.5, True)(ONE)
+    yield lambda: name(0.5)(ONE, inference=True)
+    yield lambda: name(0.5, True)(ONE, key=KEY, inference=False)
+    yield lambda: name(0.5, deterministic=True)(ONE)
+    yield lambda: name(0.5)(ONE, deterministic=True)
+    yield lambda: name(0.5).deterministic
+    yield lambda: [name().p, name().inference]
+    yield lambda: leaves(name(0.3))
+    yield lambda: name(p=0.5, inference=False)(x=ONE, key=KEY)
+    yield lambda: jax.vmap(lambda k: name(0.5)(ONE, key=k))(jax.random.split(KEY, 3))
+    yield lambda: name("text")(ONE, key=KEY)
+    yield lambda: name(jnp.array(0.5))(ONE, key=KEY)
+
+
+@calls("nn.Embedding")
+def embedding(name, eqx):
+    yield lambda: name(4, 3, key=KEY)
+    yield lambda: name(4, 3, key=KEY)(1)
+    yield lambda: name(4, 3, key=KEY)(jnp.array(1))
+    yield lambda: name(4, 3, key=KEY)(np.int64(2))
+    yield lambda: name(4, 3, key=KEY)(jnp.array(9))
+    yield lambda: name(4, 3, key=KEY)(-1)
+    yield lambda: name(4, 3, key=KEY)(jnp.array([0, 1]))
+    yield lambda: name(4, 3, key=KEY)(1.0)
+    yield lambda: name(4, 3, key=KEY)("text")
+    yield lambda: jax.vmap(name(4, 3, key=KEY))(jnp.array([0, 1]))
+    yield lambda: name(weight=jnp.ones((4, 3)))(1)
+    yield lambda: name(4, 3, weight=jnp.ones((4, 3)))
+    yield lambda: name(4, 2, weight=jnp.ones((4, 3)))
+    yield lambda: name(weight=jnp.ones(4))
+    yield lambda: name(4, 3, dtype="bfloat16", key=KEY).weight
+    yield lambda: name(4, 3)
+    yield name
+    yield lambda: name(num_embeddings=4, embedding_size=3, key=KEY)(x=1, key=KEY)
+
+
+@calls("nn.RotaryPositionalEmbedding")
+def rotary(name, eqx):
+    xs = jnp.arange(12.0).reshape(3, 4)
+    yield lambda: name(4)(xs)
+    yield lambda: name(4)(xs.astype("bfloat16"))
+    yield lambda: name(4, dtype=jnp.float16)(xs)
+    yield lambda: (eqx.clear_caches(), name(4, 10.0)(xs), eqx.clear_caches())[1]
+    yield lambda: (eqx.clear_caches(), name(4)(xs), name(4, 10.0)(xs), eqx.clear_caches())[2]
+    yield lambda: name(3)(jnp.ones((3, 3)))
+    yield lambda: name(4)(jnp.ones((3, 6)))
+    yield lambda: name(4)(jnp.ones(4))
+    yield lambda: name(-4)
+    yield lambda: name(embedding_size=4, theta=100.0).embedding_size
+    yield lambda: name(4).theta
+    yield lambda: leaves(name(4))
+    yield lambda: name(4)(x=xs, key=KEY)
+    yield lambda: name.rotate_half(xs)
+    yield lambda: name.precompute_freqs_cis(4, 3, 1e4, jnp.float32)
+
+
+@calls("nn.GRUCell", "nn.LSTMCell")
+def cells(name, eqx):
+    def hidden(like=1.0):
+        one = like * jnp.ones(2)
+        return (one, one) if name.__name__ == "LSTMCell" else one
+
+    yield lambda: name(3, 2, key=KEY)
+    yield lambda: name(3, 2, key=KEY)(ONE, hidden())
+    yield lambda: leaves(name(3, 2, key=KEY))
+    yield lambda: name(3, 2, use_bias=False, key=KEY)(ONE, hidden())
+    yield lambda: name(3, 2, False, "bfloat16", key=KEY).weight_ih
+    yield lambda: name(3, 2, key=KEY)(jnp.ones(4), hidden())
+    yield lambda: name(3, 2, key=KEY)(ONE, 1.0)
+    yield lambda: name(3, 2, key=KEY)(ONE)
+    yield lambda: name(3, 2, key=KEY)(input=ONE, hidden=hidden(), key=KEY)
+    yield lambda: name(input_size=3, hidden_size=2, use_bias=True, dtype=None, key=KEY)(
+        ONE, hidden()
+    )
+    yield lambda: name(3, 2)
+
+
+@calls("nn.MLP")
+def mlp(name, eqx):
+    yield lambda: name(3, 2, 4, 2, key=KEY)(ONE)
+    yield lambda: name(3, 2, 4, 0, key=KEY)(ONE)
+    yield lambda: [x.shape for x in leaves(eqx.filter(name(3, 2, 4, 2, key=KEY), eqx.is_array))]
+    yield lambda: name("scalar", "scalar", 4, 1, key=KEY)(jnp.array(1.0))
+    yield lambda: name(3, 2, 4, 1, jnp.tanh, jnp.sin, False, False, key=KEY)(ONE)
+    yield lambda: name(3, 2, 4, 1, activation=eqx.nn.PReLU(), key=KEY)(-ONE)
+    yield lambda: name(3, 2, 4, 2, activation=eqx.nn.PReLU(), key=KEY).activation.negative_slope
+    yield lambda: name(3, 2, 4, 3, scan=True, key=KEY)(ONE)
+    yield lambda: name(3, 2, 4, 2, dtype="bfloat16", key=KEY)(ONE)
+    yield lambda: len(name(3, 2, 4, 2, key=KEY).layers)
+    yield lambda: type(name(3, 2, 4, 2, key=KEY).layers)
+    for field in (
+        "in_size",
+        "out_size",
+        "width_size",
+        "depth",
+        "use_bias",
+        "use_final_bias",
+        "scan",
+    ):
+        yield lambda field=field: getattr(name(3, 2, 4, 2, key=KEY), field)
+    yield lambda: name(3, 2, 4, 1, key=KEY)(jnp.ones(4))
+    yield lambda: name(3, 2, 4, 1, key=KEY)(ONE, key=KEY)
+    yield lambda: name(3, 2, 4, -1, key=KEY)
+    yield lambda: name(3, 2, 4, 1.5, key=KEY)
+    yield lambda: name(3, 2, 4, 1)
+    yield lambda: name(in_size=3, out_size=2, width_size=4, depth=1, key=KEY)(x=ONE)
+
+
+@calls("nn.Sequential")
+def sequential(name, eqx):
+    def model():
+        return name([eqx.nn.Linear(3, 2, key=KEY), eqx.nn.Lambda(jnp.tanh), eqx.nn.Dropout(0.5)])
+
+    yield lambda: model()(ONE, key=KEY)
+    yield lambda: model()(ONE)
+    yield lambda: model()[:2](ONE)
+    yield lambda: model()[0](ONE)
+    yield lambda: model()[-1].p
+    yield lambda: model()[7]
+    yield lambda: model()["a"]
+    yield lambda: len(model())
+    yield lambda: [type(layer).__name__ for layer in model()]
+    yield lambda: type(model().layers)
+    yield lambda: name([])(ONE)
+    yield lambda: name([jnp.tanh])(ONE)
+    yield lambda: name((eqx.nn.Identity(),))(ONE)
+    yield lambda: name([1])(ONE)
+    yield lambda: model().is_stateful()
+    yield lambda: name(layers=[eqx.nn.Identity()])(x=ONE)
+    yield lambda: name(1)
+    yield lambda: name([eqx.nn.Identity()])(ONE, "state")
+
+
+@calls("nn.MultiheadAttention")
+def attention(name, eqx):
+    xs = jnp.sin(jnp.arange(12.0)).reshape(3, 4)
+
+    def layer(**options):
+        return name(2, 4, key=KEY, **options)
+
+    tril = np.tril(np.ones((3, 3), bool))
+    yield lambda: layer()(xs, xs, xs)
+    yield lambda: layer()(query=xs, key_=xs, value=xs)
+    yield lambda: layer()(xs, xs, xs, mask=jnp.asarray(tril))
+    yield lambda: layer()(xs, xs, xs, jnp.asarray(np.stack([tril, tril.T])))
+    for dtype in ("float32", "int32"):
+        yield lambda dtype=dtype: layer()(xs, xs, xs, jnp.asarray(tril.astype(dtype)))
+    yield lambda: layer()(xs, xs, xs, jnp.ones((2, 2), bool))
+    yield lambda: layer()(xs, xs, xs, jnp.zeros((3, 3), bool))
+    yield lambda: layer(
+        use_query_bias=True, use_key_bias=True, use_value_bias=True, use_output_bias=True
+    )(xs, xs, xs)
+    yield lambda: layer(key_size=3, value_size=5, output_size=6, qk_size=2, vo_size=3)(
+        xs, jnp.ones((2, 3)), jnp.ones((2, 5))
+    )
+    yield lambda: layer(dropout_p=0.5)(xs, xs, xs, key=KEY)
+    yield lambda: layer(dropout_p=0.5)(xs, xs, xs)
+    yield lambda: layer(dropout_p=0.5)(xs, xs, xs, inference=True)
+    yield lambda: layer(dropout_p=0.5, inference=True)(xs, xs, xs)
+    yield lambda: layer(dropout_p=0.5)(xs, xs, xs, deterministic=True)
+    yield lambda: layer()(xs, xs, xs, process_heads=lambda q, k, v: (2 * q, k, v))
+    yield lambda: layer()(xs, xs, xs, process_heads=lambda q, k, v: (q[:1], k, v))
+    yield lambda: layer(dtype="bfloat16")(xs, xs, xs)
+    yield lambda: layer()(xs.astype("bfloat16"), xs, xs)
+    yield lambda: [x.shape for x in leaves(eqx.filter(layer(), eqx.is_array))]
+    yield lambda: layer().query_proj.weight
+    for field in (
+        "num_heads",
+        "query_size",
+        "key_size",
+        "value_size",
+        "output_size",
+        "qk_size",
+        "vo_size",
+    ):
+        yield lambda field=field: getattr(layer(), field)
+    yield lambda: layer()(xs, jnp.ones((3, 5)), xs)
+    yield lambda: layer()(xs, xs, jnp.ones((2, 4)))
+    yield lambda: layer()(xs[0], xs[0], xs[0])
+    yield lambda: layer()(xs)
+    yield lambda: name(3, 4, key=KEY)
+    yield lambda: name(2, 4)
+    yield lambda: jax.vmap(layer())(xs[None], xs[None], xs[None])
+    yield lambda: layer()(jnp.ones((0, 4)), xs, xs)
