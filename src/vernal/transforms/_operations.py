@@ -250,11 +250,7 @@ def program_of(eqn: Any) -> Any:
 
 
 def traits_of(eqn: Any) -> Traits:
-    """What an operation in a program is.
-
-    Args:
-        eqn: the operation.
-    """
+    """What an operation (an `eqn` of a program) is."""
     if eqn.primitive is vprim_p:
         return eqn.params["rules"].traits
     of_user = eqn.primitive is custom_vjp_call_p
