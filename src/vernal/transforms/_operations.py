@@ -1,8 +1,7 @@
 """Operations of our own, and how they are mapped and written into programs.
 
 An operation has rules: what it computes, its abstract evaluation, its derivative, its transpose.
-Mapped over an axis it is another operation, and the rules of that one are the mapped rules of the
-first:
+Mapped over an axis it is another operation, whose rules are the mapped rules of the first:
 
     compute      vmap of compute
     abstract     an axis more on every result
@@ -15,9 +14,8 @@ carries the mapped ones as its parameter. Results of a mapped operation have the
 Those of integers that depend on nothing mapped have none: a loop counts its steps once for a whole
 batch, and looks things up at the same place for all of it.
 
-Whoever reads a program must see the programs inside of its operations: to find checks, states, what
-costs time. So a `vprim` that is written into a program holds the program of what it computes
-(`_Written`), and computes that from then on: what a function of the user does is traced once.
+Whoever reads a program must see the programs inside of its operations. So a `vprim` that is written
+into a program holds the program of what it computes (`_Written`): a user's function is traced once.
 """
 
 import dataclasses
@@ -250,11 +248,15 @@ def program_of(eqn: Any) -> Any:
 
 
 def traits_of(eqn: Any) -> Traits:
-    """What an operation (an `eqn` of a program) is."""
+    """What an operation in a program is.
+
+    Args:
+        eqn: the operation.
+    """
     if eqn.primitive is vprim_p:
         return eqn.params["rules"].traits
-    of_user = eqn.primitive is custom_vjp_call_p
-    return Traits(one_way=of_user, may_check=of_user)
+    of_jax = eqn.primitive is custom_vjp_call_p
+    return Traits(one_way=of_jax, may_check=of_jax)
 
 
 def one_way(jaxpr: Any) -> bool:
