@@ -71,8 +71,21 @@ def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) 
 def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
     """A tolerance, which may be traced, as an array of shape () and the real dtype of the result; None is zero. A
     negative one, or one that is not a number, is refused where it is known."""
+    number = real_number(0 if value is None else value, name, where, dtype)
+    if value is not None and not isinstance(value, Tracer) and not 0 <= float(value) < math.inf:
+        raise value_error(
+            f"`{name}` is no tolerance",
+            where=where,
+            expected=f"0 <= {name} < inf",
+            got=f"{name}={value}",
+        )
+    return number
+
+
+def real_number(value: Any, name: str, where: str, dtype: Any) -> Array:
+    """A real number, which may be traced, as an array of shape () and a dtype."""
     if isinstance(value, bool) or not isinstance(
-        value, int | float | np.generic | np.ndarray | Array | None
+        value, int | float | np.generic | np.ndarray | Array
     ):
         raise type_error(
             f"`{name}` is not a number", where=where, expected="a real number", got=repr(value)
@@ -86,14 +99,7 @@ def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
             expected="a real number, or an array of one",
             got=spec_text(value),
         )
-    if value is not None and not isinstance(value, Tracer) and not 0 <= float(value) < math.inf:
-        raise value_error(
-            f"`{name}` is no tolerance",
-            where=where,
-            expected=f"0 <= {name} < inf",
-            got=f"{name}={value}",
-        )
-    return jnp.asarray(0 if value is None else value).astype(dtype)
+    return jnp.asarray(value).astype(dtype)
 
 
 def _index(value: Any) -> int | None:

@@ -29,12 +29,12 @@ def lower_end(nodes: Array, least: Array, floor: float) -> Array:
         floor: the same, relative to the largest eigenvalue.
 
     Returns:
-        Of shape `(b,)`. Rounding may have moved eigenvalues below what was said: then it is below these.
+        Of shape `(b,)`. What is said is not believed where an eigenvalue contradicts it, but for rounding.
     """
-    scale = jnp.max(jnp.abs(nodes), axis=-1)
-    eps = jnp.finfo(nodes.dtype).eps
-    end = jnp.maximum(least - _ROUNDINGS * eps * scale, floor * scale)
-    return jnp.minimum(end, jnp.min(nodes, axis=-1))
+    scale, lowest = jnp.max(jnp.abs(nodes), axis=-1), jnp.min(nodes, axis=-1)
+    said = least - _ROUNDINGS * jnp.finfo(nodes.dtype).eps * scale
+    end = jnp.where(said <= lowest, jnp.maximum(said, floor * scale), floor * scale)
+    return jnp.minimum(end, lowest)
 
 
 def with_node_at(ends: Array, found: Decomposition) -> Array:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from ..show import short, value_error
+from ._arguments import real_number
 from ._estimate import Estimate
 from ._functions import quadrature_estimate
 from ._operators import as_operator
@@ -50,7 +51,7 @@ def logdet(
         visibly asymmetric, or has an eigenvalue clearly below `least_eigenvalue`.
 
     Raises:
-        TypeError: if `operator` is none, or `matvecs` is traced or no int.
+        TypeError: if `operator` is none, `matvecs` is traced or no int, or `least_eigenvalue` is no real number.
         ValueError: if the operator is not declared positive semidefinite, or `matvecs` is too small.
 
     Example:
@@ -75,6 +76,8 @@ def logdet(
         )
     real = jnp.finfo(operator.dtype)
     least = operator.least_eigenvalue() if least_eigenvalue is None else least_eigenvalue
+    where = "logdet(least_eigenvalue)"
+    least = real_number(least, "least_eigenvalue", where, real.dtype)
     return quadrature_estimate(
         jnp.log,
         operator,
@@ -83,5 +86,5 @@ def logdet(
         method,
         float(real.eps),
         "logdet(matvecs)",
-        jnp.asarray(least, real.dtype),
+        least,
     )
