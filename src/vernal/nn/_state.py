@@ -153,36 +153,36 @@ class State:
             )
         return index.marker
 
-    def get(self, index: Variable) -> Any:
+    def get(self, item: Variable) -> Any:
         """The value of one variable.
 
         Args:
-            index: of the model that the state belongs to.
+            item: of the model that the state belongs to.
 
         Returns:
             Its value, as given to `Variable` or `set`.
 
         Raises:
-            ValueError: if this state is old, or `index` is not a `Variable`.
+            ValueError: if this state is old, or `item` is not a `Variable`.
             KeyError: if it belongs to another model.
         """
-        return self._current()[self._marker(index)]
+        return self._current()[self._marker(item)]
 
-    def set(self, index: Variable, value: Any) -> "State":
+    def set(self, item: Variable, value: Any) -> "State":
         """Replaces the value of one variable.
 
         Args:
-            index: of the model that the state belongs to.
+            item: of the model that the state belongs to.
             value: the new one, with the structure, shapes and dtypes of the old one.
 
         Returns:
             The new state; this one is spent.
 
         Raises:
-            ValueError: if this state is old, `index` is not a `Variable`, or the new value is of another kind.
+            ValueError: if this state is old, `item` is not a `Variable`, or the new value is of another kind.
             KeyError: if it belongs to another model.
         """
-        marker = self._marker(index)
+        marker = self._marker(item)
         old = self._current()[marker]
         value = jtu.tree_map(lambda x: strong(x) if is_array_like(x) else x, value)
         if jtu.tree_structure(old) != jtu.tree_structure(value) or any(

@@ -91,22 +91,22 @@ class filter_custom_jvp(_CustomRule):
     def __init__(self, fn: Callable[..., Any]):
         self.fn = transforms.filter_custom_jvp(fn)
 
-    def def_jvp(self, rule: Callable[..., Any]) -> None:
+    def def_jvp(self, fn_jvp: Callable[..., Any]) -> None:
         """Gives the function its rule.
 
         Args:
-            rule: called as `rule(primals, tangents, **kwargs)`; returns `(out, tangent_out)`.
+            fn_jvp: called as `fn_jvp(primals, tangents, **kwargs)`; returns `(out, tangent_out)`.
         """
-        self.fn.def_jvp(_Rule(rule, 1), symbolic_zeros=True)
+        self.fn.def_jvp(_Rule(fn_jvp, 1), symbolic_zeros=True)
 
-    def defjvp(self, rule: Callable[..., Any]) -> None:
+    def defjvp(self, fn_jvp: Callable[..., Any]) -> None:
         """Equinox's old spelling of `def_jvp`, with arrays of zeros for tangents that are zero.
 
         Args:
-            rule: as there.
+            fn_jvp: as there.
         """
         _warn_old("filter_custom_jvp.defjvp", "`.def_jvp`")
-        self.fn.def_jvp(_OldRule(rule, 1, None))
+        self.fn.def_jvp(_OldRule(fn_jvp, 1, None))
 
     def defjvps(self, *rules: Any) -> NoReturn:
         """Not there, as in Equinox.
@@ -138,29 +138,29 @@ class filter_custom_vjp(_CustomRule):
     def __init__(self, fn: Callable[..., Any]):
         self.fn = transforms.filter_custom_vjp(fn)
 
-    def def_fwd(self, fwd: Callable[..., Any]) -> None:
+    def def_fwd(self, fn_fwd: Callable[..., Any]) -> None:
         """Gives the function the rule for the way forward.
 
         Args:
-            fwd: called as `fwd(perturbed, vjp_arg, *args, **kwargs)`; returns `(out, residuals)`.
+            fn_fwd: called as `fn_fwd(perturbed, vjp_arg, *args, **kwargs)`; returns `(out, residuals)`.
         """
-        self.fn.def_fwd(fwd)
+        self.fn.def_fwd(fn_fwd)
 
-    def def_bwd(self, bwd: Callable[..., Any]) -> None:
+    def def_bwd(self, fn_bwd: Callable[..., Any]) -> None:
         """Gives the function the rule for the way back.
 
         Args:
-            bwd: called as `bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`.
+            fn_bwd: called as `fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`.
         """
-        self.fn.def_bwd(_Rule(bwd, 1), symbolic_zeros=True)
+        self.fn.def_bwd(_Rule(fn_bwd, 1), symbolic_zeros=True)
 
-    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+    def defvjp(self, fn_fwd: Callable[..., Any], fn_bwd: Callable[..., Any]) -> None:
         """Equinox's old spelling of both, with arrays of zeros for gradients that are zero.
 
         Args:
-            fwd: called as `fwd(vjp_arg, *args, **kwargs)`.
-            bwd: called as `bwd(residuals, grad_out, vjp_arg, *args, **kwargs)`.
+            fn_fwd: called as `fn_fwd(vjp_arg, *args, **kwargs)`.
+            fn_bwd: called as `fn_bwd(residuals, grad_out, vjp_arg, *args, **kwargs)`.
         """
         _warn_old("filter_custom_vjp.defvjp", "`.def_fwd` and `.def_bwd`")
-        self.fn.def_fwd(_OldRule(fwd, None, 0))
-        self.fn.def_bwd(_OldRule(bwd, 1, 2))
+        self.fn.def_fwd(_OldRule(fn_fwd, None, 0))
+        self.fn.def_bwd(_OldRule(fn_bwd, 1, 2))

@@ -14,69 +14,74 @@ def _with_none(transform: Callable[..., Any], fn: Any, options: dict[str, Any]) 
     return module_update_wrapper(dataclasses.replace(transform(fn, **options), missing=None))
 
 
-def filter_grad(fun: Any = None, **options: Any) -> Any:
+def filter_grad(fun: Any = None, *, has_aux: bool = False, **options: Any) -> Any:
     """`vernal.filter_grad` with None for `vernal.NoGradient`.
 
     Args:
         fun: the function.
+        has_aux: as there.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_grad, fun, options)
+    return _with_none(transforms.filter_grad, fun, {"has_aux": has_aux, **options})
 
 
-def filter_value_and_grad(fun: Any = None, **options: Any) -> Any:
+def filter_value_and_grad(fun: Any = None, *, has_aux: bool = False, **options: Any) -> Any:
     """`vernal.filter_value_and_grad` with None for `vernal.NoGradient`.
 
     Args:
         fun: the function.
+        has_aux: as there.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_value_and_grad, fun, options)
+    return _with_none(transforms.filter_value_and_grad, fun, {"has_aux": has_aux, **options})
 
 
-def filter_jacfwd(fun: Any = None, **options: Any) -> Any:
+def filter_jacfwd(fun: Any = None, has_aux: bool = False, **options: Any) -> Any:
     """`vernal.filter_jacfwd` with None for `vernal.NoGradient`.
 
     Args:
         fun: the function.
+        has_aux: as there.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_jacfwd, fun, options)
+    return _with_none(transforms.filter_jacfwd, fun, {"has_aux": has_aux, **options})
 
 
-def filter_jacrev(fun: Any = None, **options: Any) -> Any:
+def filter_jacrev(fun: Any = None, has_aux: bool = False, **options: Any) -> Any:
     """`vernal.filter_jacrev` with None for `vernal.NoGradient`.
 
     Args:
         fun: the function.
+        has_aux: as there.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_jacrev, fun, options)
+    return _with_none(transforms.filter_jacrev, fun, {"has_aux": has_aux, **options})
 
 
-def filter_hessian(fun: Any = None, **options: Any) -> Any:
+def filter_hessian(fun: Any = None, has_aux: bool = False, **options: Any) -> Any:
     """`vernal.filter_hessian` with None for `vernal.NoGradient`.
 
     Args:
         fun: the function.
+        has_aux: as there.
         **options: as there.
 
     Returns:
         As there.
     """
-    return _with_none(transforms.filter_hessian, fun, options)
+    return _with_none(transforms.filter_hessian, fun, {"has_aux": has_aux, **options})
 
 
 def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:

@@ -23,7 +23,6 @@ from ....nn import MaxPool1d as MaxPool1d
 from ....nn import MaxPool2d as MaxPool2d
 from ....nn import MaxPool3d as MaxPool3d
 from ....nn import Pool as Pool
-from ....nn import PReLU as PReLU
 from ....nn import Sequential as Sequential
 from ....nn import Shared as Shared
 from ....nn import State as State
@@ -45,6 +44,7 @@ from ._dropout import Dropout as Dropout
 from ._norms import GroupNorm as GroupNorm
 from ._norms import LayerNorm as LayerNorm
 from ._norms import RMSNorm as RMSNorm
+from ._prelu import PReLU as PReLU
 from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._state import SpectralNorm as SpectralNorm
 from ._state import StateIndex as StateIndex
