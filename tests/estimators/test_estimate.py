@@ -1,11 +1,14 @@
 """What an estimator returns: intervals by Student's distribution."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
+from vernal import estimators
 from vernal.estimators import Estimate
 from vernal.estimators._estimate import quantile_of_many, student_quantile
 
@@ -13,7 +16,10 @@ DEGREES = np.asarray([1, 1.5, 2, 3, 4, 7, 12.5, 19, 30, 49.9, 50.1, 80, 400, 1e6
 
 
 def estimate(value, error, degrees):
-    return Estimate(value, error, jnp.asarray(9), jnp.asarray(True), jnp.asarray(degrees))
+    yes = jnp.asarray(True)
+    return Estimate.of(
+        value, error, matvecs=jnp.asarray(9), degrees_of_freedom=jnp.asarray(degrees), tags_hold=yes
+    )
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
@@ -74,3 +80,40 @@ def test_a_complex_value_has_no_interval():
 def test_a_level_is_a_probability(level):
     with pytest.raises(ValueError, match=r"`level` is not a probability[\s\S]*0 < level < 1"):
         estimate(jnp.asarray(1.0), jnp.asarray(0.5), 7.0).interval(level)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_and_infinity_are_never_fine(bad):
+    """By every kind of estimate, from few products and exact."""
+    matrix = jnp.eye(40).at[3, 3].set(bad)
+    operator = estimators.MatrixOperator(matrix, positive_semidefinite=True)
+    key = jax.random.key(0)
+    estimates = [
+        estimate(operator, key, matvecs=matvecs)
+        for matvecs in (20, 40)
+        for estimate in (
+            estimators.trace,
+            estimators.diagonal,
+            estimators.logdet,
+            functools.partial(estimators.trace_of_function, jnp.sqrt),
+            estimators.frobenius_norm,
+            functools.partial(estimators.schatten_norm, p=1),
+        )
+    ]
+    for method in (
+        "Hutchinson",
+        "HutchPlusPlus",
+        "NAHutchPlusPlus",
+        "NystromPlusPlus",
+        "XTrace",
+        "XNysTrace",
+    ):
+        chosen = getattr(estimators, method)()
+        estimates.append(estimators.trace(operator, key, matvecs=20, method=chosen))
+    for method in ("HutchinsonDiagonal", "XDiag", "XNysDiag"):
+        chosen = getattr(estimators, method)()
+        estimates.append(estimators.diagonal(operator, key, matvecs=20, method=chosen))
+    estimates.append(estimators.trace(operator, key, rtol=0.1, max_matvecs=20))
+    assert not any(found.is_finite or np.isfinite(found.value).all() for found in estimates)
+    assert not estimates[-1].tolerance_met
+    assert estimators.trace(jnp.eye(40), key, rtol=0.1, max_matvecs=20).is_finite

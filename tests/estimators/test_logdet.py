@@ -152,7 +152,7 @@ def test_it_is_exact_when_the_budget_reaches_the_size():
             lambda t: (estimate(t, t), first(t, t), jax.grad(first, 1)(t, t))
         )(zero)
         np.testing.assert_allclose(found.value, np.linalg.slogdet(matrix)[1], rtol=1e-12)
-        assert found.matvecs == SIZE and found.converged
+        assert found.matvecs == SIZE and found.tags_hold
         # That of rounding: the smallest eigenvalue is a thousandth of the largest.
         assert 1e-14 < found.standard_error < 1e-11
         assert np.isinf(found.degrees_of_freedom)
@@ -171,10 +171,10 @@ def test_a_factor_adds_its_logarithm(bits):
 
         def run(factor):
             found = logdet(dense(factor * matrix), jax.random.key(0), matvecs=30)
-            return found.value, found.standard_error, found.converged
+            return found.value, found.standard_error, found.tags_hold
 
-        values, errors, converged = jax.jit(lambda c: jax.lax.map(run, c))(jnp.asarray(factors))
-        assert converged.all()
+        values, errors, hold = jax.jit(lambda c: jax.lax.map(run, c))(jnp.asarray(factors))
+        assert hold.all()
         rtol = 2e-5 if bits == 32 else 1e-12
         np.testing.assert_allclose(
             values - SIZE * np.log(factors), np.full(3, values[1]), rtol=rtol * 20
@@ -202,7 +202,7 @@ def test_what_is_visibly_false_is_reported_and_the_value_is_finite():
 
         found = jax.jit(functools.partial(jax.lax.map, run))(matrices)
         assert np.isfinite(found.value).all() and np.isfinite(found.standard_error).all()
-        assert found.converged.tolist() == [False] * 5 + [True]
+        assert found.tags_hold.tolist() == [False] * 5 + [True]
 
 
 def test_it_works_inside_transformations_and_under_eval_shape():

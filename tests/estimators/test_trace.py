@@ -34,7 +34,7 @@ def test_as_many_products_as_rows_give_the_exact_trace():
     for matvecs in (30, 31, 10**6):
         got = estimators.trace(matrix, KEY, matvecs=matvecs)
         np.testing.assert_allclose(got.value, np.trace(matrix), rtol=1e-6)
-        assert got.standard_error == 0 and got.matvecs == 30 and got.converged
+        assert got.standard_error == 0 and got.matvecs == 30 and got.tags_hold
         assert got.degrees_of_freedom == jnp.inf
 
 
@@ -86,8 +86,8 @@ def test_an_empty_operator_has_trace_zero():
 def test_a_negative_diagonal_shows_that_an_operator_is_not_positive_semidefinite():
     matrix = jnp.diag(jnp.asarray([1.0, -2.0, 3.0]))
     got = estimators.trace(MatrixOperator(matrix, positive_semidefinite=True), KEY, matvecs=3)
-    assert got.value == 2 and not got.converged
-    assert estimators.trace(MatrixOperator(matrix, symmetric=True), KEY, matvecs=3).converged
+    assert got.value == 2 and not got.tags_hold
+    assert estimators.trace(MatrixOperator(matrix, symmetric=True), KEY, matvecs=3).tags_hold
 
 
 def test_the_method_is_chosen_by_tags_and_budget():

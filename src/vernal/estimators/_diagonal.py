@@ -107,12 +107,12 @@ def _estimated(
 ) -> Estimate:
     quiet = still(operator)
     outcome = still(found_or_exact(quiet, key, method, budget, partial(_exact, quiet)))
-    return Estimate(
-        value=_tree(operator, attach(outcome.value, operator, outcome.sensitivity)),
-        standard_error=_tree(operator, jnp.sqrt(outcome.variance)),
+    return Estimate.of(
+        _tree(operator, attach(outcome.value, operator, outcome.sensitivity)),
+        _tree(operator, jnp.sqrt(outcome.variance)),
         matvecs=outcome.matvecs,
-        converged=outcome.consistent,
         degrees_of_freedom=outcome.degrees_of_freedom,
+        tags_hold=outcome.consistent,
     )
 
 

@@ -26,9 +26,11 @@ class Estimate(Module):
         value: the estimate.
         standard_error: an estimate of the root mean square of `value - truth`, of the shape of `value`, real.
         matvecs: how many products with the operator were made.
-        converged: True if the tolerance was met, where one was asked for, and no tag of the operator was seen to be
-            false. If a tag that the method needs is false (a negative Rayleigh quotient of an operator that is
-            declared positive semidefinite), `value` is the plain Hutchinson estimate from the same products.
+        tolerance_met: whether the error meets the tolerance that was asked for; True where none was.
+        tags_hold: whether nothing that was computed contradicted a tag of the operator. If a tag that the method needs
+            is false (a negative Rayleigh quotient of an operator that is declared positive semidefinite), `value` is
+            the plain Hutchinson estimate from the same products.
+        is_finite: whether there is no NaN and no infinity in `value` and `standard_error`.
         degrees_of_freedom: of Student's distribution that `(value - truth) / standard_error` follows, about;
             infinite for an exact value.
 
@@ -36,15 +38,55 @@ class Estimate(Module):
         >>> import jax, jax.numpy as jnp
         >>> from vernal import estimators
         >>> estimate = estimators.trace(jnp.ones((50, 50)), jax.random.key(0), matvecs=50)
-        >>> print(estimate.value, estimate.standard_error, estimate.matvecs, estimate.converged)
+        >>> print(estimate.value, estimate.standard_error, estimate.matvecs, estimate.is_finite)
         50.0 0.0 50 True
     """
 
     value: Any
     standard_error: Any
     matvecs: Array
-    converged: Array
+    tolerance_met: Array
+    tags_hold: Array
+    is_finite: Array
     degrees_of_freedom: Array
+
+    @staticmethod
+    def of(
+        value: Any,
+        standard_error: Any,
+        *,
+        matvecs: Array,
+        degrees_of_freedom: Array,
+        tags_hold: Array,
+        tolerance_met: Array | None = None,
+    ) -> "Estimate":
+        """An estimate of which only the value has derivatives, with `is_finite` found out.
+
+        Args:
+            value: as in the class.
+            standard_error: likewise.
+            matvecs: likewise.
+            degrees_of_freedom: likewise.
+            tags_hold: likewise.
+            tolerance_met: likewise; None if no tolerance was asked for.
+
+        Returns:
+            The `Estimate`.
+        """
+        standard_error, tags_hold = lax.stop_gradient((standard_error, tags_hold))
+        numbers = jtu.tree_leaves(lax.stop_gradient((value, standard_error)))
+        fine = [jnp.all(jnp.isfinite(x)) for x in numbers]
+        is_finite = jnp.all(jnp.stack(fine)) if fine else jnp.asarray(True)
+        return Estimate(
+            value=value,
+            standard_error=standard_error,
+            matvecs=matvecs,
+            # NaN meets none.
+            tolerance_met=jnp.asarray(True) if tolerance_met is None else tolerance_met & is_finite,
+            tags_hold=tags_hold,
+            is_finite=is_finite,
+            degrees_of_freedom=degrees_of_freedom,
+        )
 
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
         """The interval that contains the truth with a probability of about `level`.

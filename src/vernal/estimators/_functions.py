@@ -60,10 +60,10 @@ def trace_of_function(
         method: how to use them.
 
     Returns:
-        An `Estimate`, real. `standard_error` covers the error of the probes and of the quadrature. `converged` is
+        An `Estimate`, real. `standard_error` covers the error of the probes and of the quadrature. `tags_hold` is
         False if the operator is visibly not what it is declared to be (asymmetric; clearly negative on some vector,
-        if it is declared positive semidefinite), or if the value is not finite. The eigenvalues of an operator that
-        is declared positive semidefinite are never taken to be negative.
+        if it is declared positive semidefinite). The eigenvalues of an operator that is declared positive semidefinite
+        are never taken to be negative.
 
     Raises:
         TypeError: if `operator` is none, `matvecs` is traced or no int, or `f` does not map real arrays to real
@@ -137,12 +137,12 @@ def _estimated(
             1, starts.blocks, lambda i, known: known.joined(of_block(i)[0]), tally
         )
     value = tally.samples.mean
-    return Estimate(
-        value=attach(value, operator, pairs),
-        standard_error=lax.stop_gradient(tally.error(steps, between)),
+    return Estimate.of(
+        attach(value, operator, pairs),
+        tally.error(steps, between),
         matvecs=jnp.asarray(count * steps, jnp.int32),
-        converged=tally.consistent & jnp.isfinite(lax.stop_gradient(value)),
         degrees_of_freedom=jnp.asarray(count - 1, value.dtype),
+        tags_hold=tally.consistent,
     )
 
 
@@ -172,12 +172,12 @@ def _exact(f: Elementwise, operator: Operator, floor: float | None, least: Any) 
         agrees &= is_above(least, raw, size)
         # The errors of the eigenvalues are independent.
         error = jnp.linalg.norm(rounding_of(g, still))
-    return Estimate(
-        value=attach(value, operator, Kept.of(operator, product, eye)),
-        standard_error=lax.stop_gradient(error),
+    return Estimate.of(
+        attach(value, operator, Kept.of(operator, product, eye)),
+        error,
         matvecs=jnp.asarray(size, jnp.int32),
-        converged=lax.stop_gradient(agrees & jnp.isfinite(value)),
         degrees_of_freedom=jnp.asarray(jnp.inf, value.dtype),
+        tags_hold=agrees,
     )
 
 

@@ -47,7 +47,7 @@ def logdet(
 
     Returns:
         An `Estimate`, real. The value is finite in any case: an eigenvalue that is not above the rounding errors of
-        the largest, or negative, is replaced by their size. `converged` is then False; so it is if the operator is
+        the largest, or negative, is replaced by their size. `tags_hold` is then False; so it is if the operator is
         visibly asymmetric, or has an eigenvalue clearly below `least_eigenvalue`.
 
     Raises:

@@ -91,16 +91,17 @@ def _schatten(
     where = "schatten_norm(matvecs)"
     quadrature = max(1, (matvecs - 1) // cost)
     found = quadrature_estimate(power, target, key, quadrature, method, floor, where)
-    some = lax.stop_gradient(found.value) > 0
+    # NaN is not zero.
+    some = ~(lax.stop_gradient(found.value) <= 0)
     root = jnp.where(some, found.value, 1) ** (1 / p)
     value = jnp.where(some, root * unit, 0)
     slope = lax.stop_gradient(value) / (p * jnp.where(some, lax.stop_gradient(found.value), 1))
-    return Estimate(
-        value=value,
-        standard_error=found.standard_error * slope,
+    return Estimate.of(
+        value,
+        found.standard_error * slope,
         matvecs=found.matvecs * cost + 1,
-        converged=found.converged,
         degrees_of_freedom=found.degrees_of_freedom,
+        tags_hold=found.tags_hold,
     )
 
 
@@ -120,7 +121,8 @@ class _Power(Module):
 
     def __call__(self, x: Array) -> Array:
         ratio = jnp.abs(x) / self.unit
-        some = ratio > jnp.finfo(x.dtype).eps
+        # NaN is not zero.
+        some = ~(ratio <= jnp.finfo(x.dtype).eps)
         return jnp.where(some, jnp.where(some, ratio, 1) ** self.exponent, 0)
 
 
@@ -201,14 +203,15 @@ def _frobenius(
     # d |A w|^2 = 2 Re <A w, dA w>, which depends on A itself: so second derivatives are right.
     weight = jnp.asarray(2 / (1 if exact else count), total.dtype) / unit**2
     total = attach(total, operator, Kept.of(operator, products * weight.astype(dtype), vectors))
-    some = lax.stop_gradient(total) > 0
+    # NaN is not zero.
+    some = ~(lax.stop_gradient(total) <= 0)
     root = jnp.where(some, jnp.sqrt(jnp.where(some, total, 1)), 0)
     still_root = jnp.where(some, lax.stop_gradient(root), 1)
     spread = jnp.zeros_like(still_root) if exact else jnp.std(squares, ddof=1) / math.sqrt(count)
-    return Estimate(
-        value=root * unit,
-        standard_error=spread / (2 * still_root) * unit,
+    return Estimate.of(
+        root * unit,
+        spread / (2 * still_root) * unit,
         matvecs=jnp.asarray(count, jnp.int32),
-        converged=jnp.isfinite(lax.stop_gradient(root)),
         degrees_of_freedom=jnp.asarray(jnp.inf if exact else count - 1, root.dtype),
+        tags_hold=jnp.asarray(True),
     )

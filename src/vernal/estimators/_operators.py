@@ -33,7 +33,7 @@ class Operator(Module):
     Vectors are trees of arrays, all real or all complex. Algorithms see them as flat arrays of one dtype, as columns
     of a matrix; that dtype is the widest of the tree, and single precision at least.
 
-    A tag is a promise: estimators may use it and check it only where that costs nothing. See `Estimate.converged`.
+    A tag is a promise: estimators may use it and check it only where that costs nothing. See `Estimate.tags_hold`.
 
     Example:
         >>> import jax, jax.numpy as jnp

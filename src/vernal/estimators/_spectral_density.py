@@ -30,7 +30,7 @@ class SpectralDensity(Module):
         standard_error: of the density, from the differences between probes, of shape `(points,)`.
         width: the standard deviation of the bumps that the density is made of.
         matvecs: how many products were made.
-        converged: whether the operator looks symmetric (and without negative eigenvalues, if it is declared so).
+        tags_hold: whether the operator looks symmetric (and without negative eigenvalues, if it is declared so).
     """
 
     points: Array
@@ -38,7 +38,7 @@ class SpectralDensity(Module):
     standard_error: Array
     width: Array
     matvecs: Array
-    converged: Array
+    tags_hold: Array
 
 
 def spectral_density(
@@ -150,5 +150,5 @@ def _estimated(
         standard_error=error,
         width=width,
         matvecs=jnp.asarray(count * steps, jnp.int32),
-        converged=jnp.all(agrees),
+        tags_hold=jnp.all(agrees),
     )

@@ -44,7 +44,7 @@ def trace(
     - `matvecs=k, max_matvecs=200`: so many products, with shapes that are made for `max_matvecs`. All `k` up to that
       share one compilation, and `k` may be traced.
     - `rtol=` or `atol=`, or both, and `max_matvecs=200`: as many products as it takes until the error, at a level of
-      99%, is at most `max(atol, rtol * abs(value))`. `Estimate.converged` says whether `max_matvecs` were enough.
+      99%, is at most `max(atol, rtol * abs(value))`. `Estimate.tolerance_met` says whether `max_matvecs` were enough.
 
     Products with the unit vectors give the exact trace, so no method makes more than `n` products with an operator of
     size `n`: when the budget reaches `n`, the answer is exact and its error 0.
@@ -92,7 +92,7 @@ def trace(
         >>> matrix = jnp.diag(1 / jnp.arange(1.0, 301) ** 2) + jnp.ones((300, 300)) / 300
         >>> operator = estimators.MatrixOperator(matrix, positive_semidefinite=True)
         >>> estimate = estimators.trace(operator, jax.random.key(0), rtol=1e-2, max_matvecs=200)
-        >>> bool(estimate.converged), bool(abs(estimate.value - jnp.trace(matrix)) < 0.03)
+        >>> bool(estimate.tolerance_met), bool(abs(estimate.value - jnp.trace(matrix)) < 0.03)
         (True, True)
     """
     where = "trace(operator, key)"
@@ -149,7 +149,7 @@ def _estimated(
 ) -> Estimate:
     quiet = still(operator)
     outcome = found_or_exact(quiet, key, method, budget, partial(exact_trace, quiet))
-    return _finished(operator, outcome, outcome.consistent)
+    return _finished(operator, outcome, None)
 
 
 @filter_jit
@@ -165,12 +165,13 @@ def _within(
     return _finished(operator, outcome, met)
 
 
-def _finished(operator: Operator, outcome: Outcome, converged: Array) -> Estimate:
+def _finished(operator: Operator, outcome: Outcome, tolerance_met: Array | None) -> Estimate:
     outcome = still(outcome)
-    return Estimate(
-        value=attach(outcome.value, operator, outcome.sensitivity),
-        standard_error=jnp.sqrt(outcome.variance),
+    return Estimate.of(
+        attach(outcome.value, operator, outcome.sensitivity),
+        jnp.sqrt(outcome.variance),
         matvecs=outcome.matvecs,
-        converged=converged,
         degrees_of_freedom=outcome.degrees_of_freedom,
+        tags_hold=outcome.consistent,
+        tolerance_met=tolerance_met,
     )
