@@ -126,6 +126,21 @@ def linear_solve_of_the_transpose_reuses_the_factors():
 
 
 @problem
+def linear_solve_of_the_transpose_of_an_operator_with_a_check():
+    def product(vector):
+        vector = eqx.error_if(vector, jnp.array(False), "never")
+        return MATRIX @ vector
+
+    @eqx.filter_jit
+    def solved(vector):
+        operator = lx.FunctionLinearOperator(product, SHAPE)
+        back = lx.linear_solve(operator.T, vector, lx.GMRES(rtol=1e-10, atol=1e-10)).value
+        return operator.T.mv(vector), operator.T.as_matrix(), back
+
+    return solved(VECTOR)
+
+
+@problem
 def linear_solve_of_complex_numbers():
     @jax.jit
     def solved(matrix, vector):
