@@ -34,7 +34,7 @@ def lower_end(nodes: Array, least: Array, floor: float) -> Array:
     scale, lowest = jnp.max(jnp.abs(nodes), axis=-1), jnp.min(nodes, axis=-1)
     said = least - _ROUNDINGS * jnp.finfo(nodes.dtype).eps * scale
     end = jnp.where(said <= lowest, jnp.maximum(said, floor * scale), floor * scale)
-    return jnp.minimum(end, lowest)
+    return jnp.maximum(jnp.minimum(end, lowest), jnp.finfo(nodes.dtype).tiny)
 
 
 def with_node_at(ends: Array, found: Decomposition) -> Array:

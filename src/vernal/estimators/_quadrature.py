@@ -265,7 +265,9 @@ def sums(
         agrees &= is_above(least, all_nodes[0], operator.size)
         ends = lower_end(nodes[0], lax.stop_gradient(least), floor)
         more_nodes, more_vectors = eigen(with_node_at(ends, still))
-        below = integral(f, limited(more_nodes, floor), more_vectors)
+        # The first node is known; found again, it would carry rounding errors of the size of the largest.
+        more_nodes = jnp.maximum(more_nodes.at[:, 0].set(ends), ends[:, None])
+        below = integral(f, more_nodes, more_vectors)
         values = jnp.concatenate([values, below[None]])
         rounding = integral(lambda x: rounding_of(g, x), nodes[0], all_vectors[0])
 
