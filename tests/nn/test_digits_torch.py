@@ -67,14 +67,14 @@ class TorchResNet(torch.nn.Module):
 
 def digits():
     images, labels = load_digits(return_X_y=True)
-    images = images.reshape(-1, 1, 8, 8).astype(np.float32) / 16
+    images = images.reshape(-1, 1, 8, 8).astype(np.float64) / 16
     order = np.random.default_rng(0).permutation(len(images))
     images, labels = images[order], labels[order]
     return (images[:-450], labels[:-450]), (images[-450:], labels[-450:])
 
 
 def trained_there(state, batches):
-    model = TorchResNet()
+    model = TorchResNet().double()
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     model.load_state_dict({k: torch.tensor(v).reshape(shapes[k]) for k, v in state.items()})
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
@@ -110,16 +110,19 @@ def trained_here(model, batches):
 
 @pytest.mark.slow
 def test_a_resnet_with_the_default_batch_norm_is_as_good_as_pytorchs():
-    train, (test_x, test_y) = digits()
-    starts = range(0, STEPS * BATCH, BATCH)
-    batches = [tuple(part[i : i + BATCH] for part in train) for i in starts]
-    model = ResNet(jax.random.key(0))
-    theirs, expected = trained_there(vernal.saving.to_torch(model), batches)
-    ours, losses = trained_here(model, batches)
-    np.testing.assert_allclose(losses[:20], expected[:20], rtol=1e-3)
-    with torch.no_grad():
-        there = theirs(torch.tensor(test_x)).numpy().argmax(-1)
-    here = np.asarray(jax.jit(ours)(jnp.asarray(test_x))).argmax(-1)
+    # In float64, where both still take the same steps at the end: in float32 rounding decides after about twenty, and
+    # the accuracy of one run is as good as drawn.
+    with jax.enable_x64(True):
+        train, (test_x, test_y) = digits()
+        starts = range(0, STEPS * BATCH, BATCH)
+        batches = [tuple(part[i : i + BATCH] for part in train) for i in starts]
+        model = ResNet(jax.random.key(0))
+        theirs, expected = trained_there(vernal.saving.to_torch(model), batches)
+        ours, losses = trained_here(model, batches)
+        np.testing.assert_allclose(losses, expected, rtol=1e-8)
+        with torch.no_grad():
+            there = theirs(torch.tensor(test_x)).numpy().argmax(-1)
+        here = np.asarray(jax.jit(ours)(jnp.asarray(test_x))).argmax(-1)
     there, here = (np.mean(found == test_y) for found in (there, here))
     assert here > there - 0.03
     assert here > 0.7

@@ -158,9 +158,17 @@ def optax_promotes():
         yield
 
 
+# The older fusions of the suite (`conftest.py`) round a product and its sum in one step in one program and in two in
+# another, which a thousand steps turn into more than is allowed here.
+ROUNDS_ALIKE = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
+
+
 def theirs(row, model, new=of_optax):
     transformation = row.make(new)
-    run = jax.jit(lambda m: loop(row, m, transformation.init(m), update_of(transformation)))
+    run = jax.jit(
+        lambda m: loop(row, m, transformation.init(m), update_of(transformation)),
+        compiler_options=ROUNDS_ALIKE,
+    )
     with optax_promotes():
         return run(model)
 
@@ -191,7 +199,7 @@ THOROUGH = pytest.mark.parametrize(
 def test_a_thousand_steps_equal_those_of_optax_and_are_traced_once(name):
     row, model = ROWS[name], start(name, jnp.float32)
 
-    @filter_jit
+    @filter_jit(compiler_options=ROUNDS_ALIKE)
     def ours(opt, model):
         return loop(row, model, opt.init(model), opt.update)
 
@@ -209,7 +217,9 @@ def test_a_thousand_steps_equal_those_of_optax_and_are_traced_once(name):
 def test_a_thousand_steps_equal_those_of_optax_in_float64(name):
     with jax.enable_x64(True):
         row, model = ROWS[name], start(name, jnp.float64)
-        ours = jax.jit(lambda opt, m: loop(row, m, opt.init(m), opt.update))
+        ours = jax.jit(
+            lambda opt, m: loop(row, m, opt.init(m), opt.update), compiler_options=ROUNDS_ALIKE
+        )
         assert_same(ours(row.make(Optimizer), model), theirs(row, model), 1e-12)
 
 
