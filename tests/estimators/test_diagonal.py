@@ -170,7 +170,7 @@ def test_hutchinson_is_the_mean_of_products_for_signs():
     with jax.enable_x64(True):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((N, N)))
         outcome = HutchinsonDiagonal().estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
-        left, probes = outcome.sensitivity.block(0)
+        left, probes = outcome.gradient_pairs.block(None, 0)
         each = probes * (matrix @ probes)
         np.testing.assert_allclose(left, probes / 12)
         np.testing.assert_allclose(outcome.value, each.mean(axis=1), atol=1e-12)
@@ -203,11 +203,11 @@ def test_hutchinson_adds_blocks_up_without_losing_digits(monkeypatch):
         # Nearly a multiple of the identity, so that sums of squares would cancel.
         matrix = jnp.asarray(1e6 * np.eye(N) + positive())
         whole = HutchinsonDiagonal(Normal()).estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
-        _, probes = whole.sensitivity.block(0)
+        _, probes = whole.gradient_pairs.block(None, 0)
         monkeypatch.setattr("vernal.estimators._hutchinson._BYTES", 5 * N * 8)
         blocks = HutchinsonDiagonal(Normal()).estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
-        assert blocks.sensitivity.blocks() == 3
-        parts = [blocks.sensitivity.block(i)[1] for i in range(3)]
+        assert blocks.gradient_pairs.blocks() == 3
+        parts = [blocks.gradient_pairs.block(None, i)[1] for i in range(3)]
         for outcome, w in ((whole, probes), (blocks, jnp.concatenate(parts, axis=1))):
             y = matrix @ w
             slope = jnp.sum(w * y, axis=1) / jnp.sum(w**2, axis=1)

@@ -105,7 +105,7 @@ def test_a_budget_that_shares_a_compilation_gives_the_same_estimate(name):
     @jax.jit
     def run(used):
         found = method.estimate(operator, key, Budget(41, used))
-        left, right = found.sensitivity.block(0)
+        left, right = found.gradient_pairs.block(None, 0)
         return found.value, found.variance, found.matvecs, jnp.sum(left * operator.matmul(right))
 
     for used in (4, 20):
@@ -113,7 +113,7 @@ def test_a_budget_that_shares_a_compilation_gives_the_same_estimate(name):
         @jax.jit
         def alone(used=used):
             found = method.estimate(operator, key, Budget(used, used))
-            left, right = found.sensitivity.block(0)
+            left, right = found.gradient_pairs.block(None, 0)
             return found.value, found.variance, used, jnp.sum(left * operator.matmul(right))
 
         for a, b in zip(run(jnp.asarray(used)), alone(), strict=True):

@@ -8,7 +8,7 @@ from jax import lax
 
 from tests.estimators._spectra import SPECTRA, errors_of, rotated
 from vernal import estimators
-from vernal.estimators import Budget, Hutchinson, Normal, Orthogonal, Signs, _hutchinson
+from vernal.estimators import Budget, Hutchinson, Normal, Orthogonal, Rademacher, _hutchinson
 from vernal.linalg import FunctionOperator, MatrixOperator
 
 RNG = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def test_value_and_variance_are_unbiased(case, probes):
 def test_the_variance_of_signs_is_that_of_the_literature():
     matrix, _ = CASES["symmetric"]
     operator = MatrixOperator(jnp.asarray(matrix, jnp.float32), symmetric=True)
-    _, variances, _ = outcomes(Hutchinson(Signs()), operator, Budget(5, 5), 4000)
+    _, variances, _ = outcomes(Hutchinson(Rademacher()), operator, Budget(5, 5), 4000)
     off = np.sum(matrix**2) - np.sum(np.diagonal(matrix) ** 2)
     np.testing.assert_allclose(variances.mean(), 2 * off / 5, rtol=0.02)
 
@@ -81,7 +81,7 @@ def test_blocks_give_the_mean_and_the_variance_of_all_forms(monkeypatch, symmetr
     operator = MatrixOperator(jnp.asarray(matrix, jnp.float32), symmetric=symmetric)
     budget = Budget(11, jnp.asarray(10)) if shared else Budget(10, 10)
     outcome = Hutchinson().estimate(operator, jax.random.key(1), budget)
-    drawn = outcome.sensitivity
+    drawn = outcome.gradient_pairs
     assert int(drawn.blocks()) == 3
     w = np.concatenate([np.asarray(drawn.vectors(i)[0]) for i in range(3)], axis=1)
     w = w[:, np.any(w != 0, axis=0)].astype(np.float64)

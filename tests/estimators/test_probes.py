@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from vernal import estimators, linalg
-from vernal.estimators import ComplexNormal, ComplexSigns, Normal, Orthogonal, Probes, Signs, Sphere
+from vernal.estimators import ComplexNormal, Steinhaus, Normal, Orthogonal, Probes, Rademacher, Sphere
 
-REAL = [Signs(), Normal(), Sphere(), Orthogonal()]
-COMPLEX = [*REAL, ComplexSigns(), ComplexNormal()]
+REAL = [Rademacher(), Normal(), Sphere(), Orthogonal()]
+COMPLEX = [*REAL, Steinhaus(), ComplexNormal()]
 CASES = [(p, jnp.float32) for p in REAL] + [(p, jnp.complex64) for p in COMPLEX]
 
 
@@ -40,9 +40,9 @@ def variance_of_forms(probes, matrix, dtype):
     """The formulas of the docstrings, for Hermitian matrices; real signs see the real part."""
     n, all_of_it = len(matrix), np.sum(np.abs(matrix) ** 2)
     degree = 1 if np.issubdtype(dtype, np.complexfloating) else 2
-    if isinstance(probes, Signs):
+    if isinstance(probes, Rademacher):
         return 2 * (np.sum(matrix.real**2) - np.sum(np.diagonal(matrix.real) ** 2))
-    if isinstance(probes, ComplexSigns):
+    if isinstance(probes, Steinhaus):
         return all_of_it - np.sum(np.abs(np.diagonal(matrix)) ** 2)
     if isinstance(probes, Sphere | Orthogonal):
         return degree * n / (n + degree) * (all_of_it - np.trace(matrix).real ** 2 / n)
@@ -67,19 +67,19 @@ def test_forms_and_their_slopes_vary_as_the_formula_says(probes, dtype):
 
 @pytest.mark.parametrize("size", [1, 31, 32, 100])
 def test_signs_are_one_or_minus_one_for_every_size(size):
-    signs = np.asarray(Signs().draw(jax.random.key(0), size, 7, jnp.float32))
+    signs = np.asarray(Rademacher().draw(jax.random.key(0), size, 7, jnp.float32))
     assert signs.shape == (size, 7) and np.all(np.abs(signs) == 1)
 
 
 def test_bits_of_signs_are_independent():
     # Products of four different elements of a vector, two of them from one word of random bits.
-    signs = np.asarray(Signs().draw(jax.random.key(1), 64, 10_000, jnp.float32))
+    signs = np.asarray(Rademacher().draw(jax.random.key(1), 64, 10_000, jnp.float32))
     for four in ([0, 1, 2, 3], [0, 31, 32, 63], [5, 6, 37, 38], [0, 8, 16, 24]):
         assert abs(np.prod(signs[four], axis=0).mean()) < 4.5 / 10_000**0.5
     assert abs(signs.mean()) < 4.5 / signs.size**0.5
 
 
-@pytest.mark.parametrize("probes", [Signs(), Normal(), Sphere(), Orthogonal()], ids=names)
+@pytest.mark.parametrize("probes", [Rademacher(), Normal(), Sphere(), Orthogonal()], ids=names)
 def test_the_first_columns_are_the_same_however_many_are_drawn(probes):
     draw = jax.jit(probes.draw, static_argnums=(1, 2, 3))
     many, few = (draw(jax.random.key(2), 50, k, jnp.float32) for k in (20, 7))
@@ -108,7 +108,7 @@ def test_probes_have_double_precision_where_it_is_on():
         np.testing.assert_allclose(lengths, 50, rtol=1e-14)
 
 
-@pytest.mark.parametrize("probes", [ComplexSigns(), ComplexNormal()], ids=names)
+@pytest.mark.parametrize("probes", [Steinhaus(), ComplexNormal()], ids=names)
 def test_complex_probes_are_refused_for_a_real_operator(probes):
     with pytest.raises(TypeError, match="complex probes for a real operator"):
         probes.draw(jax.random.key(0), 5, 2, jnp.float32)
@@ -121,7 +121,7 @@ def test_orthogonal_vectors_are_orthogonal_and_no_more_than_there_are():
     draw = jax.jit(Orthogonal().draw, static_argnums=(1, 2, 3))
     w = np.asarray(draw(jax.random.key(4), 30, 30, jnp.complex64))
     np.testing.assert_allclose(w.conj().T @ w, 30 * np.eye(30), atol=1e-4)
-    assert Orthogonal().correlation(30) == -1 / 29 and Signs().correlation(30) == 0
+    assert Orthogonal().correlation(30) == -1 / 29 and Rademacher().correlation(30) == 0
     with pytest.raises(ValueError, match=r"(?s)not so many orthogonal vectors.*count=31"):
         Orthogonal().draw(jax.random.key(4), 30, 31, jnp.float32)
 

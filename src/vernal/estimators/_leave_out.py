@@ -33,13 +33,13 @@ from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator
 from ..show import value_error
-from ._method import Budget, Outcome, TraceMethod, masked, products
+from ._gradient_pairs import GradientPairs
+from ._method import Budget, Outcome, TraceMethod, products
 from ._orthogonal import orthonormal, power_of_two, product
-from ._probes import ComplexSigns, Normal, Probes, Signs
-from ._sensitivity import Sensitivity
+from ._probes import Normal, Probes, Rademacher, Steinhaus
 
 # Of the variance: the spread of the estimates, of which it is never less, has k - 1.
-_LEAST_FREEDOM = 5
+_LEAST_FREEDOM = 2.5
 
 
 class LeaveOneOut(TraceMethod):
@@ -53,7 +53,7 @@ class LeaveOneOut(TraceMethod):
 
     def __check_init__(self) -> None:
         name, probes = type(self).__name__, type(self.probes).__name__
-        if self.resphered and isinstance(self.probes, Signs | ComplexSigns):
+        if self.resphered and isinstance(self.probes, Rademacher | Steinhaus):
             raise value_error(
                 "signs cannot be resphered: it needs probes of which every direction is equally likely",
                 where=name,
@@ -73,8 +73,7 @@ class LeaveOneOut(TraceMethod):
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace from as many probes as the budget is enough for; see `TraceMethod`."""
         part = budget.part(self.per_probe)
-        drawn = (self.probes or Normal()).draw(key, operator.size, part.most, operator.dtype)
-        drawn = masked(drawn, part.mask())
+        drawn = part.drawn(operator, self.probes or Normal(), key)
         return self.from_sketch(operator, drawn, products(operator, drawn, part.used), part.used)
 
     @abc.abstractmethod
@@ -173,7 +172,7 @@ def outcome(
     sketch: "Sketch",
     consistent: Array,
     matvecs: Array,
-    sensitivity: Sensitivity,
+    gradient_pairs: GradientPairs,
 ) -> Outcome:
     """What a method returns.
 
@@ -183,7 +182,7 @@ def outcome(
         sketch: says how to undo its scale.
         consistent: whether the tags may be true.
         matvecs: how many products were made.
-        sensitivity: for derivatives.
+        gradient_pairs: for derivatives.
     """
     value, variance, freedom = (
         jnp.where(consistent, x, y) for x, y in zip(best, plain, strict=True)
@@ -194,11 +193,11 @@ def outcome(
         degrees_of_freedom=freedom,
         matvecs=jnp.asarray(matvecs, jnp.int32),
         consistent=consistent,
-        sensitivity=sensitivity,
+        gradient_pairs=gradient_pairs,
     )
 
 
-class LeftOut(Sensitivity):
+class LeftOut(GradientPairs):
     """Derivatives as the mean over i of tr(Q_i^* dA Q_i) + r_i^* dA r_i, with the error of all samples together.
 
     Q_i is a basis of the products with all probes but i, and r_i what is left of probe i beside it. With the unit
@@ -221,9 +220,9 @@ class LeftOut(Sensitivity):
         """One."""
         return 1
 
-    def block(self, index: int | Array) -> tuple[Array, Array]:
+    def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
         """Basis and remainders; made here, because the value does not need them."""
-        del index
+        del operator, index
         n, k = self.probes.shape
         mask = (
             None if isinstance(self.count, int) and self.count == k else jnp.arange(k) < self.count

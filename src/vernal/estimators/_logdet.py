@@ -3,28 +3,34 @@
 from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import as_operator, real_number
 from ..show import short, value_error
 from ._estimate import Estimate
-from ._functions import quadrature_estimate
-from ._quadrature import LanczosQuadrature
+from ._functions import function_estimate
+from ._plan import Wanted
+from ._quadrature import FunctionTrace, LanczosQuadrature
 
 
 def logdet(
     operator: Any,
     key: PRNGKeyArray,
     *,
-    matvecs: int,
+    matvecs: int | None = None,
     method: LanczosQuadrature | None = None,
     least_eigenvalue: Any = None,
+    rtol: ArrayLike | None = None,
+    atol: ArrayLike | None = None,
+    max_matvecs: int | None = None,
 ) -> Estimate:
     """Estimates the logarithm of the determinant of a positive definite operator.
 
     The trace of the logarithm, by stochastic Lanczos quadrature; see `LanczosQuadrature` for the paper and for what
     the products are used for, and `trace_of_function` for the derivatives. With as many products as the operator has
-    rows, or more, the answer is exact but for rounding, and made with that many products.
+    rows, or more, the answer is that of a Cholesky factorisation, of which the rounding is reported. Tolerances and
+    `max_matvecs` are as for `trace`.
 
     For each probe there is a bound from above (the rule of Gauss) and one from below (that of Gauss and Radau); the
     value lies in the middle, and half of what lies between them is in the standard error, besides the error of the
@@ -41,6 +47,9 @@ def logdet(
         key: a key of `jax.random`.
         matvecs: how many products to make at most, a Python int.
         method: how to use them.
+        rtol: the tolerance relative to the value: a number, which may be traced.
+        atol: the absolute tolerance, likewise.
+        max_matvecs: how many products all attempts to meet a tolerance may make together, a Python int.
         least_eigenvalue: a real number, which may be traced, that no eigenvalue is below: the variance of the noise of
             a kernel, a damping. None takes that of `kernel_operator`'s noise, or of another operator rounding errors.
 
@@ -51,7 +60,8 @@ def logdet(
 
     Raises:
         TypeError: if `operator` is none, `matvecs` is traced or no int, or `least_eigenvalue` is no real number.
-        ValueError: if the operator is not declared positive semidefinite, or `matvecs` is too small.
+        ValueError: if the operator is not declared positive semidefinite, a number is too small, or arguments do not go
+            together.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -63,11 +73,12 @@ def logdet(
         >>> bool(abs(estimate.value - jnp.linalg.slogdet(kernel)[1]) < 4 * estimate.standard_error)
         True
     """
-    operator = as_operator(operator, "logdet(operator)")
+    where = "logdet(operator, key)"
+    operator = as_operator(operator, where)
     if not operator.positive_semidefinite:
         raise value_error(
             "the operator is not declared positive semidefinite, and the logarithm needs positive eigenvalues",
-            where="logdet(operator)",
+            where=where,
             expected="an operator with `positive_semidefinite=True`",
             got=short(operator),
             instead="`MatrixOperator(matrix, positive_semidefinite=True)` or `FunctionOperator(fn, example, "
@@ -75,15 +86,6 @@ def logdet(
         )
     real = jnp.finfo(operator.dtype)
     least = operator.least_eigenvalue() if least_eigenvalue is None else least_eigenvalue
-    where = "logdet(least_eigenvalue)"
     least = real_number(least, "least_eigenvalue", where, real.dtype)
-    return quadrature_estimate(
-        jnp.log,
-        operator,
-        key,
-        matvecs,
-        method,
-        float(real.eps),
-        "logdet(matvecs)",
-        least,
-    )
+    way = FunctionTrace(jnp.log, method or LanczosQuadrature(), float(real.eps), least)
+    return function_estimate(way, operator, key, Wanted(matvecs, max_matvecs, rtol, atol), where)

@@ -78,8 +78,8 @@ class XNysTrace(LeaveOneOut):
         best = mean_of_singles(*_left_out(parts, lengths, n, used), used)
         best = best.shifted(parts.shift * n, 1.0, parts.trace)
         plain = hutchinson(parts.forms, used)
-        sensitivity = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
-        return outcome(best, plain, sketch, parts.consistent, jnp.asarray(used), sensitivity)
+        gradient_pairs = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
+        return outcome(best, plain, sketch, parts.consistent, jnp.asarray(used), gradient_pairs)
 
 
 class _Parts(NamedTuple):

@@ -85,8 +85,8 @@ class XTrace(LeaveOneOut):
         plain = hutchinson(jnp.sum(sketch.probes.conj() * sketch.products, axis=0), used)
         if operator.symmetric:
             best, plain = best.real(), plain.real()
-        sensitivity = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
-        return outcome(best, plain, sketch, parts.consistent, 2 * jnp.asarray(used), sensitivity)
+        gradient_pairs = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
+        return outcome(best, plain, sketch, parts.consistent, 2 * jnp.asarray(used), gradient_pairs)
 
 
 class _Parts(NamedTuple):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vernal import estimators, filter_jit, linalg
-from vernal.estimators import Hutchinson, Sensitivity, Stored
-from vernal.estimators._sensitivity import Chosen, attach
+from vernal.estimators import Hutchinson, GradientPairs, StoredPairs
+from vernal.estimators._gradient_pairs import Chosen, attach
 from vernal.linalg import FunctionOperator, MatrixOperator
 
 KEY = jax.random.key(0)
@@ -48,7 +48,7 @@ def test_the_gradient_is_unbiased():
     got = np.asarray(jax.jit(lambda keys: jax.lax.map(gradient, keys))(keys))
     off = got[:, ~np.eye(N, dtype=bool)]
     z = off.mean(0) / (off.std(0, ddof=1) / 20)
-    # Signs have exact diagonals; the other elements are sums of signs with mean zero.
+    # Rademacher have exact diagonals; the other elements are sums of signs with mean zero.
     np.testing.assert_allclose(got[:, np.eye(N, dtype=bool)], 1, rtol=1e-5)
     assert abs(np.mean(z**2) - 1) < 0.3 and np.abs(z).max() < 5
 
@@ -156,7 +156,7 @@ def test_a_derivative_with_respect_to_nothing_of_the_operator_is_zero():
     assert jax.grad(lambda x: x**2 + 0 * plain(matrix()))(jnp.asarray(3.0)) == 6
 
 
-class Drawn(Sensitivity):
+class Drawn(GradientPairs):
     """As many blocks as one likes."""
 
     count: int
@@ -192,7 +192,7 @@ def test_several_blocks_add_up():
 
 
 def test_the_pairs_of_a_diagonal_count_element_by_element():
-    pairs = Stored(matrix(0), matrix(1))
+    pairs = StoredPairs(matrix(0), matrix(1))
 
     def value(a):
         return attach(jnp.zeros(N), MatrixOperator(a), pairs)
@@ -205,10 +205,10 @@ def test_the_pairs_of_a_diagonal_count_element_by_element():
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_one_of_several_can_be_chosen_at_run_time(which):
-    choices = Stored(matrix(0)[:, :3], matrix(1)[:, :3]), Stored(matrix(2)[:, :5], matrix(3)[:, :5])
+    choices = StoredPairs(matrix(0)[:, :3], matrix(1)[:, :3]), StoredPairs(matrix(2)[:, :5], matrix(3)[:, :5])
 
-    def gradient(which, sensitivity):
-        return jax.grad(lambda a: attach(jnp.asarray(0.0), MatrixOperator(a), sensitivity(which)))(
+    def gradient(which, gradient_pairs):
+        return jax.grad(lambda a: attach(jnp.asarray(0.0), MatrixOperator(a), gradient_pairs(which)))(
             matrix()
         )
 
@@ -219,7 +219,7 @@ def test_one_of_several_can_be_chosen_at_run_time(which):
 def test_the_value_costs_nothing_of_the_derivative():
     calls = []
 
-    class Counted(Sensitivity):
+    class Counted(GradientPairs):
         def blocks(self) -> int:
             return 1
 
