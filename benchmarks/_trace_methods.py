@@ -10,7 +10,7 @@ import numpy as np
 import traceax
 from matfree import stochtrace
 
-from vernal import estimators
+from vernal import estimators, linalg
 
 METHODS = {
     "Hutchinson": estimators.Hutchinson(),
@@ -47,7 +47,7 @@ def vernal_way(name: str) -> Way:
     method = METHODS[name]
 
     def run(matrix: jax.Array, key: jax.Array, matvecs: int) -> Found:
-        operator = estimators.MatrixOperator(matrix, positive_semidefinite=True)
+        operator = linalg.MatrixOperator(matrix, positive_semidefinite=True)
         found = estimators.trace(operator, key, matvecs=matvecs, method=method)
         return Found(found.value, found.standard_error, found.degrees_of_freedom)
 

@@ -22,7 +22,7 @@ from _trace_accuracy import accuracy, draw, gradients
 from _trace_methods import METHODS, OURS, PEERS, TIMED, matrix_of, spectra
 
 import vernal
-from vernal import estimators, nn
+from vernal import estimators, linalg, nn
 
 CLOCKS = {"processor": time.process_time, "clock": time.perf_counter}
 # Of the processor's time over that of the bare products.
@@ -74,11 +74,11 @@ class Network(NamedTuple):
     inputs: jax.Array
     targets: jax.Array
 
-    def hessian(self, batch_size: int | None) -> estimators.Operator:
+    def hessian(self, batch_size: int | None) -> linalg.Operator:
         def loss(model: Any) -> jax.Array:
             return jnp.mean((jax.vmap(model)(self.inputs)[:, 0] - self.targets) ** 2)
 
-        return estimators.hessian_operator(loss, self.model, batch_size=batch_size)
+        return linalg.hessian_operator(loss, self.model, batch_size=batch_size)
 
 
 def network() -> Network:

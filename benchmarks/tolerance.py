@@ -15,7 +15,7 @@ import numpy as np
 from _trace_methods import matrix_of, spectra
 from jax import lax
 
-from vernal import estimators
+from vernal import estimators, linalg
 
 SIZE, SEEDS, FEW = 1000, 200, 20
 RTOLS = (1e-2, 1e-4)
@@ -27,7 +27,7 @@ def over_seeds(method: estimators.TraceMethod | None, seeds: int) -> Any:
     keys = jax.random.split(jax.random.key(0), seeds)
 
     def run(matrix: jax.Array, rtol: jax.Array) -> tuple[jax.Array, jax.Array]:
-        operator = estimators.MatrixOperator(matrix, symmetric=True, positive_semidefinite=True)
+        operator = linalg.MatrixOperator(matrix, symmetric=True, positive_semidefinite=True)
 
         def one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
             found = estimators.trace(operator, key, rtol=rtol, max_matvecs=SIZE, method=method)

@@ -22,7 +22,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.model_selection import train_test_split
 
 import vernal
-from vernal import estimators
+from vernal import estimators, linalg
 from vernal.show import table
 
 RATE, EVERY = 0.1, 5
@@ -53,7 +53,7 @@ class Process(vernal.Module):
         return self.covariance(points, points) + self.variance * jnp.eye(len(points))
 
     def operator(self, points):
-        return estimators.kernel_operator(self.kernel, points, noise=self.variance)
+        return linalg.kernel_operator(self.kernel, points, noise=self.variance)
 
 
 def exact(process, key, points, targets):

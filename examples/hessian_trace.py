@@ -20,7 +20,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import vernal
-from vernal import estimators, nn
+from vernal import estimators, linalg, nn
 from vernal.show import table
 
 BATCH, PROBED, EXACT = 64, 128, 3
@@ -70,9 +70,9 @@ def train_step(model, optimizer, state, images, labels):
 # The operators are made inside: the model is an ordinary argument, and all epochs share one program.
 @vernal.filter_jit
 def curvature(model, images, labels, key, matvecs):
-    hessian = estimators.hessian_operator(loss, model, images, labels)
+    hessian = linalg.hessian_operator(loss, model, images, labels)
     # Cross-entropy is convex in the logits, so this one may be told to be positive semidefinite.
-    gauss_newton = estimators.gauss_newton_operator(
+    gauss_newton = linalg.gauss_newton_operator(
         predict, model, images, loss=lambda logits: loss_of(logits, labels)
     )
     # As many products as there are parameters make an exact answer.

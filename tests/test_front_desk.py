@@ -9,7 +9,7 @@ import pytest
 
 import vernal
 
-LATER = ["compat", "estimators", "sharding", "testing"]
+LATER = ["compat", "estimators", "linalg", "sharding", "testing"]
 ROOMS = sorted(
     init.parent.name
     for init in Path(vernal.__file__).parent.glob("*/__init__.py")

@@ -96,11 +96,12 @@ __version__ = "0.1.0"
 clear_caches.__module__ = __name__
 
 # Rooms that not every program needs: imported when they are first looked at.
-_LATER = ("compat", "estimators", "sharding", "testing")
+_LATER = ("compat", "estimators", "linalg", "sharding", "testing")
 
 if _typing.TYPE_CHECKING:
     from . import compat as compat
     from . import estimators as estimators
+    from . import linalg as linalg
     from . import sharding as sharding
     from . import testing as testing
 else:

@@ -26,6 +26,7 @@ FLOORS: dict[str, int] = {
             ["harvest"],
             ["runtime"],
             ["loops"],
+            ["linalg"],
             ["nn", "optim", "estimators", "sharding", "saving"],
             ["debug", "testing"],
             ["compat", "_launch"],

@@ -8,7 +8,8 @@ import numpy as np
 from jax import lax
 from scipy import stats
 
-from vernal.estimators import Budget, Operator
+from vernal.estimators import Budget
+from vernal.linalg import Operator
 
 SPECTRA = {
     "flat": lambda n: np.linspace(3.0, 1.0, n),

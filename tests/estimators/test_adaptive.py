@@ -9,18 +9,11 @@ import pytest
 import scipy.stats
 
 from vernal import estimators
-from vernal.estimators import (
-    FunctionOperator,
-    Hutchinson,
-    HutchPlusPlus,
-    MatrixOperator,
-    Normal,
-    XNysTrace,
-    XTrace,
-)
+from vernal.estimators import Hutchinson, HutchPlusPlus, Normal, XNysTrace, XTrace
 from vernal.estimators._adaptive_run import _DEGREES, _QUANTILES
 from vernal.estimators._exact import completed_trace
 from vernal.estimators._growing import CHUNK, Nested, Stream
+from vernal.linalg import FunctionOperator, MatrixOperator
 
 KEY = jax.random.key(0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vernal import estimators
-from vernal.estimators._arguments import positive_int, tolerance, whole_number
+from vernal.linalg._arguments import positive_int, tolerance, whole_number
 from vernal.transforms import TracedShapeError, filter_jit
 
 

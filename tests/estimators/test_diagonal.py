@@ -12,9 +12,7 @@ import vernal
 from tests.estimators._spectra import SPECTRA, symmetric
 from vernal.estimators import (
     Budget,
-    FunctionOperator,
     HutchinsonDiagonal,
-    MatrixOperator,
     Normal,
     Orthogonal,
     Sphere,
@@ -23,6 +21,7 @@ from vernal.estimators import (
     diagonal,
 )
 from vernal.estimators._diagonal import _choose
+from vernal.linalg import FunctionOperator, MatrixOperator
 from vernal.transforms import TracedShapeError
 
 N = 40

@@ -8,7 +8,8 @@ from jax import lax
 from scipy import stats
 
 from tests.estimators._spectra import SPECTRA, rotation
-from vernal.estimators import Budget, HutchinsonDiagonal, MatrixOperator, XDiag, XNysDiag
+from vernal.estimators import Budget, HutchinsonDiagonal, XDiag, XNysDiag
+from vernal.linalg import MatrixOperator
 
 N, SEEDS = 1000, 100
 # What shapes are made for, and the budgets that share them.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from vernal import estimators
+from vernal import estimators, linalg
 from vernal.estimators import Estimate
 from vernal.estimators._estimate import quantile_of_many, student_quantile
 
@@ -86,7 +86,7 @@ def test_a_level_is_a_probability(level):
 def test_nan_and_infinity_are_never_fine(bad):
     """By every kind of estimate, from few products and exact."""
     matrix = jnp.eye(40).at[3, 3].set(bad)
-    operator = estimators.MatrixOperator(matrix, positive_semidefinite=True)
+    operator = linalg.MatrixOperator(matrix, positive_semidefinite=True)
     key = jax.random.key(0)
     estimates = [
         estimate(operator, key, matvecs=matvecs)

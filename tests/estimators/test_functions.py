@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vernal.estimators import (
-    FunctionOperator,
-    MatrixOperator,
-    frobenius_norm,
-    schatten_norm,
-    trace_of_function,
-)
+from vernal.estimators import frobenius_norm, schatten_norm, trace_of_function
+from vernal.linalg import FunctionOperator, MatrixOperator
 
 SIZE = 60
 KEY = jax.random.key(0)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal.estimators import MatrixOperator, kernel_operator, logdet
+from vernal.estimators import logdet
+from vernal.linalg import MatrixOperator, kernel_operator
 
 
 def distances(x):

@@ -8,15 +8,8 @@ from jax import lax
 
 from tests.estimators._spectra import SPECTRA, errors_of, rotated, symmetric
 from vernal import estimators
-from vernal.estimators import (
-    Budget,
-    FunctionOperator,
-    HutchPlusPlus,
-    MatrixOperator,
-    NAHutchPlusPlus,
-    Orthogonal,
-    _hutch_pp,
-)
+from vernal.estimators import Budget, HutchPlusPlus, NAHutchPlusPlus, Orthogonal, _hutch_pp
+from vernal.linalg import FunctionOperator, MatrixOperator
 
 METHODS = {"hutch++": HutchPlusPlus(), "na-hutch++": NAHutchPlusPlus()}
 RNG = np.random.default_rng(0)

@@ -8,16 +8,8 @@ from jax import lax
 
 from tests.estimators._spectra import SPECTRA, errors_of, rotated
 from vernal import estimators
-from vernal.estimators import (
-    Budget,
-    FunctionOperator,
-    Hutchinson,
-    MatrixOperator,
-    Normal,
-    Orthogonal,
-    Signs,
-    _hutchinson,
-)
+from vernal.estimators import Budget, Hutchinson, Normal, Orthogonal, Signs, _hutchinson
+from vernal.linalg import FunctionOperator, MatrixOperator
 
 RNG = np.random.default_rng(0)
 REAL = RNG.normal(size=(12, 12)) + 2 * np.eye(12)

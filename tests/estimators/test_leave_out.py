@@ -9,7 +9,8 @@ import pytest
 from jax import lax
 
 from tests.estimators._spectra import SPECTRA, errors_of, rotated, symmetric
-from vernal.estimators import Budget, MatrixOperator, Orthogonal, Signs, XNysTrace, XTrace, trace
+from vernal.estimators import Budget, Orthogonal, Signs, XNysTrace, XTrace, trace
+from vernal.linalg import MatrixOperator
 
 SEEDS = 200
 

@@ -9,15 +9,8 @@ import pytest
 from scipy import stats
 
 from vernal import filter_eval_shape
-from vernal.estimators import (
-    ComplexSigns,
-    FunctionOperator,
-    LanczosQuadrature,
-    MatrixOperator,
-    Signs,
-    _quadrature,
-    logdet,
-)
+from vernal.estimators import ComplexSigns, LanczosQuadrature, Signs, _quadrature, logdet
+from vernal.linalg import FunctionOperator, MatrixOperator
 
 SIZE = 60
 

@@ -7,19 +7,18 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from vernal import estimators
+from vernal import estimators, linalg
 from vernal.estimators import (
-    FunctionOperator,
     Hutchinson,
     HutchPlusPlus,
     LanczosQuadrature,
-    MatrixOperator,
     NystromPlusPlus,
     XDiag,
     XNysDiag,
     XNysTrace,
     XTrace,
 )
+from vernal.linalg import FunctionOperator, MatrixOperator
 
 SIZE = 24
 KEYS = jax.random.split(jax.random.key(0), 2)
@@ -50,17 +49,17 @@ def energy(x, factor):
 
 
 def hessian(batch):
-    return estimators.hessian_operator(energy, batch["point"], batch["factor"])
+    return linalg.hessian_operator(energy, batch["point"], batch["factor"])
 
 
 def jacobian(batch):
-    return estimators.jacobian_operator(
+    return linalg.jacobian_operator(
         lambda x, factor: jnp.tanh(factor @ x), batch["point"], batch["factor"]
     )
 
 
 def gauss_newton(batch):
-    return estimators.gauss_newton_operator(
+    return linalg.gauss_newton_operator(
         lambda x, factor: factor @ x,
         batch["point"],
         batch["factor"],
@@ -70,7 +69,7 @@ def gauss_newton(batch):
 
 def kernel(batch):
     scale = batch["factor"][0, 0] ** 2 + 1
-    return estimators.kernel_operator(
+    return linalg.kernel_operator(
         lambda a, b: jnp.exp(-scale * (a - b) ** 2), batch["point"], noise=0.1
     )
 
@@ -143,7 +142,7 @@ def test_on_the_devices_of_shard_map():
     matrices, key = jnp.stack([a, a @ a]), jax.random.key(0)
 
     def estimates(a):
-        operator = estimators.MatrixOperator(a, positive_semidefinite=True)
+        operator = linalg.MatrixOperator(a, positive_semidefinite=True)
         return jnp.stack(
             [
                 estimators.trace(operator, key, matvecs=2).value,

@@ -8,7 +8,8 @@ from jax import lax
 
 from tests.estimators._spectra import rotated
 from vernal import estimators
-from vernal.estimators import Budget, MatrixOperator, NystromPlusPlus, Orthogonal, _nystrom_pp
+from vernal.estimators import Budget, NystromPlusPlus, Orthogonal, _nystrom_pp
+from vernal.linalg import MatrixOperator
 
 METHOD = NystromPlusPlus()
 RNG = np.random.default_rng(0)

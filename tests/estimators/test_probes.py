@@ -5,16 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal import estimators
-from vernal.estimators import (
-    ComplexNormal,
-    ComplexSigns,
-    Normal,
-    Orthogonal,
-    Probes,
-    Signs,
-    Sphere,
-)
+from vernal import estimators, linalg
+from vernal.estimators import ComplexNormal, ComplexSigns, Normal, Orthogonal, Probes, Signs, Sphere
 
 REAL = [Signs(), Normal(), Sphere(), Orthogonal()]
 COMPLEX = [*REAL, ComplexSigns(), ComplexNormal()]
@@ -143,7 +135,7 @@ def test_a_distribution_of_ones_own_needs_only_draw():
             return jnp.sqrt(jnp.asarray(3, dtype)) * jnp.asarray([1, -1, 0, 0, 0, 0], dtype)[kinds]
 
     matrix = jnp.diag(jnp.arange(1.0, 101)) + 1.0
-    operator = estimators.MatrixOperator(matrix, symmetric=True)
+    operator = linalg.MatrixOperator(matrix, symmetric=True)
     method = estimators.Hutchinson(Sparse())
     estimate = estimators.trace(operator, jax.random.key(0), matvecs=60, method=method)
     assert abs(float(estimate.value) - 5150) < 4 * float(estimate.standard_error)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal import estimators, filter_jit
-from vernal.estimators import FunctionOperator, Hutchinson, MatrixOperator, Sensitivity, Stored
+from vernal import estimators, filter_jit, linalg
+from vernal.estimators import Hutchinson, Sensitivity, Stored
 from vernal.estimators._sensitivity import Chosen, attach
+from vernal.linalg import FunctionOperator, MatrixOperator
 
 KEY = jax.random.key(0)
 N = 24
@@ -119,7 +120,7 @@ def test_complex_operators_have_derivatives(symmetric):
         np.testing.assert_allclose(change, plain(MatrixOperator(b)), rtol=1e-4)
 
 
-class Mixed(estimators.Operator):
+class Mixed(linalg.Operator):
     """With leaves that have no derivative."""
 
     weights: jax.Array

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal.estimators import LanczosQuadrature, MatrixOperator, spectral_density
+from vernal.estimators import LanczosQuadrature, spectral_density
+from vernal.linalg import MatrixOperator
 
 SIZE = 80
 KEY = jax.random.key(0)

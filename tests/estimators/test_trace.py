@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 
 from vernal import estimators
-from vernal.estimators import (
-    FunctionOperator,
-    Hutchinson,
-    MatrixOperator,
-    XNysTrace,
-    XTrace,
-    _exact,
-)
+from vernal.estimators import Hutchinson, XNysTrace, XTrace, _exact
 from vernal.estimators._choose import choose
+from vernal.linalg import FunctionOperator, MatrixOperator
 from vernal.transforms import TracedShapeError, filter_eval_shape, filter_jit, filter_vmap
 
 KEY = jax.random.key(0)

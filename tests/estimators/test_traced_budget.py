@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from vernal import estimators
-from vernal.estimators import FunctionOperator, Hutchinson, MatrixOperator, XNysTrace, XTrace
+from vernal.estimators import Hutchinson, XNysTrace, XTrace
+from vernal.linalg import FunctionOperator, MatrixOperator
 
 KEY = jax.random.key(0)
 

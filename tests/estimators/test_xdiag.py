@@ -9,7 +9,8 @@ from matfree import stochtrace
 
 from tests.estimators._spectra import SPECTRA, symmetric
 from vernal import filter_jit
-from vernal.estimators import Budget, MatrixOperator, XDiag, diagonal
+from vernal.estimators import Budget, XDiag, diagonal
+from vernal.linalg import MatrixOperator
 
 N, M = 40, 16
 KEY = jax.random.key(0)

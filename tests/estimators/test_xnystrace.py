@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.estimators._naive import left_out, mean_and_variance, with_nystrom
-from vernal.estimators import MatrixOperator, XNysTrace
+from vernal.estimators import XNysTrace
+from vernal.linalg import MatrixOperator
 
 METHOD = XNysTrace()
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.estimators._naive import left_out, mean_and_variance, with_basis
-from vernal.estimators import MatrixOperator, XTrace
+from vernal.estimators import XTrace
+from vernal.linalg import MatrixOperator
 
 METHOD = XTrace()
 

@@ -9,7 +9,7 @@ import pytest
 
 import vernal
 from tests.sharding._same import AUTO, BATCH, EXPLICIT, Computation, check_same
-from vernal import estimators, loops, nn, primitives, runtime
+from vernal import estimators, linalg, loops, nn, primitives, runtime
 
 KEY = jax.random.key(1)
 
@@ -199,11 +199,11 @@ OPERATIONS = {
 
 
 def curvature(layer, xs):
-    return estimators.gauss_newton_operator(lambda layer: jnp.tanh(layer(xs)), layer)
+    return linalg.gauss_newton_operator(lambda layer: jnp.tanh(layer(xs)), layer)
 
 
 def hessian(layer, xs):
-    return estimators.hessian_operator(lambda layer: jnp.mean(jnp.tanh(layer(xs)) ** 2), layer)
+    return linalg.hessian_operator(lambda layer: jnp.mean(jnp.tanh(layer(xs)) ** 2), layer)
 
 
 def shifted(layer, xs):
@@ -212,11 +212,11 @@ def shifted(layer, xs):
     def plus_identity(v):
         return jax.tree.map(jnp.add, operator.mv(v), v)
 
-    return estimators.FunctionOperator(plus_identity, layer, positive_semidefinite=True)
+    return linalg.FunctionOperator(plus_identity, layer, positive_semidefinite=True)
 
 
 def matrix(layer, xs):
-    return estimators.MatrixOperator(layer.weight + jnp.mean(xs), symmetric=True)
+    return linalg.MatrixOperator(layer.weight + jnp.mean(xs), symmetric=True)
 
 
 def of(estimate, operator, *args, **options):

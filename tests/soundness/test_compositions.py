@@ -16,7 +16,7 @@ import pytest
 from jax import lax
 
 import vernal
-from vernal import estimators, loops
+from vernal import estimators, linalg, loops
 from vernal.primitives import create_vprim
 from vernal.runtime import error_if
 
@@ -100,12 +100,12 @@ def matrix_of(x):
 
 
 def trace(x):
-    operator = estimators.MatrixOperator(matrix_of(x))
+    operator = linalg.MatrixOperator(matrix_of(x))
     return estimators.trace(operator, jax.random.key(0), matvecs=2).value
 
 
 def logdet(x):
-    operator = estimators.MatrixOperator(matrix_of(x), positive_semidefinite=True)
+    operator = linalg.MatrixOperator(matrix_of(x), positive_semidefinite=True)
     return estimators.logdet(operator, jax.random.key(0), matvecs=2).value
 
 
@@ -249,12 +249,12 @@ DIAGONAL = jnp.linspace(1.0, 2.0, 30)
 
 def estimated_trace(values):
     # Exact for a diagonal matrix, though there are far fewer products than dimensions.
-    operator = estimators.MatrixOperator(jnp.diag(values))
+    operator = linalg.MatrixOperator(jnp.diag(values))
     return estimators.trace(operator, jax.random.key(0), matvecs=8).value / 30
 
 
 def estimated_logdet(values):
-    operator = estimators.MatrixOperator(jnp.diag(values), positive_semidefinite=True)
+    operator = linalg.MatrixOperator(jnp.diag(values), positive_semidefinite=True)
     return estimators.logdet(operator, jax.random.key(0), matvecs=200).value / 30
 
 

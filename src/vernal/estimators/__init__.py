@@ -1,9 +1,6 @@
 """Estimates of traces, diagonals and log-determinants of operators that can only be multiplied by."""
 
 from .._ground import publish
-from ._curvature import gauss_newton_operator as gauss_newton_operator
-from ._curvature import hessian_operator as hessian_operator
-from ._curvature import jacobian_operator as jacobian_operator
 from ._diagonal import diagonal as diagonal
 from ._diagonal_method import DiagonalMethod as DiagonalMethod
 from ._estimate import Estimate as Estimate
@@ -12,9 +9,6 @@ from ._hutch_pp import HutchPlusPlus as HutchPlusPlus
 from ._hutch_pp import NAHutchPlusPlus as NAHutchPlusPlus
 from ._hutchinson import Hutchinson as Hutchinson
 from ._hutchinson_diagonal import HutchinsonDiagonal as HutchinsonDiagonal
-from ._kernels import kernel_operator as kernel_operator
-from ._lanczos import Tridiagonal as Tridiagonal
-from ._lanczos import lanczos as lanczos
 from ._logdet import logdet as logdet
 from ._method import Budget as Budget
 from ._method import Outcome as Outcome
@@ -22,9 +16,6 @@ from ._method import TraceMethod as TraceMethod
 from ._norms import frobenius_norm as frobenius_norm
 from ._norms import schatten_norm as schatten_norm
 from ._nystrom_pp import NystromPlusPlus as NystromPlusPlus
-from ._operators import FunctionOperator as FunctionOperator
-from ._operators import MatrixOperator as MatrixOperator
-from ._operators import Operator as Operator
 from ._probes import ComplexNormal as ComplexNormal
 from ._probes import ComplexSigns as ComplexSigns
 from ._probes import Normal as Normal

@@ -7,15 +7,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator, positive_int
 from ..show import type_error
 from ._adaptive_run import Run
-from ._arguments import positive_int
 from ._choose import Deflation
 from ._exact import exact_trace
 from ._growing import CHUNK
 from ._hutchinson import Hutchinson
 from ._method import Outcome, TraceMethod, check_tags, selected
-from ._operators import Operator
 from ._xnystrace import XNysTrace
 from ._xtrace import XTrace
 

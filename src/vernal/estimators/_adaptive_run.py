@@ -32,6 +32,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ..modules import Module
 from ..trees import tree_at
 from ._choose import Deflation, deflation
@@ -39,7 +40,6 @@ from ._exact import completed_trace, exact_trace
 from ._growing import CHUNK, Drawn, Free, Kept, Nested, Stream
 from ._hutchinson import Hutchinson
 from ._method import Outcome, default_probes
-from ._operators import Operator
 from ._sensitivity import Sensitivity
 from ._xnystrace import XNysTrace
 

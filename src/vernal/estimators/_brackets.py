@@ -13,7 +13,7 @@ Applied Mathematics 74 (1996), doi:10.1016/0377-0427(96)00018-0.
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ._lanczos_adjoint import Decomposition
+from ..linalg import Decomposition
 from ._orthogonal import power_below
 
 # Of the largest eigenvalue: how far rounding may move the others.

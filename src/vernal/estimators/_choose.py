@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 
+from ..linalg import Operator
 from ._hutchinson import Hutchinson
 from ._method import default_probes
-from ._operators import Operator
 from ._xnystrace import XNysTrace
 from ._xtrace import XTrace
 

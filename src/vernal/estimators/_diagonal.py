@@ -9,16 +9,15 @@ import jax.tree_util as jtu
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator, as_operator, to_tree
 from ..transforms import filter_jit
 from ._diagonal_method import DiagonalMethod
 from ._estimate import Estimate
 from ._exact import UnitVectors, exact_diagonal, looks_semidefinite
 from ._hutchinson_diagonal import HutchinsonDiagonal
 from ._method import Budget, Outcome, found_or_exact, planned
-from ._operators import Operator, as_operator
 from ._samples import is_real
 from ._sensitivity import attach, still
-from ._vectors import to_tree
 from ._xdiag import XDiag
 from ._xnysdiag import XNysDiag
 
@@ -77,10 +76,10 @@ def diagonal(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import estimators, linalg
         >>> x = jnp.linspace(0.0, 1.0, 200)
         >>> kernel = jnp.exp(-10 * (x[:, None] - x[None, :]) ** 2) * (1 + x[:, None]) * (1 + x[None, :])
-        >>> operator = estimators.MatrixOperator(kernel, positive_semidefinite=True)
+        >>> operator = linalg.MatrixOperator(kernel, positive_semidefinite=True)
         >>> estimate = estimators.diagonal(operator, jax.random.key(0), matvecs=20)
         >>> estimate.value.shape, bool(jnp.max(jnp.abs(estimate.value - (1 + x) ** 2)) < 1e-3)
         ((200,), True)

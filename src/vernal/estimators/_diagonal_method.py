@@ -4,8 +4,8 @@ import abc
 
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ._method import Budget, Method, Outcome
-from ._operators import Operator
 
 
 class DiagonalMethod(Method):

@@ -8,9 +8,9 @@ from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ..modules import field
 from ._method import Outcome
-from ._operators import Operator
 from ._sensitivity import Sensitivity
 
 # Bytes of unit vectors that are in memory at once.

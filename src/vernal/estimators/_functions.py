@@ -8,14 +8,19 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from .._ground import callable_name
+from ..linalg import (
+    Elementwise,
+    Operator,
+    carried_dense,
+    derivative,
+    divided_differences,
+    positive_int,
+    symmetric_operator,
+)
 from ..modules import Module
 from ..show import spec_text, type_error
 from ..transforms import closure_to_pytree, filter_jit
-from ._arguments import positive_int
 from ._estimate import Estimate
-from ._frechet import Elementwise, carried_dense, derivative, divided_differences
-from ._lanczos import symmetric_operator
-from ._operators import Operator
 from ._orthogonal import power_below
 from ._quadrature import (
     Kept,
@@ -72,9 +77,9 @@ def trace_of_function(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import estimators, linalg
         >>> matrix = jnp.diag(jnp.linspace(0.0, 1.0, 200)) + 0.001
-        >>> operator = estimators.MatrixOperator(matrix, symmetric=True)
+        >>> operator = linalg.MatrixOperator(matrix, symmetric=True)
         >>> estimate = estimators.trace_of_function(jnp.exp, operator, jax.random.key(0), matvecs=100)
         >>> exact = jnp.exp(jnp.linalg.eigvalsh(matrix)).sum()
         >>> bool(abs(estimate.value - exact) < 4 * estimate.standard_error)

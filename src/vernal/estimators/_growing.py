@@ -27,11 +27,11 @@ from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ..modules import Module, field
 from ._choose import Deflation
 from ._leave_out import LeftOut, prepared
 from ._method import Outcome
-from ._operators import Operator
 from ._orthogonal import orthonormal, product
 from ._probes import Probes
 from ._sensitivity import Sensitivity

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ._method import Budget, Outcome, TraceMethod, default_probes, products
-from ._operators import Operator
 from ._orthogonal import orthonormal, product
 from ._parts import deflated_pairs, divided, drawn, outside, together
 from ._probes import Probes

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ._method import Budget, Outcome, TraceMethod, default_probes, masked, products
-from ._operators import Operator
 from ._probes import Probes
 from ._samples import (
     Samples,

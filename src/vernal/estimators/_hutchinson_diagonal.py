@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ..trees import tree_at
 from ._diagonal_method import DiagonalMethod
 from ._hutchinson import _Drawn
 from ._method import Budget, Outcome, default_probes
-from ._operators import Operator
 from ._probes import Probes
 from ._samples import is_real, tolerance
 from ._sensitivity import Sensitivity

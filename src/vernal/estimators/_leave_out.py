@@ -31,9 +31,9 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ..show import value_error
 from ._method import Budget, Outcome, TraceMethod, masked, products
-from ._operators import Operator
 from ._orthogonal import orthonormal, power_of_two, product
 from ._probes import ComplexSigns, Normal, Probes, Signs
 from ._sensitivity import Sensitivity

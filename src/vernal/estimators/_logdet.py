@@ -5,11 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import as_operator, real_number
 from ..show import short, value_error
-from ._arguments import real_number
 from ._estimate import Estimate
 from ._functions import quadrature_estimate
-from ._operators import as_operator
 from ._quadrature import LanczosQuadrature
 
 
@@ -56,10 +55,10 @@ def logdet(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import estimators, linalg
         >>> x = jnp.linspace(0, 1, 200)
         >>> kernel = jnp.exp(-50 * (x[:, None] - x[None, :]) ** 2) + 0.1 * jnp.eye(200)
-        >>> operator = estimators.MatrixOperator(kernel, positive_semidefinite=True)
+        >>> operator = linalg.MatrixOperator(kernel, positive_semidefinite=True)
         >>> estimate = estimators.logdet(operator, jax.random.key(0), matvecs=150)
         >>> bool(abs(estimate.value - jnp.linalg.slogdet(kernel)[1]) < 4 * estimate.standard_error)
         True

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator, positive_int, whole_number
 from ..modules import Module
 from ..show import value_error
-from ._arguments import positive_int, whole_number
-from ._operators import Operator
 from ._probes import ComplexSigns, Probes, Signs
 from ._sensitivity import Chosen, Sensitivity
 

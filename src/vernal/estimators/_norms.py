@@ -7,19 +7,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator, as_operator, positive_int
 from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
-from ._arguments import positive_int
 from ._estimate import Estimate
 from ._functions import quadrature_estimate
 from ._method import default_probes
-from ._operators import Operator, as_operator
 from ._orthogonal import power_below
 from ._probes import Probes
 from ._quadrature import Kept, LanczosQuadrature
 from ._sensitivity import attach
-from ._vectors import Structure
 
 
 def schatten_norm(
@@ -133,7 +131,7 @@ class _Gram(Operator):
     positive_semidefinite: bool
     operator: Operator
 
-    def in_structure(self) -> Structure:
+    def in_structure(self) -> Any:
         return self.operator.in_structure()
 
     def mv(self, vector: Any) -> Any:

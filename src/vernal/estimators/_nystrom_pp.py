@@ -8,9 +8,9 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ._hutch_pp import correlations, outcome_of
 from ._method import Budget, Outcome, TraceMethod, default_probes
-from ._operators import Operator
 from ._orthogonal import orthonormal, product, shifted_cholesky
 from ._parts import deflated_pairs, divided, drawn, outside, together
 from ._probes import Probes
@@ -38,9 +38,9 @@ class NystromPlusPlus(TraceMethod):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import estimators, linalg
         >>> matrix = jnp.diag(1 / jnp.arange(1.0, 301) ** 2) + jnp.ones((300, 300)) / 300
-        >>> operator = estimators.MatrixOperator(matrix, positive_semidefinite=True)
+        >>> operator = linalg.MatrixOperator(matrix, positive_semidefinite=True)
         >>> method = estimators.NystromPlusPlus()
         >>> estimate = estimators.trace(operator, jax.random.key(0), matvecs=60, method=method)
         >>> bool(abs(estimate.value - jnp.trace(matrix)) < 4 * estimate.standard_error)

@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ._method import Budget, masked, products
-from ._operators import Operator
 from ._orthogonal import product
 from ._probes import Probes
 from ._sensitivity import Stored

@@ -29,14 +29,21 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import (
+    Decomposition,
+    Elementwise,
+    Nodes,
+    Operator,
+    carried,
+    combined,
+    decompose,
+    derivative,
+    divided_differences,
+)
 from ..modules import Module, field
 from ..show import value_error
 from ._brackets import dense, lower_end, with_node_at
-from ._frechet import Elementwise, Nodes, carried, derivative, divided_differences
-from ._lanczos import combined, decompose
-from ._lanczos_adjoint import Decomposition
 from ._method import default_probes
-from ._operators import Operator
 from ._orthogonal import power_below
 from ._probes import Probes
 from ._sensitivity import Sensitivity
@@ -67,9 +74,9 @@ class LanczosQuadrature(Module):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import estimators, linalg
         >>> matrix = jnp.diag(jnp.linspace(1.0, 3.0, 500)) + 0.001
-        >>> operator = estimators.MatrixOperator(matrix, positive_semidefinite=True)
+        >>> operator = linalg.MatrixOperator(matrix, positive_semidefinite=True)
         >>> method = estimators.LanczosQuadrature(steps=8)
         >>> estimate = estimators.logdet(operator, jax.random.key(0), matvecs=160, method=method)
         >>> bool(abs(estimate.value - jnp.linalg.slogdet(matrix)[1]) < 4 * estimate.standard_error)

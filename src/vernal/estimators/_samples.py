@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ._operators import Operator
+from ..linalg import Operator
 from ._probes import Probes
 
 # The error of rounding of a sum, in units of eps times its size, is covered by the error that is reported.

@@ -25,11 +25,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._ground import is_none
+from ..linalg import Operator
 from ..modules import Module
 from ..primitives import linear_call
 from ..transforms import filter_custom_jvp, is_zero
 from ..trees import combine, is_array, is_inexact_array, partition
-from ._operators import Operator
 
 _T = TypeVar("_T")
 

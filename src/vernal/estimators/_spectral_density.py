@@ -6,13 +6,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator, decompose, positive_int, symmetric_operator
 from ..modules import Module
 from ..primitives import nondifferentiable
 from ..show import spec_text, value_error
 from ..transforms import filter_jit
-from ._arguments import positive_int
-from ._lanczos import decompose, symmetric_operator
-from ._operators import Operator
 from ._quadrature import LanczosQuadrature, Starts, consistent, eigen, tridiagonals
 
 # The default width of a bump, as a part of the range of the spectrum.
@@ -77,8 +75,8 @@ def spectral_density(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
-        >>> operator = estimators.MatrixOperator(jnp.diag(jnp.linspace(0.0, 1.0, 100)), symmetric=True)
+        >>> from vernal import estimators, linalg
+        >>> operator = linalg.MatrixOperator(jnp.diag(jnp.linspace(0.0, 1.0, 100)), symmetric=True)
         >>> found = estimators.spectral_density(operator, jax.random.key(0), matvecs=80)
         >>> print(jnp.trapezoid(found.density, found.points).round(3))
         1.0

@@ -6,8 +6,8 @@ The probes' error comes from the slopes of the forms w^* f(A) w (see `_samples.p
 import jax.numpy as jnp
 from jax import Array
 
+from ..linalg import Operator
 from ..modules import Module
-from ._operators import Operator
 from ._quadrature import Starts, Sums
 from ._samples import Samples, samples_of, slopes_of
 

@@ -8,17 +8,16 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator, as_operator, positive_int, tolerance
 from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
 from ._adaptive import adaptive_method, adaptive_trace
-from ._arguments import positive_int, tolerance
 from ._choose import Deflation, choose
 from ._estimate import Estimate
 from ._exact import exact_trace
 from ._hutchinson import Hutchinson
 from ._method import Budget, Outcome, TraceMethod, found_or_exact, planned
-from ._operators import Operator, as_operator
 from ._sensitivity import attach, still
 
 # Up to this size an operator is known exactly after as many products as anybody would make without being asked.
@@ -88,9 +87,9 @@ def trace(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import estimators, linalg
         >>> matrix = jnp.diag(1 / jnp.arange(1.0, 301) ** 2) + jnp.ones((300, 300)) / 300
-        >>> operator = estimators.MatrixOperator(matrix, positive_semidefinite=True)
+        >>> operator = linalg.MatrixOperator(matrix, positive_semidefinite=True)
         >>> estimate = estimators.trace(operator, jax.random.key(0), rtol=1e-2, max_matvecs=200)
         >>> bool(estimate.tolerance_met), bool(abs(estimate.value - jnp.trace(matrix)) < 0.03)
         (True, True)

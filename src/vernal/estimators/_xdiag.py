@@ -4,11 +4,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ._diagonal_method import DiagonalMethod
 from ._leave_out import prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
 from ._method import Budget, Outcome, default_probes, masked, products
-from ._operators import Operator
 from ._orthogonal import orthonormal, product
 from ._samples import is_real
 from ._sensitivity import Stored

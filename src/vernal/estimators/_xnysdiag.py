@@ -5,12 +5,12 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
+from ..linalg import Operator
 from ._diagonal_method import DiagonalMethod
 from ._hutchinson_diagonal import slopes
 from ._leave_out import Sketch, near_hermitian, prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
 from ._method import Budget, Outcome, default_probes, masked, products
-from ._operators import Operator
 from ._orthogonal import product, shifted_cholesky
 from ._sensitivity import Stored
 
@@ -34,10 +34,10 @@ class XNysDiag(DiagonalMethod):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import estimators, linalg
         >>> x = jnp.linspace(0.0, 1.0, 50)
         >>> kernel = jnp.exp(-jnp.abs(x[:, None] - x[None, :]) ** 2)
-        >>> operator = estimators.MatrixOperator(kernel, positive_semidefinite=True)
+        >>> operator = linalg.MatrixOperator(kernel, positive_semidefinite=True)
         >>> estimate = estimators.diagonal(operator, jax.random.key(0), matvecs=12, method=estimators.XNysDiag())
         >>> bool(jnp.max(jnp.abs(estimate.value - 1)) < 1e-4)
         True

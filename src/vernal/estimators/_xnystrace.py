@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
+from ..linalg import Operator
 from ._leave_out import (
     LeaveOneOut,
     LeftOut,
@@ -18,7 +19,6 @@ from ._leave_out import (
     usable_pairs,
 )
 from ._method import Outcome
-from ._operators import Operator
 from ._orthogonal import filled, orthonormal, product, shifted_cholesky
 
 
@@ -48,8 +48,8 @@ class XNysTrace(LeaveOneOut):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
-        >>> operator = estimators.MatrixOperator(jnp.diag(0.7 ** jnp.arange(200.0)), positive_semidefinite=True)
+        >>> from vernal import estimators, linalg
+        >>> operator = linalg.MatrixOperator(jnp.diag(0.7 ** jnp.arange(200.0)), positive_semidefinite=True)
         >>> method = estimators.XNysTrace()
         >>> estimate = estimators.trace(operator, jax.random.key(0), matvecs=40, method=method)
         >>> bool(abs(estimate.value - 1 / 0.3) < 1e-4)

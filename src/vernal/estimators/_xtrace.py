@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from ..linalg import Operator
 from ._leave_out import (
     LeaveOneOut,
     LeftOut,
@@ -18,7 +19,6 @@ from ._leave_out import (
     usable_pairs,
 )
 from ._method import Outcome, products
-from ._operators import Operator
 from ._orthogonal import orthonormal, product
 
 

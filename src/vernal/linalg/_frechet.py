@@ -39,12 +39,21 @@ Elementwise = Callable[[Array], Array]
 
 
 def derivative(f: Elementwise) -> Elementwise:
-    """The derivative of a function that acts element by element."""
+    """The derivative of a function that acts element by element.
+
+    Args:
+        f: the function.
+    """
     return lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
 
 
 def divided_differences(g: Elementwise, nodes: Array) -> Array:
-    """(g(x_i) - g(x_j)) / (x_i - x_j), the derivative where they are equal: `(b, m)` to `(b, m, m)`."""
+    """(g(x_i) - g(x_j)) / (x_i - x_j), the derivative where they are equal; of shape `(b, m, m)`.
+
+    Args:
+        g: the function, element by element.
+        nodes: of shape `(b, m)`.
+    """
     rows, columns = jnp.broadcast_arrays(nodes[:, :, None], nodes[:, None, :])
     gap = rows - columns
     # Where the difference would lose as much as the derivative at the middle.
@@ -67,7 +76,6 @@ class Nodes(Module):
     vectors: Array
 
 
-@filter_custom_jvp
 def carried(
     product: Array, operator: Operator, found: Decomposition, small: Nodes, differences: Array
 ) -> Array:
@@ -80,11 +88,18 @@ def carried(
         small: of its tridiagonal matrix.
         differences: the divided differences of g at the nodes.
     """
+    return _carried(product, operator, found, small, differences)
+
+
+@filter_custom_jvp
+def _carried(
+    product: Array, operator: Operator, found: Decomposition, small: Nodes, differences: Array
+) -> Array:
     del operator, found, small, differences
     return product
 
 
-@carried.def_jvp(symbolic_zeros=True)
+@_carried.def_jvp(symbolic_zeros=True)
 def _carried_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     product, operator, found, small, differences = primals
     product_dot = None if tangents[0] is None or is_zero(tangents[0]) else materialise(tangents[0])
@@ -148,15 +163,26 @@ def _sum(formula: str, *operands: Array) -> Array:
     return jnp.einsum(formula, *operands, precision=lax.Precision.HIGHEST)
 
 
-@filter_custom_jvp
 def carried_dense(value: Array, matrix: Array, vectors: Array, differences: Array) -> Array:
     """`g(A)`, which is given as `value`, with its derivative with respect to the Hermitian matrix A, from the
-    eigenvectors of A and the divided differences of g at its eigenvalues."""
+    eigenvectors of A and the divided differences of g at its eigenvalues.
+
+    Args:
+        value: g(A), of shape `(n, n)`.
+        matrix: A.
+        vectors: its eigenvectors, as columns.
+        differences: of shape `(n, n)`.
+    """
+    return _carried_dense(value, matrix, vectors, differences)
+
+
+@filter_custom_jvp
+def _carried_dense(value: Array, matrix: Array, vectors: Array, differences: Array) -> Array:
     del matrix, vectors, differences
     return value
 
 
-@carried_dense.def_jvp(symbolic_zeros=True)
+@_carried_dense.def_jvp(symbolic_zeros=True)
 def _carried_dense_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     value, _, vectors, differences = primals
     value_dot, matrix_dot = tangents[:2]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import vernal
-from vernal.estimators import FunctionOperator, MatrixOperator
-from vernal.estimators._vectors import dtype_of, size_of, structure_of, to_flat, to_tree
+from vernal.linalg import FunctionOperator, MatrixOperator
+from vernal.linalg._vectors import dtype_of, size_of, structure_of, to_flat, to_tree
 
 
 class Pair(vernal.Module):

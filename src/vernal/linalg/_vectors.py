@@ -57,7 +57,12 @@ def dtype_of(structure: Structure, where: str) -> Any:
 
 
 def to_tree(structure: Structure, flat: Array) -> Any:
-    """A flat vector as a tree."""
+    """A flat vector as a tree.
+
+    Args:
+        structure: what the tree is like.
+        flat: of shape `(n,)`.
+    """
     leaves, treedef = jtu.tree_flatten(structure)
     out, start = [], 0
     for leaf in leaves:

@@ -55,8 +55,8 @@ def hessian_operator(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
-        >>> hessian = estimators.hessian_operator(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]))
+        >>> from vernal import linalg
+        >>> hessian = linalg.hessian_operator(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]))
         >>> print(hessian.mv(jnp.ones(2)))
         [ 6. 12.]
     """
@@ -96,9 +96,9 @@ def jacobian_operator(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import linalg
         >>> field = lambda x: jnp.array([x[0] * x[1], x[1] ** 2])
-        >>> jacobian = estimators.jacobian_operator(field, jnp.array([2.0, 3.0]))
+        >>> jacobian = linalg.jacobian_operator(field, jnp.array([2.0, 3.0]))
         >>> print(jacobian.mv(jnp.ones(2)), jacobian.adjoint_mv(jnp.ones(2)))
         [5. 6.] [3. 8.]
     """
@@ -144,9 +144,9 @@ def gauss_newton_operator(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import linalg
         >>> fit = lambda x: jnp.array([x[0] * x[1], x[1], 1.0])
-        >>> matrix = estimators.gauss_newton_operator(fit, jnp.array([2.0, 3.0]))
+        >>> matrix = linalg.gauss_newton_operator(fit, jnp.array([2.0, 3.0]))
         >>> print(matrix.mv(jnp.array([1.0, 0.0])), matrix.positive_semidefinite)
         [9. 6.] True
     """

@@ -12,9 +12,9 @@ import pytest
 import vernal
 from vernal import estimators
 from vernal.debug import assert_max_traces
-from vernal.estimators import FunctionOperator, MatrixOperator
-from vernal.estimators._blocks import block_size
-from vernal.estimators._operators import as_operator
+from vernal.linalg import FunctionOperator, MatrixOperator
+from vernal.linalg._blocks import block_size
+from vernal.linalg._operators import as_operator
 
 N = 6
 RNG = np.random.default_rng(0)

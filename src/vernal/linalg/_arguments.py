@@ -15,7 +15,14 @@ from ..transforms import TracedShapeError
 
 def positive_int(value: Any, name: str, where: str, *, minimum: int = 1) -> int:
     """A Python int of at least `minimum`, the least that makes sense. A traced number is a `TracedShapeError`, to
-    which `filter_jit` adds which argument it comes from."""
+    which `filter_jit` adds which argument it comes from.
+
+    Args:
+        value: what was given.
+        name: of the argument.
+        where: for the message.
+        minimum: the least that makes sense.
+    """
     if isinstance(value, Tracer):
         raise TracedShapeError(
             message(
@@ -43,6 +50,13 @@ def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) 
 
     It may be a Python int, or an integer array of shape (), which may be traced. Beyond `minimum`, the least that
     makes sense, and `most`, which shapes are made for, a Python int is refused and an array clamped.
+
+    Args:
+        value: what was given.
+        name: of the argument.
+        where: for the message.
+        minimum: the least number.
+        most: the greatest.
     """
     if isinstance(value, Array):
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.integer):
@@ -70,7 +84,14 @@ def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) 
 
 def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
     """A tolerance, which may be traced, as an array of shape () and the real dtype of the result; None is zero. A
-    negative one, or one that is not a number, is refused where it is known."""
+    negative one, or one that is not a number, is refused where it is known.
+
+    Args:
+        value: what was given.
+        name: of the argument.
+        where: for the message.
+        dtype: of the result.
+    """
     number = real_number(0 if value is None else value, name, where, dtype)
     if value is not None and not isinstance(value, Tracer) and not 0 <= float(value) < math.inf:
         raise value_error(
@@ -83,7 +104,14 @@ def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
 
 
 def real_number(value: Any, name: str, where: str, dtype: Any) -> Array:
-    """A real number, which may be traced, as an array of shape () and a dtype."""
+    """A real number, which may be traced, as an array of shape () and a dtype.
+
+    Args:
+        value: what was given.
+        name: of the argument.
+        where: for the message.
+        dtype: of the result.
+    """
     if isinstance(value, bool) or not isinstance(
         value, int | float | np.generic | np.ndarray | Array
     ):

@@ -33,12 +33,12 @@ class Operator(Module):
     Vectors are trees of arrays, all real or all complex. Algorithms see them as flat arrays of one dtype, as columns
     of a matrix; that dtype is the widest of the tree, and single precision at least.
 
-    A tag is a promise: estimators may use it and check it only where that costs nothing. See `Estimate.tags_hold`.
+    A tag is a promise: algorithms may use it, and check it only where that costs nothing. See `Estimate.tags_hold`.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal import estimators
-        >>> class Circulant(estimators.Operator):
+        >>> from vernal import linalg
+        >>> class Circulant(linalg.Operator):
         ...     row: jax.Array
         ...     symmetric: bool = False
         ...     positive_semidefinite: bool = False
@@ -195,7 +195,7 @@ class MatrixOperator(Operator):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from vernal.estimators import MatrixOperator
+        >>> from vernal.linalg import MatrixOperator
         >>> operator = MatrixOperator(jnp.diag(jnp.array([1.0, 2.0])), positive_semidefinite=True)
         >>> print(operator.mv(jnp.ones(2)), operator.symmetric)
         [1. 2.] True
@@ -284,7 +284,7 @@ class FunctionOperator(Operator):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from vernal.estimators import FunctionOperator
+        >>> from vernal.linalg import FunctionOperator
         >>> example = {"a": jnp.zeros(2), "b": jnp.zeros(())}
         >>> operator = FunctionOperator(lambda v: {"a": 3 * v["a"], "b": -v["b"]}, example, symmetric=True)
         >>> operator.size
@@ -344,7 +344,12 @@ class FunctionOperator(Operator):
 
 def as_operator(operator: Any, where: str) -> Operator:
     """What a user gives as an operator: an `Operator`, a square matrix, or any object with `mv` and
-    `in_structure()`. The tags of Lineax's operators are read."""
+    `in_structure()`. The tags of Lineax's operators are read.
+
+    Args:
+        operator: what was given; anything else is a `TypeError`.
+        where: for the message.
+    """
     if isinstance(operator, Operator):
         return operator
     if isinstance(operator, jax.Array | np.ndarray):
@@ -361,7 +366,7 @@ def as_operator(operator: Any, where: str) -> Operator:
         if is_function
         else "this is not an operator",
         where=where,
-        expected="a square matrix, an operator of vernal.estimators, or an object with `mv` and `in_structure()`",
+        expected="a square matrix, an operator of vernal.linalg, or an object with `mv` and `in_structure()`",
         got=callable_name(operator) if is_function else short(operator),
         instead="`FunctionOperator(fn, example)` with a vector as the example",
     )

@@ -90,7 +90,7 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from vernal.estimators import MatrixOperator, lanczos
+        >>> from vernal.linalg import MatrixOperator, lanczos
         >>> operator = MatrixOperator(jnp.diag(jnp.array([1.0, 2.0, 3.0])), symmetric=True)
         >>> found = lanczos(operator, jnp.ones(3), 3)
         >>> print(jnp.linalg.eigvalsh(found.matrix()).round(4), found.rank)
@@ -119,7 +119,12 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
 
 
 def symmetric_operator(operator: Any, where: str) -> Operator:
-    """An operator that is declared symmetric, else `ValueError`; `TypeError` if it is no operator."""
+    """An operator that is declared symmetric, else `ValueError`; `TypeError` if it is no operator.
+
+    Args:
+        operator: what was given.
+        where: for the message.
+    """
     operator = as_operator(operator, where)
     if not operator.symmetric:
         raise value_error(
@@ -133,9 +138,19 @@ def symmetric_operator(operator: Any, where: str) -> Operator:
     return operator
 
 
-@filter_custom_jvp
 def decompose(operator: Operator, starts: Array, steps: int) -> Decomposition:
-    """Lanczos' recurrence from each row of a matrix of shape `(b, n)`."""
+    """Lanczos' recurrence from each row of a matrix.
+
+    Args:
+        operator: symmetric.
+        starts: of shape `(b, n)`.
+        steps: from 1 to n.
+    """
+    return _decompose(operator, starts, steps)
+
+
+@filter_custom_jvp
+def _decompose(operator: Operator, starts: Array, steps: int) -> Decomposition:
     real = jnp.finfo(starts.dtype).dtype
     size = norms(starts)
     first = jnp.where((size > 0)[:, None], starts / _or_one(size)[:, None].astype(starts.dtype), 0)
@@ -150,7 +165,7 @@ def decompose(operator: Operator, starts: Array, steps: int) -> Decomposition:
     return Decomposition(state.basis, state.diagonal, off, size, residual, state.asymmetry)
 
 
-decompose.def_jvp(rule(decompose), symbolic_zeros=True)
+_decompose.def_jvp(rule(_decompose), symbolic_zeros=True)
 
 
 class _State(Module):
@@ -198,7 +213,12 @@ def _step(operator: Operator, k: Array, steps: int, state: _State) -> _State:
 
 
 def combined(weights: Array, basis: Array) -> Array:
-    """Linear combinations of basis vectors: `(b, m)` and `(b, m, n)` to `(b, n)`."""
+    """Linear combinations of basis vectors, of shape `(b, n)`.
+
+    Args:
+        weights: of shape `(b, m)`.
+        basis: of shape `(b, m, n)`.
+    """
     return jnp.einsum("bm,bmn->bn", weights, basis, precision=lax.Precision.HIGHEST)
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import vernal
-from vernal import estimators
+from vernal import estimators, linalg
 from vernal.debug import assert_max_traces
 
 X = jnp.linspace(-1.0, 1.0, 5)
@@ -56,7 +56,7 @@ def with_flat(fn, tree):
 
 
 def test_the_hessian_agrees_with_the_dense_one():
-    operator = estimators.hessian_operator(rosenbrock, X, 3.0)
+    operator = linalg.hessian_operator(rosenbrock, X, 3.0)
     assert operator.symmetric and not operator.positive_semidefinite
     want = jax.jit(jax.hessian(rosenbrock))(X, 3.0)
     np.testing.assert_allclose(dense(operator), want, rtol=1e-5, atol=1e-5)
@@ -65,7 +65,7 @@ def test_the_hessian_agrees_with_the_dense_one():
 
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_the_hessian_of_a_model_is_that_of_its_floating_point_arrays(batch_size):
-    operator = estimators.hessian_operator(loss, model(), INPUTS, TARGETS, batch_size=batch_size)
+    operator = linalg.hessian_operator(loss, model(), INPUTS, TARGETS, batch_size=batch_size)
     flat, of_flat = with_flat(lambda m: loss(m, INPUTS, TARGETS), model())
     np.testing.assert_allclose(
         dense(operator), jax.jit(jax.hessian(of_flat))(flat), rtol=1e-4, atol=1e-5
@@ -77,13 +77,13 @@ def test_the_hessian_of_a_model_is_that_of_its_floating_point_arrays(batch_size)
 
 
 def test_what_is_frozen_is_no_part_of_the_hessian():
-    operator = estimators.hessian_operator(loss, vernal.freeze(model(), "bias"), INPUTS, TARGETS)
-    whole = dense(estimators.hessian_operator(loss, model(), INPUTS, TARGETS))
+    operator = linalg.hessian_operator(loss, vernal.freeze(model(), "bias"), INPUTS, TARGETS)
+    whole = dense(linalg.hessian_operator(loss, model(), INPUTS, TARGETS))
     np.testing.assert_allclose(dense(operator), whole[:6, :6], rtol=1e-4, atol=1e-6)
 
 
 def test_the_hessian_of_a_convex_function_can_be_declared_positive():
-    operator = estimators.hessian_operator(lambda x: x @ x, X, positive_semidefinite=True)
+    operator = linalg.hessian_operator(lambda x: x @ x, X, positive_semidefinite=True)
     assert operator.positive_semidefinite
 
 
@@ -92,7 +92,7 @@ def test_the_jacobian_and_its_adjoint_agree_with_the_dense_one():
         return {"u": jnp.sin(x["u"]) * x["v"], "v": rate * jnp.cumsum(x["u"]) ** 2}
 
     x = {"u": X, "v": X + 2}
-    operator = estimators.jacobian_operator(field, x, 0.5)
+    operator = linalg.jacobian_operator(field, x, 0.5)
     assert not operator.symmetric
     flat, of_flat = with_flat(lambda x: ravel_pytree(field(x, 0.5))[0], x)
     want = jax.jit(jax.jacobian(of_flat))(flat)
@@ -102,7 +102,7 @@ def test_the_jacobian_and_its_adjoint_agree_with_the_dense_one():
 
 def test_the_jacobian_of_a_holomorphic_function_is_complex():
     x = jax.lax.complex(X, X[::-1])
-    operator = estimators.jacobian_operator(lambda x: jnp.exp(x) * x[::-1], x)
+    operator = linalg.jacobian_operator(lambda x: jnp.exp(x) * x[::-1], x)
     want = np.asarray(jax.jacfwd(lambda x: jnp.exp(x) * x[::-1], holomorphic=True)(x))
     np.testing.assert_allclose(dense(operator), want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(dense(operator, adjoint=True), want.conj().T, rtol=1e-5, atol=1e-5)
@@ -113,7 +113,7 @@ def test_the_jacobian_of_a_map_from_models_to_models_is_taken_between_their_arra
         return jax.tree.map(lambda x: x**2 if vernal.is_inexact_array(x) else x, model)
 
     flat, _ = ravel_pytree(vernal.filter(model(), vernal.is_inexact_array))
-    operator = estimators.jacobian_operator(step, model())
+    operator = linalg.jacobian_operator(step, model())
     np.testing.assert_allclose(dense(operator), np.diag(2 * flat), rtol=1e-5)
 
 
@@ -126,7 +126,7 @@ def test_the_gauss_newton_matrix_agrees_with_the_dense_one(of):
     def predict(model, inputs):
         return model(inputs)
 
-    operator = estimators.gauss_newton_operator(predict, model(), INPUTS, loss=of)
+    operator = linalg.gauss_newton_operator(predict, model(), INPUTS, loss=of)
     assert operator.symmetric and operator.positive_semidefinite
     flat, of_flat = with_flat(lambda m: m(INPUTS).ravel(), model())
     jacobian = jax.jit(jax.jacobian(of_flat))(flat)
@@ -147,7 +147,7 @@ def test_the_gauss_newton_matrix_of_a_linear_function_is_the_hessian():
     def energy(out):
         return jnp.sum(jnp.cosh(out["out"]))
 
-    operator = estimators.gauss_newton_operator(fit, X, loss=energy)
+    operator = linalg.gauss_newton_operator(fit, X, loss=energy)
     want = jax.jit(jax.hessian(lambda x: energy(fit(x))))(X)
     np.testing.assert_allclose(dense(operator), want, rtol=1e-4, atol=1e-5)
 
@@ -159,18 +159,18 @@ def test_the_gauss_newton_matrix_of_complex_results_sums_the_squares_of_their_si
         return matrix @ x.astype(jnp.complex64)
 
     want = np.real(matrix.conj().T @ matrix)
-    operator = estimators.gauss_newton_operator(fit, X)
+    operator = linalg.gauss_newton_operator(fit, X)
     np.testing.assert_allclose(dense(operator), want, rtol=1e-5, atol=1e-5)
 
     def energy(out):
         return jnp.sum(jnp.abs(out) ** 2) / 2
 
-    operator = estimators.gauss_newton_operator(fit, X, loss=energy)
+    operator = linalg.gauss_newton_operator(fit, X, loss=energy)
     np.testing.assert_allclose(dense(operator), want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_loss_that_is_not_convex_can_be_said_to_be_so():
-    operator = estimators.gauss_newton_operator(
+    operator = linalg.gauss_newton_operator(
         lambda x: x, X, loss=lambda z: -(z @ z), positive_semidefinite=False
     )
     assert operator.symmetric and not operator.positive_semidefinite
@@ -183,12 +183,12 @@ def test_curvature_is_differentiated_with_respect_to_everything_inside():
         def energy(y):
             return jnp.sum(scale * y**4)
 
-        return vector @ estimators.hessian_operator(energy, x).mv(vector)
+        return vector @ linalg.hessian_operator(energy, x).mv(vector)
 
     by_x, by_scale = jax.jit(jax.grad(along, argnums=(0, 1)))(X, jnp.asarray(2.0))
     np.testing.assert_allclose(by_x, 48 * X * vector**2, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(by_scale, jnp.sum(12 * X**2 * vector**2), rtol=1e-5)
-    operator = estimators.hessian_operator(lambda x: jnp.sum(x**4), X)
+    operator = linalg.hessian_operator(lambda x: jnp.sum(x**4), X)
     gradient = vernal.filter_jit(vernal.filter_grad(lambda o: vector @ o.mv(vector)))(operator)
     (leaf,) = jax.tree.leaves(gradient)
     np.testing.assert_allclose(leaf, 24 * X * vector**2, rtol=1e-5, atol=1e-5)
@@ -199,13 +199,13 @@ def test_curvature_made_anew_does_not_compile_again():
     for i in range(3):
         x = X + i
         block = jnp.ones((5, 2))
-        run(estimators.hessian_operator(rosenbrock, x, 2.0), block)
-        run(estimators.jacobian_operator(jnp.sin, x), block)
-        run(estimators.gauss_newton_operator(jnp.sin, x), block)
+        run(linalg.hessian_operator(rosenbrock, x, 2.0), block)
+        run(linalg.jacobian_operator(jnp.sin, x), block)
+        run(linalg.gauss_newton_operator(jnp.sin, x), block)
 
 
 def test_the_trace_of_a_hessian_is_estimated_with_an_error_that_fits():
-    operator = estimators.hessian_operator(loss, model(), INPUTS, TARGETS)
+    operator = linalg.hessian_operator(loss, model(), INPUTS, TARGETS)
     exact = np.trace(dense(operator))
     estimate = estimators.trace(
         operator, jax.random.key(0), matvecs=6, method=estimators.Hutchinson()
@@ -214,9 +214,9 @@ def test_the_trace_of_a_hessian_is_estimated_with_an_error_that_fits():
 
 
 MAKERS = [
-    estimators.hessian_operator,
-    estimators.jacobian_operator,
-    estimators.gauss_newton_operator,
+    linalg.hessian_operator,
+    linalg.jacobian_operator,
+    linalg.gauss_newton_operator,
 ]
 
 
@@ -228,7 +228,7 @@ def test_there_must_be_something_to_differentiate(make):
         make(loss, vernal.freeze(model(), ["weight", "bias"]), INPUTS, TARGETS)
 
 
-@pytest.mark.parametrize("make", [estimators.hessian_operator, estimators.gauss_newton_operator])
+@pytest.mark.parametrize("make", [linalg.hessian_operator, linalg.gauss_newton_operator])
 def test_second_derivatives_at_complex_arrays_are_refused(make):
     with pytest.raises(TypeError, match="are not linear over the complex numbers"):
         make(lambda x: jnp.sum(jnp.abs(x) ** 2), jnp.ones(2, jnp.complex64))
@@ -237,13 +237,13 @@ def test_second_derivatives_at_complex_arrays_are_refused(make):
 @pytest.mark.parametrize("fn", [lambda x: x[1:], lambda x: jnp.sum(x), lambda x: (x, x)])
 def test_a_jacobian_that_is_not_square_is_refused_when_it_is_made(fn):
     with pytest.raises(TypeError, match=r"the operator is not square(.|\n)*jacobian_operator"):
-        estimators.jacobian_operator(fn, X)
+        linalg.jacobian_operator(fn, X)
 
 
 def test_functions_that_have_no_such_derivative_are_refused_when_the_operator_is_made():
     with pytest.raises(TypeError, match="scalar"):
-        estimators.hessian_operator(jnp.sin, X)
+        linalg.hessian_operator(jnp.sin, X)
     with pytest.raises(TypeError, match="its result holds no floating-point arrays"):
-        estimators.gauss_newton_operator(jnp.argmax, X)
+        linalg.gauss_newton_operator(jnp.argmax, X)
     with pytest.raises(TypeError, match="scalar"):
-        estimators.gauss_newton_operator(jnp.sin, X, loss=jnp.sin)
+        linalg.gauss_newton_operator(jnp.sin, X, loss=jnp.sin)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vernal
-from vernal import estimators
+from vernal import linalg
 from vernal.debug import assert_max_traces
 
 POINTS = jax.random.normal(jax.random.key(0), (23, 2))
@@ -33,7 +33,7 @@ def stored(kernel, points, noise):
 
 @pytest.mark.parametrize("batch_size", [None, 1, 5, 100])
 def test_products_agree_with_the_stored_matrix(batch_size):
-    operator = estimators.kernel_operator(gaussian(), POINTS, noise=0.1, batch_size=batch_size)
+    operator = linalg.kernel_operator(gaussian(), POINTS, noise=0.1, batch_size=batch_size)
     assert operator.symmetric and operator.positive_semidefinite and operator.size == 23
     want = stored(gaussian(), POINTS, 0.1)
     run = vernal.filter_jit(
@@ -57,14 +57,14 @@ def test_points_may_be_trees_and_numpy_arrays():
         same = (a["kind"] == b["kind"]).astype(jnp.float32)
         return same * gaussian()(a["place"], b["place"])
 
-    operator = estimators.kernel_operator(kernel, points)
+    operator = linalg.kernel_operator(kernel, points)
     want = stored(kernel, jax.tree.map(jnp.asarray, points), 0.0) @ BLOCK
     np.testing.assert_allclose(operator.matmul(BLOCK), want, rtol=1e-5, atol=1e-5)
 
 
 def test_every_point_may_have_its_own_noise():
     noise = jnp.arange(23.0)
-    operator = estimators.kernel_operator(lambda a, b: jnp.zeros(()), POINTS, noise=noise)
+    operator = linalg.kernel_operator(lambda a, b: jnp.zeros(()), POINTS, noise=noise)
     np.testing.assert_allclose(operator.matmul(BLOCK), noise[:, None] * BLOCK)
 
 
@@ -73,7 +73,7 @@ def test_a_complex_kernel_makes_a_hermitian_operator():
         turn = jnp.sum(a - b)
         return jax.lax.complex(jnp.cos(turn), jnp.sin(turn))
 
-    operator = estimators.kernel_operator(kernel, POINTS, noise=1.0, batch_size=4)
+    operator = linalg.kernel_operator(kernel, POINTS, noise=1.0, batch_size=4)
     block = jax.lax.complex(BLOCK, BLOCK[::-1])
     want = stored(kernel, POINTS, 1.0)
     np.testing.assert_allclose(want, want.conj().T, atol=1e-6)
@@ -85,14 +85,14 @@ def test_a_complex_kernel_makes_a_hermitian_operator():
 def test_double_precision_is_kept():
     with jax.enable_x64(True):
         points = jnp.linspace(0.0, 1.0, 5, dtype=jnp.float64)
-        operator = estimators.kernel_operator(lambda a, b: jnp.exp(-abs(a - b)), points, noise=1e-9)
+        operator = linalg.kernel_operator(lambda a, b: jnp.exp(-abs(a - b)), points, noise=1e-9)
         want = np.exp(-abs(np.subtract.outer(points, points))) + 1e-9 * np.eye(5)
         np.testing.assert_allclose(operator.matmul(jnp.eye(5)), want, rtol=1e-14)
 
 
 def test_derivatives_by_parameters_points_and_noise_are_those_of_the_stored_matrix():
     def blocked(kernel, points, noise):
-        operator = estimators.kernel_operator(kernel, points, noise=noise, batch_size=5)
+        operator = linalg.kernel_operator(kernel, points, noise=noise, batch_size=5)
         return jnp.sum(BLOCK * operator.matmul(BLOCK) ** 2)
 
     def whole(kernel, points, noise):
@@ -117,7 +117,7 @@ def test_the_matrix_is_never_stored(derivative):
     size = 4000
 
     def energy(kernel, points):
-        operator = estimators.kernel_operator(kernel, points, batch_size=8)
+        operator = linalg.kernel_operator(kernel, points, batch_size=8)
         return jnp.sum(operator.matmul(jnp.ones((size, 2))) ** 2)
 
     run = jax.jit(jax.grad(energy) if derivative else energy)
@@ -129,7 +129,7 @@ def test_the_matrix_is_never_stored(derivative):
 def test_an_operator_made_anew_does_not_compile_again():
     run = vernal.filter_jit(assert_max_traces(lambda o, b: o.matmul(b), max_traces=1))
     for scale in (0.1, 0.2):
-        run(estimators.kernel_operator(Gaussian(jnp.asarray(scale)), POINTS, noise=scale), BLOCK)
+        run(linalg.kernel_operator(Gaussian(jnp.asarray(scale)), POINTS, noise=scale), BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_an_operator_made_anew_does_not_compile_again():
 )
 def test_points_of_no_single_length_are_refused(points):
     with pytest.raises(ValueError, match="the points are not arrays of one length"):
-        estimators.kernel_operator(lambda a, b: jnp.zeros(()), points)
+        linalg.kernel_operator(lambda a, b: jnp.zeros(()), points)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_points_of_no_single_length_are_refused(points):
 )
 def test_a_kernel_that_returns_no_number_is_refused(kernel):
     with pytest.raises(TypeError, match="must return one floating-point number for two points"):
-        estimators.kernel_operator(kernel, POINTS)
+        linalg.kernel_operator(kernel, POINTS)
 
 
 def test_other_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="the noise does not fit the points"):
-        estimators.kernel_operator(gaussian(), POINTS, noise=jnp.ones(22))
+        linalg.kernel_operator(gaussian(), POINTS, noise=jnp.ones(22))
     with pytest.raises(ValueError, match="`batch_size` is too small"):
-        estimators.kernel_operator(gaussian(), POINTS, batch_size=0)
+        linalg.kernel_operator(gaussian(), POINTS, batch_size=0)
     with pytest.raises(TypeError, match="kernel_operator needs a function"):
-        inspect.unwrap(estimators.kernel_operator)(jnp.eye(2), POINTS)
+        inspect.unwrap(linalg.kernel_operator)(jnp.eye(2), POINTS)

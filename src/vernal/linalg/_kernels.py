@@ -56,9 +56,9 @@ def kernel_operator(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from vernal import estimators
+        >>> from vernal import linalg
         >>> kernel = lambda a, b: jnp.exp(-jnp.sum((a - b) ** 2))
-        >>> operator = estimators.kernel_operator(kernel, jnp.array([[0.0], [5.0]]), noise=0.5)
+        >>> operator = linalg.kernel_operator(kernel, jnp.array([[0.0], [5.0]]), noise=0.5)
         >>> print(operator.mv(jnp.array([1.0, 2.0])))
         [1.5 3. ]
     """

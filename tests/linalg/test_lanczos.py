@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal.estimators import FunctionOperator, MatrixOperator, lanczos
+from vernal.linalg import FunctionOperator, MatrixOperator, lanczos
 
 SIZE, STEPS = 12, 5
 

@@ -1,0 +1,30 @@
+"""Linear algebra with operators that can only be multiplied by: trees of arrays in, trees of arrays out."""
+
+from .._ground import publish
+from ._arguments import positive_int as positive_int
+from ._arguments import real_number as real_number
+from ._arguments import tolerance as tolerance
+from ._arguments import whole_number as whole_number
+from ._curvature import gauss_newton_operator as gauss_newton_operator
+from ._curvature import hessian_operator as hessian_operator
+from ._curvature import jacobian_operator as jacobian_operator
+from ._frechet import Elementwise as Elementwise
+from ._frechet import Nodes as Nodes
+from ._frechet import carried as carried
+from ._frechet import carried_dense as carried_dense
+from ._frechet import derivative as derivative
+from ._frechet import divided_differences as divided_differences
+from ._kernels import kernel_operator as kernel_operator
+from ._lanczos import Tridiagonal as Tridiagonal
+from ._lanczos import combined as combined
+from ._lanczos import decompose as decompose
+from ._lanczos import lanczos as lanczos
+from ._lanczos import symmetric_operator as symmetric_operator
+from ._lanczos_adjoint import Decomposition as Decomposition
+from ._operators import FunctionOperator as FunctionOperator
+from ._operators import MatrixOperator as MatrixOperator
+from ._operators import Operator as Operator
+from ._operators import as_operator as as_operator
+from ._vectors import to_tree as to_tree
+
+publish(__name__, globals())
