@@ -9,12 +9,11 @@ import pytest
 from jax import lax
 
 import vernal
-from tests.estimators._spectra import SPECTRA, symmetric
+from tests.estimators._spectra import ANY_OPERATOR, SPECTRA, symmetric
 from vernal.estimators import (
     Budget,
     HutchinsonDiagonal,
     Normal,
-    Orthogonal,
     Sphere,
     XDiag,
     XNysDiag,
@@ -170,7 +169,7 @@ def test_hutchinson_is_the_mean_of_products_for_signs():
     with jax.enable_x64(True):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((N, N)))
         outcome = HutchinsonDiagonal().estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
-        left, probes = outcome.gradient_pairs.block(None, 0)
+        left, probes = outcome.gradient_pairs.block(ANY_OPERATOR, 0)
         each = probes * (matrix @ probes)
         np.testing.assert_allclose(left, probes / 12)
         np.testing.assert_allclose(outcome.value, each.mean(axis=1), atol=1e-12)
@@ -180,8 +179,8 @@ def test_hutchinson_is_the_mean_of_products_for_signs():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("probes", "matvecs"),
-    [(Normal(), 8), (Sphere(), 8), (Orthogonal(), 25)],
-    ids=["normal", "sphere", "orthogonal"],
+    [(Normal(), 8), (Sphere(), 8)],
+    ids=["normal", "sphere"],
 )
 def test_hutchinson_is_unbiased_and_honest_with_other_probes(probes, matvecs):
     with jax.enable_x64(True):
@@ -203,11 +202,11 @@ def test_hutchinson_adds_blocks_up_without_losing_digits(monkeypatch):
         # Nearly a multiple of the identity, so that sums of squares would cancel.
         matrix = jnp.asarray(1e6 * np.eye(N) + positive())
         whole = HutchinsonDiagonal(Normal()).estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
-        _, probes = whole.gradient_pairs.block(None, 0)
+        _, probes = whole.gradient_pairs.block(ANY_OPERATOR, 0)
         monkeypatch.setattr("vernal.estimators._hutchinson._BYTES", 5 * N * 8)
         blocks = HutchinsonDiagonal(Normal()).estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
         assert blocks.gradient_pairs.blocks() == 3
-        parts = [blocks.gradient_pairs.block(None, i)[1] for i in range(3)]
+        parts = [blocks.gradient_pairs.block(ANY_OPERATOR, i)[1] for i in range(3)]
         for outcome, w in ((whole, probes), (blocks, jnp.concatenate(parts, axis=1))):
             y = matrix @ w
             slope = jnp.sum(w * y, axis=1) / jnp.sum(w**2, axis=1)
@@ -254,6 +253,6 @@ def test_gradients_are_unbiased_in_both_directions(name):
 def test_half_precision_works():
     given = operator(positive(), jnp.bfloat16)
     found = diagonal(given, KEY, matvecs=10)
-    assert found.value.dtype == jnp.bfloat16 and found.standard_error.dtype == jnp.bfloat16
+    assert found.value.dtype == jnp.float32 and found.standard_error.dtype == jnp.float32
     error = np.abs(found.value.astype("float32") - jnp.diagonal(given.matrix).astype("float32"))
     assert float(error.max()) < 1

@@ -51,7 +51,7 @@ def diagonal(
     | operator | products | method |
     | --- | --- | --- |
     | any | at least `n` | exact |
-    | positive semidefinite | at least 12 | `XNysDiag`: one product for each vector of its basis |
+    | positive semidefinite | at least 4 | `XNysDiag`: one product for each vector of its basis |
     | any other | at least 20 | `XDiag`: two products for each, one of them with the adjoint |
     | any | fewer, or a basis of more than 256 MiB | `HutchinsonDiagonal`: no basis |
 
@@ -126,10 +126,11 @@ def _estimated(
 
 
 def _tree(operator: Operator, flat: Array) -> Any:
-    """A tree like the operator's vectors, real where the flat array is."""
+    """A tree like the operator's vectors, of single precision at least, and real where the flat array is."""
 
     def like(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        dtype = leaf.dtype if jnp.iscomplexobj(flat) else jnp.finfo(leaf.dtype).dtype
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+        # Of half precision nothing would be left of a small error.
+        real = jnp.promote_types(jnp.finfo(leaf.dtype).dtype, jnp.float32)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if jnp.iscomplexobj(flat) else real)
 
     return to_tree(jtu.tree_map(like, operator.in_structure()), flat)

@@ -74,10 +74,10 @@ def trace_of_function(
         max_matvecs: how many products all attempts to meet a tolerance may make together, a Python int.
 
     Returns:
-        An `Estimate`, real. `standard_error` covers the error of the probes, of the quadrature (Laurie 1996) and of rounding. `tags_hold` is
-        False if the operator is visibly not what it is declared to be (asymmetric; clearly negative on some vector,
-        if it is declared positive semidefinite). The eigenvalues of an operator that is declared positive semidefinite
-        are never taken to be negative.
+        An `Estimate`, real. `standard_error` covers the errors of the probes, of the quadrature and of rounding.
+        `tags_hold` is False if the operator is visibly not what it is declared to be (asymmetric; clearly negative on
+        some vector, if it is declared positive semidefinite). The eigenvalues of an operator that is declared positive
+        semidefinite are never taken to be negative.
 
     Raises:
         TypeError: if `operator` is none, `matvecs` is traced or no int, or `f` does not map real arrays to real
@@ -114,7 +114,8 @@ def function_estimate(
             expected="`matvecs`; or `rtol` or `atol`, with `max_matvecs`",
             got="matvecs and max_matvecs",
         )
-    _, plan = planned(operator, way, lambda operator, matvecs: way, wanted, where)
+    least = way.quadrature.minimum
+    _, plan = planned(operator, way, lambda *_: way, wanted, where, least=least)
     way = FunctionTrace(Checked(way.f), way.quadrature, way.floor, way.least)
     return _estimated(way, operator, key, plan)
 
@@ -150,19 +151,19 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
     unit = power_below(jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0))
     asymmetry = jnp.max(jnp.abs(given - given.conj().T), initial=0)
     if way.least is None:
-        found = _by_eigenvalues(way, matrix, unit, asymmetry)
+        found = _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps)
     else:
         scaled = matrix / unit.astype(dtype)
         lower = jnp.linalg.cholesky(scaled)
-        eps, largest = jnp.finfo(unit.dtype).eps, jnp.max(jnp.abs(jnp.diagonal(scaled)), initial=0)
+        eps, largest = operator.eps, jnp.max(jnp.abs(jnp.diagonal(scaled)), initial=0)
         bound = jnp.maximum(way.least / unit - 16 * size**0.5 * eps * largest, eps * largest)
         # There is such a factor if no eigenvalue is below the bound.
         above = jnp.linalg.cholesky(scaled - bound.astype(dtype) * eye)
         is_fine = jnp.all(jnp.isfinite(lower)) & jnp.all(jnp.isfinite(above)) & (largest > 0)
         found = lax.cond(
             lax.stop_gradient(is_fine),
-            lambda: _logdet_by_cholesky(lower, unit, asymmetry),
-            lambda: _by_eigenvalues(way, matrix, unit, asymmetry),
+            lambda: _logdet_by_cholesky(lower, unit, asymmetry, operator.eps),
+            lambda: _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps),
         )
     return Outcome(
         value=found.value,
@@ -174,7 +175,9 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
     )
 
 
-def _by_eigenvalues(way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array) -> _Dense:
+def _by_eigenvalues(
+    way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array, eps: float
+) -> _Dense:
     f, g, dtype = way.f, derivative(way.f), matrix.dtype
     raw, vectors = jnp.linalg.eigh(matrix / unit.astype(dtype), symmetrize_input=False)
     raw = raw * unit
@@ -189,13 +192,13 @@ def _by_eigenvalues(way: FunctionTrace, matrix: Array, unit: Array, asymmetry: A
     return _Dense(
         jnp.sum(f(still)),
         # The errors of the eigenvalues are independent.
-        jnp.linalg.norm(rounding_of(f, still, way.floor)),
+        jnp.linalg.norm(rounding_of(f, still, way.floor, eps)),
         carried_dense(product, matrix, vectors, differences),
         agrees,
     )
 
 
-def _logdet_by_cholesky(lower: Array, unit: Array, asymmetry: Array) -> _Dense:
+def _logdet_by_cholesky(lower: Array, unit: Array, asymmetry: Array, eps: float) -> _Dense:
     """Of a matrix with the factor L, times `unit`.
 
     Rounding makes L the factor of another matrix, of which the element (i, j) is wrong by some eps sqrt(a_ii a_jj)
@@ -211,7 +214,7 @@ def _logdet_by_cholesky(lower: Array, unit: Array, asymmetry: Array) -> _Dense:
     wrong = jnp.abs(lax.stop_gradient(inverse)) * roots[:, None] * roots[None, :]
     return _Dense(
         lax.stop_gradient(value),
-        _ROUNDINGS * jnp.finfo(roots.dtype).eps * jnp.linalg.norm(wrong),
+        _ROUNDINGS * eps * jnp.linalg.norm(wrong),
         inverse / unit.astype(lower.dtype),
         consistent(asymmetry / unit, roots**2, size, None),
     )

@@ -87,5 +87,5 @@ def logdet(
     real = jnp.finfo(operator.dtype)
     least = operator.least_eigenvalue() if least_eigenvalue is None else least_eigenvalue
     least = real_number(least, "least_eigenvalue", where, real.dtype)
-    way = FunctionTrace(jnp.log, method or LanczosQuadrature(), float(real.eps), least)
+    way = FunctionTrace(jnp.log, method or LanczosQuadrature(), operator.eps, least)
     return function_estimate(way, operator, key, Wanted(matvecs, max_matvecs, rtol, atol), where)

@@ -93,6 +93,7 @@ def planned(
     where: str,
     *,
     otherwise: str = "XTrace()",
+    least: int | None = None,
 ) -> tuple[_M, Plan]:
     """A method that is one for the operator, and how many products to make.
 
@@ -103,6 +104,7 @@ def planned(
         wanted: what the user gave.
         where: the function, for messages.
         otherwise: a method for every operator, for messages.
+        least: how many products there must be; None for the method's minimum.
 
     Raises:
         TypeError: if a number is not whole, or traced where it cannot be.
@@ -121,7 +123,7 @@ def planned(
         method = choose(operator, last)
     check_tags(operator, method, where, otherwise=otherwise)
     # As many as there are rows are always enough.
-    least = max(1, min(method.minimum, size))
+    least = max(1, min(method.minimum if least is None else least, size))
     positive_int(most, name, where, minimum=least)
     if asked:
         real = jnp.finfo(operator.dtype).dtype

@@ -262,16 +262,16 @@ def sums(
     return Sums(
         values,
         gaps,
-        integral(lambda x: rounding_of(f, x, floor), nodes, vectors),
+        integral(lambda x: rounding_of(f, x, floor, operator.eps), nodes, vectors),
         applied(f),
         carried(applied(g), operator, found, small, divided_differences(g, small.nodes)),
         agrees,
     )
 
 
-def rounding_of(f: Elementwise, nodes: Array, floor: float | None) -> Array:
-    """How far rounding errors of the nodes, which are relative to the largest, move the values of a function."""
-    step = jnp.finfo(nodes.dtype).eps * jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
+def rounding_of(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Array:
+    """How far errors of the nodes, which are eps relative to the largest, move the values of a function."""
+    step = eps * jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
     below, here = limited(nodes - step, floor), f(nodes)
     return jnp.maximum(jnp.abs(f(nodes + step) - here), jnp.abs(f(below) - here))
 
@@ -291,10 +291,7 @@ class FunctionTrace(TraceMethod):
     floor: float | None
     least: Any
 
-    @property
-    def minimum(self) -> int:
-        """As that of the quadrature."""
-        return self.quadrature.minimum
+    minimum = 6
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace of the function; see `TraceMethod`."""

@@ -80,7 +80,7 @@ class Samples(NamedTuple):
 
 def tag_tolerance(operator: Operator) -> float:
     """What rounding can do to a promise, relative."""
-    return 10 * float(jnp.finfo(operator.dtype).eps) ** 0.5
+    return 10 * operator.eps**0.5
 
 
 def is_real(operator: Operator) -> bool:
@@ -195,4 +195,4 @@ def pairs_agree(operator: Operator, probes: Array, products: Array) -> Array:
 
 def rounding(operator: Operator, size: Array) -> Array:
     """The variance of what rounding adds to a sum of this size."""
-    return (_ROUNDING * float(jnp.finfo(operator.dtype).eps) * size) ** 2
+    return (_ROUNDING * operator.eps * size) ** 2

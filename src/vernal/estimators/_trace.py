@@ -53,7 +53,7 @@ def trace(
     | operator | products | method |
     | --- | --- | --- |
     | any | at least `n` | exact |
-    | positive semidefinite | at least 12 | `XNysTrace`: one product for each vector of its basis |
+    | positive semidefinite | at least 8 | `XNysTrace`: one product for each vector of its basis |
     | any other | at least 20 | `XTrace`: two products for each vector of its basis |
     | any | fewer, or a basis of more than 1 GiB | `Hutchinson`: no basis |
 

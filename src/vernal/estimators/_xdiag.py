@@ -61,7 +61,7 @@ class XDiag(DiagonalMethod):
         )
         # Rounding of the sum over the basis, and of the products that it is made of.
         sizes = jnp.sum(jnp.abs(basis) ** 2, axis=1) * jnp.sum(jnp.abs(images) ** 2, axis=1)
-        rounding = float(jnp.finfo(operator.dtype).eps) ** 2 * (sizes + jnp.abs(value) ** 2)
+        rounding = operator.eps**2 * (sizes + jnp.abs(value) ** 2)
         count = jnp.asarray(half.used, variance.dtype)
         return Outcome(
             value=value * final.astype(value.dtype),

@@ -57,7 +57,7 @@ class XNysDiag(DiagonalMethod):
         elements = count * jnp.asarray(operator.size, count.dtype)
         typical = jnp.linalg.norm(sketch.products) / jnp.sqrt(elements)
         sizes = jnp.abs(parts.full) + jnp.abs(value) + 3 * typical
-        variance = variance + (float(jnp.finfo(operator.dtype).eps) * sizes) ** 2
+        variance = variance + (operator.eps * sizes) ** 2
         stored = StoredPairs(drawn / count.astype(drawn.dtype), drawn)
         # Of zero, nothing is left but rounding of the shift.
         scale = jnp.where(typical > 0, sketch.scale, 0)

@@ -56,7 +56,7 @@ class XNysTrace(LeaveOneOut):
         True
     """
 
-    minimum: ClassVar[int] = 2
+    minimum: ClassVar[int] = 8
     per_probe: ClassVar[int] = 1
     needs_positive_semidefinite: ClassVar[bool] = True
 
@@ -76,13 +76,13 @@ class XNysTrace(LeaveOneOut):
         parts = _parts(operator, sketch)
         lengths = _inverse_gram(sketch) if self.resphered else None
         best = mean_of_singles(*_left_out(parts, lengths, n, used), used)
-        best = best.shifted(parts.shift * n, 1.0, parts.trace)
+        best = best.shifted(parts.shift * n, operator.eps, parts.trace)
         plain = hutchinson(parts.forms, used)
         gradient_pairs = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
         return outcome(best, plain, sketch, parts.consistent, jnp.asarray(used), gradient_pairs)
 
 
-class _Parts(NamedTuple):
+class _Nystrom(NamedTuple):
     """The Nystrom approximation, as matrices of shape `(k, k)`.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Parts(NamedTuple):
     consistent: Array
 
 
-def _parts(operator: Operator, sketch: Sketch) -> _Parts:
+def _parts(operator: Operator, sketch: Sketch) -> _Nystrom:
     probes, mask = sketch.probes, sketch.mask
     k = probes.shape[1]
     eye = jnp.eye(k, dtype=probes.dtype)
@@ -116,7 +116,7 @@ def _parts(operator: Operator, sketch: Sketch) -> _Parts:
     half = solve_triangular(lower, shifted.conj().T, lower=True)
     square = product(half, half.conj().T)
     inverse = solve_triangular(lower, eye, lower=True).conj().T
-    return _Parts(
+    return _Nystrom(
         forms=forms,
         trace=jnp.trace(square).real,
         weights=product(inverse, inverse.conj().T),
@@ -141,7 +141,7 @@ def _inverse_gram(sketch: Sketch) -> Array:
 
 
 def _left_out(
-    parts: _Parts, lengths: Array | None, n: int, used: int | Array
+    parts: _Nystrom, lengths: Array | None, n: int, used: int | Array
 ) -> tuple[Array, Array, Array]:
     """`(single, double, usable)` for `mean_of_singles`."""
     w_j = jnp.diagonal(parts.weights).real
