@@ -79,8 +79,8 @@ def test_a_method_is_chosen_by_tags_and_budget():
     def chosen(matvecs, **tags):
         return type(_choose(MatrixOperator(jnp.eye(N), **tags), matvecs))
 
-    assert chosen(6, positive_semidefinite=True) is XNysDiag
-    assert chosen(5, positive_semidefinite=True) is HutchinsonDiagonal
+    assert chosen(4, positive_semidefinite=True) is XNysDiag
+    assert chosen(3, positive_semidefinite=True) is HutchinsonDiagonal
     assert chosen(20, symmetric=True) is XDiag
     assert chosen(20) is XDiag
     assert chosen(19, symmetric=True) is HutchinsonDiagonal

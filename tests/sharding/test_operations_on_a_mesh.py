@@ -230,7 +230,7 @@ ESTIMATES = {
     "Hutchinson": of(estimators.trace, hessian, matvecs=4, method=estimators.Hutchinson()),
     "HutchPlusPlus": of(estimators.trace, hessian, matvecs=9, method=estimators.HutchPlusPlus()),
     "XTrace": of(estimators.trace, hessian, matvecs=6, method=estimators.XTrace()),
-    "XNysTrace": of(estimators.trace, curvature, matvecs=4, method=estimators.XNysTrace()),
+    "XNysTrace": of(estimators.trace, curvature, matvecs=8, method=estimators.XNysTrace()),
     "trace to a tolerance": of(estimators.trace, hessian, rtol=0.5, max_matvecs=12),
     "trace of a matrix": of(estimators.trace, matrix, matvecs=4, method=estimators.XTrace()),
     "HutchinsonDiagonal": of(

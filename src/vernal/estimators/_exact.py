@@ -7,6 +7,7 @@ from jax import Array, lax
 
 from ..linalg import Operator
 from ..modules import field
+from ..trees import tree_at
 from ._gradient_pairs import GradientPairs
 from ._method import Outcome
 from ._samples import is_real
@@ -72,11 +73,5 @@ def exact_diagonal(operator: Operator) -> Outcome:
 def exact_trace(operator: Operator) -> Outcome:
     """The trace, likewise."""
     found = exact_diagonal(operator)
-    return Outcome(
-        value=jnp.sum(found.value),
-        variance=jnp.sum(found.variance),
-        degrees_of_freedom=found.degrees_of_freedom,
-        matvecs=found.matvecs,
-        consistent=found.consistent,
-        gradient_pairs=found.gradient_pairs,
-    )
+    sums = jnp.sum(found.value), jnp.sum(found.variance)
+    return tree_at(lambda outcome: (outcome.value, outcome.variance), found, sums)

@@ -29,6 +29,7 @@ from ..linalg import Operator, positive_int, tolerance, whole_number
 from ..modules import Module
 from ..primitives import unvmap_any
 from ..show import value_error
+from ..trees import tree_at
 from ._estimate import student_quantile
 from ._gradient_pairs import Chosen
 from ._method import Budget, Method, Outcome
@@ -79,7 +80,7 @@ def attempts_within(most: int, size: int, least: int) -> tuple[Budget, ...]:
     """How many products each attempt makes: together at most `most`, none more than `size`, which is exact, and none
     less than `least`."""
     made, left, step = [], most, max(_FIRST, least)
-    while step < size and 3 * step <= left:
+    while step < size and 2 * step <= left:
         made.append(step)
         left, step = left - step, 2 * step
     return tuple(Budget(count, count) for count in (*made, min(left, size)))
@@ -208,14 +209,7 @@ def carried_out(
     if len(outcomes) == 1:
         return outcomes[0], is_met
     chosen = _selected(last, tuple(outcomes))
-    return Outcome(
-        value=chosen.value,
-        variance=chosen.variance,
-        degrees_of_freedom=chosen.degrees_of_freedom,
-        matvecs=made,
-        consistent=chosen.consistent,
-        gradient_pairs=chosen.gradient_pairs,
-    ), is_met
+    return tree_at(lambda outcome: outcome.matvecs, chosen, made), is_met
 
 
 def _found_or_exact(

@@ -237,7 +237,8 @@ def sums(
 
     def rule(matrix: Array) -> Array:
         nodes, vectors = eigen(matrix)
-        return integral(f, limited(nodes, floor), vectors)
+        # Those of the anti-Gauss rule may be outside of the spectrum.
+        return integral(f, limited(nodes, None if floor is None else operator.eps), vectors)
 
     values = integral(f, nodes, vectors)
     if least is None:
@@ -272,7 +273,9 @@ def sums(
 def rounding_of(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Array:
     """How far errors of the nodes, which are eps relative to the largest, move the values of a function."""
     step = eps * jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
-    below, here = limited(nodes - step, floor), f(nodes)
+    below, here = nodes - step, f(nodes)
+    if floor is not None:
+        below = jnp.maximum(below, nodes / 2)
     return jnp.maximum(jnp.abs(f(nodes + step) - here), jnp.abs(f(below) - here))
 
 
