@@ -49,7 +49,7 @@ def test_the_gradient_is_unbiased():
     got = np.asarray(jax.jit(lambda keys: jax.lax.map(gradient, keys))(keys))
     off = got[:, ~np.eye(N, dtype=bool)]
     z = off.mean(0) / (off.std(0, ddof=1) / 20)
-    # Rademacher have exact diagonals; the other elements are sums of signs with mean zero.
+    # Signs have exact diagonals; the other elements are sums of signs with mean zero.
     np.testing.assert_allclose(got[:, np.eye(N, dtype=bool)], 1, rtol=1e-5)
     assert abs(np.mean(z**2) - 1) < 0.3 and np.abs(z).max() < 5
 

@@ -97,7 +97,7 @@ def test_scaling_changes_nothing(dtype, scales):
 
 @pytest.mark.parametrize("size", [3, 5, 7])
 def test_probes_that_depend_on_each_other_do_no_harm(size):
-    # Rademacher in so few dimensions are often equal.
+    # Signs in so few dimensions are often equal.
     matrix = np.diag(np.arange(1.0, size + 1)) + 1
     with jax.enable_x64(True):
         keys = jax.random.split(KEY, 60)

@@ -69,7 +69,6 @@ class LeaveOneOut(TraceMethod):
         drawn = part.drawn(operator, self.probes or Normal(), key)
         return self.from_sketch(operator, drawn, products(operator, drawn, part.used), part.used)
 
-    @abc.abstractmethod
     def from_sketch(
         self, operator: Operator, probes: Array, products: Array, used: int | Array
     ) -> Outcome:
@@ -81,6 +80,53 @@ class LeaveOneOut(TraceMethod):
             products: of the operator with the probes, of shape `(n, k)`.
             used: how many probes there are, at least 2.
         """
+        sketch = prepared(operator, probes, products, used)
+        made = self.left_out(operator, sketch, used)
+        best = mean_of_singles(made.single, made.double, made.usable, used)
+        plain = _hutchinson(jnp.sum(sketch.probes.conj() * sketch.products, axis=0), used)
+        if operator.symmetric:
+            best, plain = (mean._replace(value=mean.value.real) for mean in (best, plain))
+        # Without what was added to make products independent, and with the rounding of what was summed up.
+        value = best.value - (made.shift * operator.size).astype(best.value.dtype)
+        rounding = made.rounding * jnp.maximum(made.size, jnp.abs(value))
+        best = Mean(value, best.variance + rounding**2, best.degrees_of_freedom)
+        value, variance, freedom = (
+            jnp.where(made.consistent, x, y) for x, y in zip(best, plain, strict=True)
+        )
+        return Outcome(
+            value=value * sketch.undo.astype(value.dtype),
+            variance=variance * sketch.undo**2,
+            degrees_of_freedom=freedom,
+            matvecs=self.per_probe * jnp.asarray(used, jnp.int32),
+            consistent=made.consistent,
+            gradient_pairs=LeftOut(sketch.probes, sketch.shifted(), used, self.resphered),
+        )
+
+    @abc.abstractmethod
+    def left_out(self, operator: Operator, sketch: "Sketch", used: int | Array) -> "Estimates":
+        """The estimates from so many probes of a sketch of the operator."""
+
+
+class Estimates(NamedTuple):
+    """What a method makes of a sketch.
+
+    Attributes:
+        single: the leave-one-out estimates, of shape `(k,)`; see `mean_of_singles`.
+        double: without another probe, of shape `(k, k)`; likewise.
+        usable: the pairs to look at, likewise.
+        shift: how many times the identity was added to the operator.
+        size: of the numbers that an estimate is the sum of.
+        rounding: relative to that.
+        consistent: whether the tags may be true.
+    """
+
+    single: Array
+    double: Array
+    usable: Array
+    shift: Array
+    size: Array
+    rounding: float
+    consistent: Array
 
 
 class Mean(NamedTuple):
@@ -89,22 +135,6 @@ class Mean(NamedTuple):
     value: Array
     variance: Array
     degrees_of_freedom: Array
-
-    def shifted(self, by: Array, rounding: float, size: Array) -> "Mean":
-        """Without what a multiple of the identity adds to a trace, and with errors of rounding.
-
-        Args:
-            by: the trace of that multiple, which is of the size of rounding.
-            rounding: relative to the given size.
-            size: of what was summed up, real.
-        """
-        value = self.value - by.astype(self.value.dtype)
-        error = rounding * jnp.maximum(size, jnp.abs(value))
-        return Mean(value, self.variance + error**2, self.degrees_of_freedom)
-
-    def real(self) -> "Mean":
-        """Of the real part."""
-        return self._replace(value=self.value.real)
 
 
 def mean_of_singles(single: Array, double: Array, usable: Array, count: int | Array) -> Mean:
@@ -146,44 +176,13 @@ def usable_pairs(sine_squared: Array, count: int | Array) -> Array:
     return used[:, None] & used[None, :] & ~jnp.eye(k, dtype=bool) & apart
 
 
-def hutchinson(forms: Array, count: int | Array) -> Mean:
+def _hutchinson(forms: Array, count: int | Array) -> Mean:
     """The mean of quadratic forms, of which those from `count` on are zero; for an operator with a false tag."""
     number = jnp.asarray(count, jnp.finfo(forms.dtype).dtype)
     mean = forms.sum() / number.astype(forms.dtype)
     used = jnp.arange(forms.shape[0]) < count
     spread = jnp.where(used, jnp.abs(forms - mean) ** 2, 0).sum()
     return Mean(mean, spread / (number * (number - 1)), number - 1)
-
-
-def outcome(
-    best: Mean,
-    plain: Mean,
-    sketch: "Sketch",
-    consistent: Array,
-    matvecs: Array,
-    gradient_pairs: GradientPairs,
-) -> Outcome:
-    """What a method returns.
-
-    Args:
-        best: its estimate, of the operator of the sketch.
-        plain: the one to take if a tag is false.
-        sketch: says how to undo its scale.
-        consistent: whether the tags may be true.
-        matvecs: how many products were made.
-        gradient_pairs: for derivatives.
-    """
-    value, variance, freedom = (
-        jnp.where(consistent, x, y) for x, y in zip(best, plain, strict=True)
-    )
-    return Outcome(
-        value=value * sketch.undo.astype(value.dtype),
-        variance=variance * sketch.undo**2,
-        degrees_of_freedom=freedom,
-        matvecs=jnp.asarray(matvecs, jnp.int32),
-        consistent=consistent,
-        gradient_pairs=gradient_pairs,
-    )
 
 
 class LeftOut(GradientPairs):

@@ -122,5 +122,5 @@ def products(
 
 
 def default_probes(operator: Operator) -> Probes:
-    """Rademacher, of complex numbers for a complex operator: the least variance."""
+    """Signs, of complex numbers for a complex operator: the least variance."""
     return Steinhaus() if jnp.issubdtype(operator.dtype, jnp.complexfloating) else Rademacher()

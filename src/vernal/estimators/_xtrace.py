@@ -7,18 +7,14 @@ from jax import Array
 
 from ..linalg import Operator
 from ._leave_out import (
+    Estimates,
     LeaveOneOut,
-    LeftOut,
     Sketch,
-    hutchinson,
-    mean_of_singles,
     near_hermitian,
-    outcome,
-    prepared,
     unit_duals,
     usable_pairs,
 )
-from ._method import Outcome, products
+from ._method import products
 from ._orthogonal import orthonormal, product
 
 
@@ -56,26 +52,12 @@ class XTrace(LeaveOneOut):
     minimum: ClassVar[int] = 4
     per_probe: ClassVar[int] = 2
 
-    def from_sketch(
-        self, operator: Operator, probes: Array, products: Array, used: int | Array
-    ) -> Outcome:
-        """Estimates the trace from probes and products that are there already, and one more product for each.
-
-        Args:
-            operator: the operator, without derivatives.
-            probes: of shape `(n, k)`; columns from `used` on are zero.
-            products: of the operator with the probes, of shape `(n, k)`.
-            used: how many probes there are, at least 2.
-        """
-        sketch = prepared(operator, probes, products, used)
+    def left_out(self, operator: Operator, sketch: Sketch, used: int | Array) -> Estimates:
+        """As in `LeaveOneOut`; makes one more product for each probe."""
         parts = _parts(operator, sketch, used)
-        best = mean_of_singles(*_left_out(parts, operator.size, used, self.resphered), used)
-        best = best.shifted(sketch.shift * operator.size, 2.3 * operator.eps, parts.size)
-        plain = hutchinson(jnp.sum(sketch.probes.conj() * sketch.products, axis=0), used)
-        if operator.symmetric:
-            best, plain = best.real(), plain.real()
-        gradient_pairs = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
-        return outcome(best, plain, sketch, parts.consistent, 2 * jnp.asarray(used), gradient_pairs)
+        estimates = _left_out(parts, operator.size, used, self.resphered)
+        rounding = 2.3 * operator.eps
+        return Estimates(*estimates, sketch.shift, parts.size, rounding, parts.consistent)
 
 
 class _Compressed(NamedTuple):
