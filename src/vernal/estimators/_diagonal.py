@@ -130,7 +130,8 @@ def _tree(operator: Operator, flat: Array) -> Any:
 
     def like(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         # Of half precision nothing would be left of a small error.
-        real = jnp.promote_types(jnp.finfo(leaf.dtype).dtype, jnp.float32)
+        real = jnp.finfo(leaf.dtype).dtype
+        real = jnp.float32 if real.itemsize < 4 else real
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if jnp.iscomplexobj(flat) else real)
 
     return to_tree(jtu.tree_map(like, operator.in_structure()), flat)

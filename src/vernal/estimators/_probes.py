@@ -75,7 +75,7 @@ class Rademacher(Probes):
     """
 
     def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
-        """Rademacher as the columns of a matrix of shape `(size, count)`; a random bit for each."""
+        """Signs as the columns of a matrix of shape `(size, count)`; a random bit for each."""
         words = jax.random.bits(key, (count, -(-size // _BITS)), jnp.uint32)
         # Otherwise a compiler may draw a word anew for each of its bits.
         words = lax.optimization_barrier(words)
