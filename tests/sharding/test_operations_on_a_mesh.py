@@ -234,9 +234,9 @@ ESTIMATES = {
     "trace to a tolerance": of(estimators.trace, hessian, rtol=0.5, max_matvecs=12),
     "trace of a matrix": of(estimators.trace, matrix, matvecs=4, method=estimators.XTrace()),
     "HutchinsonDiagonal": of(
-        estimators.diagonal, hessian, matvecs=4, method=estimators.HutchinsonDiagonal()
+        estimators.diagonal, hessian, matvecs=5, method=estimators.HutchinsonDiagonal()
     ),
-    "XDiag": of(estimators.diagonal, hessian, matvecs=6, method=estimators.XDiag()),
+    "XDiag": of(estimators.diagonal, hessian, matvecs=10, method=estimators.XDiag()),
     "XNysDiag": of(estimators.diagonal, curvature, matvecs=6, method=estimators.XNysDiag()),
     "logdet": of(estimators.logdet, shifted, matvecs=12),
     "frobenius_norm": of(estimators.frobenius_norm, hessian, matvecs=6),

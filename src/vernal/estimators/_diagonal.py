@@ -51,7 +51,7 @@ def diagonal(
     | operator | products | method |
     | --- | --- | --- |
     | any | at least `n` | exact |
-    | positive semidefinite | at least 4 | `XNysDiag`: one product for each vector of its basis |
+    | positive semidefinite | at least 5 | `XNysDiag`: one product for each vector of its basis |
     | any other | at least 20 | `XDiag`: two products for each, one of them with the adjoint |
     | any | fewer, or a basis of more than 256 MiB | `HutchinsonDiagonal`: no basis |
 

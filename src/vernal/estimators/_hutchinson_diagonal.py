@@ -42,7 +42,8 @@ class HutchinsonDiagonal(DiagonalMethod):
 
     probes: Probes | None = None
 
-    minimum = 2
+    # From fewer, signs may agree by chance where a row has a single other element, and the error seems to be zero.
+    minimum = 5
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the diagonal block by block; see `DiagonalMethod`."""

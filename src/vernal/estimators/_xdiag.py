@@ -40,7 +40,7 @@ class XDiag(DiagonalMethod):
         True
     """
 
-    minimum = 4
+    minimum = 10
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the diagonal from at least 4 products; see `DiagonalMethod`."""

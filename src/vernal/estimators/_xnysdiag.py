@@ -42,7 +42,7 @@ class XNysDiag(DiagonalMethod):
         True
     """
 
-    minimum = 4
+    minimum = 5
     needs_positive_semidefinite = True
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
