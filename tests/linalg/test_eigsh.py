@@ -90,7 +90,8 @@ def test_values_are_those_of_arpack_in_hardly_more_products(name, which, theirs)
 
 
 def residual(matrix, found):
-    return np.linalg.norm(matrix @ found.vectors.T - found.vectors.T * found.values, axis=0)
+    vectors, values = np.asarray(found.vectors), np.asarray(found.values)
+    return np.linalg.norm(matrix @ vectors.T - vectors.T * values, axis=0)
 
 
 @pytest.mark.parametrize(

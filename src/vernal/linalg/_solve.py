@@ -109,16 +109,13 @@ def _solved(
         return to_flat(structure, preconditioner(to_tree(structure, x)), "solve(preconditioner)")
 
     given = None if preconditioner is None else improve
+    rtol, atol = lax.stop_gradient((rtol, atol))
     # JAX takes arrays as well as the floats that it declares.
-    tolerances: Any = lax.stop_gradient((rtol, atol))
-    rtol, atol = tolerances
+    options: dict[str, Any] = {"tol": rtol, "atol": atol, "maxiter": steps, "M": given}
     if operator.positive_semidefinite:
-        found, _ = cg(multiply, flat, tol=rtol, atol=atol, maxiter=steps, M=given)
+        found, _ = cg(multiply, flat, **options)
     else:
-        restart = min(_RESTART, operator.size)
-        found, _ = gmres(
-            multiply, flat, tol=rtol, atol=atol, restart=restart, maxiter=steps, M=given
-        )
+        found, _ = gmres(multiply, flat, restart=min(_RESTART, operator.size), **options)
     known, target = lax.stop_gradient((found, flat))
     error, size = norms(jnp.stack([target - lax.stop_gradient(multiply(known)), target]))
     # What the recurrence believes of its residual, and what is measured, differ by rounding.
