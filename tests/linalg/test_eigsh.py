@@ -200,6 +200,7 @@ def dense(which="largest", k=2):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["largest", "smallest", "both"])
 def test_derivatives_are_those_of_a_dense_decomposition(which):
     matrix = rotated([4.0, 3.0, -1.0, -2.5, *np.linspace(0, 1, 26)])
