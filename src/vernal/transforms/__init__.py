@@ -39,6 +39,7 @@ from ._operations import one_way as one_way
 from ._operations import program_of as program_of
 from ._operations import traits_of as traits_of
 from ._operations import vprim_p as vprim_p
+from ._place import place_of_equation as place_of_equation
 from ._placement import axis_names as axis_names
 from ._placement import entries_without as entries_without
 from ._placement import explicit_mesh as explicit_mesh
