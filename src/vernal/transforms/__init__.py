@@ -10,7 +10,6 @@ from ._captured import Recipe as Recipe
 from ._captured import captured as captured
 from ._closures import closure_to_pytree as closure_to_pytree
 from ._closures import filter_closure_convert as filter_closure_convert
-from ._closures import trace_closure as trace_closure
 from ._custom_derivatives import call_with_jvp as call_with_jvp
 from ._custom_derivatives import chosen as chosen
 from ._custom_derivatives import linear_by_transpose as linear_by_transpose
