@@ -141,6 +141,14 @@ def test_who_waits_gets_an_error_and_who_does_not_is_stopped(monkeypatch):
     spoke.drop()
 
 
+def test_a_refusal_is_an_error_of_who_waits():
+    line = _lifeline._Line()
+    line.waiting = True
+    line.refuse("for a reason")
+    with pytest.raises(ValueError, match=r"do not agree on their batches(.|\n)*for a reason"):
+        line.wait()
+
+
 def test_without_a_hub_nobody_knows(monkeypatch):
     hub, spoke, stopped, told = conversation(monkeypatch)
     hub.leave(None)

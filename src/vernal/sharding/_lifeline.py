@@ -32,12 +32,14 @@ from typing import Any, NoReturn
 import jax
 
 from .._ground import distributed_state
-from ..show import message
+from ..show import message, value_error
 from ._conversation import Connection
 from ._ledger import Ledger, Signature, Stream, Verdict
 
 _LOST = 75  # EX_TEMPFAIL of sysexits.h: try again. `vernal/_launch.py` knows it as well.
 _KEY = "vernal/lifeline"
+_CUT_OFF = "the connection to process 0 has ended"
+_AGAIN = "start the program again: it goes on from its last checkpoint, if it saves any"
 _KILLED = "no farewell: it was killed (out of memory?), or its machine is gone"
 # How much is told of the error that a process failed by.
 _LONGEST = 500
@@ -115,7 +117,11 @@ class _Line:
         refusal = self.verdicts.get()
         self.waiting = False
         if refusal is not None:
-            raise ValueError(refusal)
+            raise value_error(
+                "the processes do not agree on their batches",
+                where="vernal.sharding.shard_batch",
+                got=refusal,
+            )
 
 
 class _Hub(_Line):
@@ -243,14 +249,19 @@ class _Spoke(_Line):
         if not (self.hub.broken or self.hub_ended or self.refused):
             _stop(_loss(0, _KILLED), _LOST)
         if self.waiting and not self.refused:
-            self.verdicts.put(_UNKNOWN)
+            self.verdicts.put(_CUT_OFF)
 
     def compare(self, stream: Stream, signature: Signature) -> None:
         new = self.sent.get(stream) != signature
         self.sent[stream] = signature
         self.waiting = new
         if not self.hub.open:
-            raise ValueError(_UNKNOWN)
+            raise value_error(
+                "whether the processes give the same batches cannot be known",
+                where="vernal.sharding.shard_batch",
+                got=_CUT_OFF,
+                instead=_AGAIN,
+            )
         self.hub.say("batch", [stream, signature if new else None, new])
         if new:
             self.wait()
@@ -262,20 +273,12 @@ class _Spoke(_Line):
         self.hub.socket.close()
 
 
-_UNKNOWN = message(
-    "whether the processes give the same batches cannot be known",
-    where="vernal.sharding.shard_batch",
-    got="the connection to process 0 has ended",
-    instead="start the program again: it goes on from its last checkpoint, if it saves any",
-)
-
-
 def _loss(rank: int, reason: str) -> str:
     return message(
         f"vernal: process {rank} of {distributed_state.num_processes} was lost; "
         f"process {distributed_state.process_id} stops",
         got=reason,
-        instead="start the program again: it goes on from its last checkpoint, if it saves any",
+        instead=_AGAIN,
     )
 
 
