@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import value_error
 from ._layer_arguments import check_size
-from ._mesh import drawn_like
+from ._mesh import drawn_like, key_for
 from ._precision import narrow, widen
 from ._random import key_field, use_key
 
@@ -91,7 +91,9 @@ class Dropout(Module):
             x: an array of any shape, with or without batch axes: every element has its own chance, or every group of
                 them that `together` makes. (Under `jax.vmap` give one key to each example, or all of them lose the
                 same elements.)
-            key: a `jax.random` key; the layer's own by default. Not needed for inference, nor if `p` is 0.
+            key: a `jax.random` key; the layer's own by default. Not needed for inference, nor if `p` is 0. (Inside
+                `shard_map` devices that share a key and hold different parts of `x` draw different numbers; without
+                its check of varying axes nobody knows which do, and they draw the same.)
             inference: overrides the layer's own setting, for this call.
 
         Returns:
@@ -120,6 +122,7 @@ class Dropout(Module):
         wide = widen(x)
         keep = 1 - (jnp.asarray(self.p, wide.real.dtype) if not known else float(self.p))
         shape = (*x.shape[: x.ndim - together], *[1] * together)
+        key = key_for(x, key)
         kept = jax.random.bernoulli(key, keep, shape, out_sharding=drawn_like(x, together))
         # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the
         # gradient.
