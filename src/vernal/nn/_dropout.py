@@ -110,11 +110,10 @@ class Dropout(Module):
                 expected=f"at least {together} axes, as together={together}",
                 got=f"shape {x.shape}",
             )
-        inference = self.inference if inference is None else inference
-        known = not isinstance(self.p, Array)
-        if inference or (known and self.p == 0):
+        if not self.drops(inference):
             return x
-        key = use_key(key, self.key, type(self).__name__)
+        key = self.new_key(key)
+        known = not isinstance(self.p, Array)
         if known and self.p == 1:
             return jnp.zeros_like(x)
         wide = widen(x)
@@ -125,6 +124,29 @@ class Dropout(Module):
         # gradient.
         scale = keep if known else jnp.where(keep == 0, 1, keep).astype(wide.dtype)
         return narrow(jnp.where(kept, wide / scale, 0), x)
+
+    def drops(self, inference: bool | None = None) -> bool:
+        """Whether a call may drop something, and so needs a key.
+
+        Args:
+            inference: overrides the layer's own setting.
+
+        Returns:
+            False in inference, and if `p` is the number 0.
+        """
+        inference = self.inference if inference is None else inference
+        return not (inference or (not isinstance(self.p, Array) and self.p == 0))
+
+    def new_key(self, key: PRNGKeyArray | None) -> PRNGKeyArray:
+        """The key for one use of this layer: see `vernal.nn.use_key`.
+
+        Args:
+            key: what was given to the call.
+
+        Returns:
+            `key`, or one made of that which the layer holds.
+        """
+        return use_key(key, self.key, type(self).__name__)
 
 
 class DropPath(Dropout):

@@ -102,11 +102,12 @@ class Recurrent(Module, Generic[_State]):
             valid = steps < jnp.expand_dims(length, -1)
             # Whatever pads a sequence, NaN included, must not reach the gradient through what is selected below.
             xs = jnp.where(valid[..., None], xs, jnp.zeros_like(xs))
-        key = self.dropout.key if key is None else key
         finals: list[_State] = []
+        drops = self.num_layers > 1 and self.dropout.drops()
+        key = self.dropout.new_key(key) if drops else None
         for i, layer in enumerate(self.cells):
-            if i > 0:
-                xs = self.dropout(xs, key=None if key is None else jax.random.fold_in(key, i))
+            if i > 0 and key is not None:
+                xs = self.dropout(xs, key=jax.random.fold_in(key, i))
             outputs: list[Array] = []
             for cell in layer:
                 first = None if state is None else _row(state, len(finals), dtype)
