@@ -17,7 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import short, value_error
+from ..show import short, type_error, value_error
 from ..transforms import varying_axes, varying_over
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
@@ -98,6 +98,14 @@ class Recurrent(Module, Generic[_State]):
         valid = None
         if length is not None:
             check_shape(name, length, batch, "length")
+            if not jnp.issubdtype(jnp.asarray(length).dtype, jnp.integer):
+                raise type_error(
+                    f"`{name}` was given a length that is no number of steps",
+                    where="argument `length`",
+                    expected="integers",
+                    got=short(length),
+                    instead="length.astype(int)",
+                )
             steps = in_front(jnp.arange(xs.shape[-2]), xs.ndim - 1)
             valid = steps < jnp.expand_dims(length, -1)
             # Whatever pads a sequence, NaN included, must not reach the gradient through what is selected below.
@@ -188,6 +196,7 @@ class RNN(Recurrent[Array]):
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape.
+        TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
     Example:
@@ -258,6 +267,7 @@ class GRU(Recurrent[Array]):
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape.
+        TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
     Example:
@@ -314,6 +324,7 @@ class LSTM(Recurrent[tuple[Array, Array]]):
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape or structure.
+        TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
     Example:
