@@ -150,7 +150,7 @@ def test_a_recurrent_network_draws_anew_at_each_use(cls, getkey):
     first, second = nn.apply(layer, xs, key=key, method=calls)[0]
     assert (first != second).any()
     np.testing.assert_allclose(nn.apply(layer, xs, key=key, method=scan)[0], [first, second], 1e-5)
-    with pytest.raises(RuntimeError, match="Dropout needs a random key"):
+    with pytest.raises(RuntimeError, match=rf"{cls.__name__} needs a random key"):
         nn.apply(layer, xs)
     # No key where nothing is dropped.
     nn.apply(cls(2, 8, 1, dropout_p=0.5, key=getkey()), xs)

@@ -110,9 +110,9 @@ class Dropout(Module):
                 expected=f"at least {together} axes, as together={together}",
                 got=f"shape {x.shape}",
             )
-        if not self.drops(inference):
+        if not drops(self, inference):
             return x
-        key = self.new_key(key)
+        key = use_key(key, self.key, type(self).__name__)
         known = not isinstance(self.p, Array)
         if known and self.p == 1:
             return jnp.zeros_like(x)
@@ -124,29 +124,6 @@ class Dropout(Module):
         # gradient.
         scale = keep if known else jnp.where(keep == 0, 1, keep).astype(wide.dtype)
         return narrow(jnp.where(kept, wide / scale, 0), x)
-
-    def drops(self, inference: bool | None = None) -> bool:
-        """Whether a call may drop something, and so needs a key.
-
-        Args:
-            inference: overrides the layer's own setting.
-
-        Returns:
-            False in inference, and if `p` is the number 0.
-        """
-        inference = self.inference if inference is None else inference
-        return not (inference or (not isinstance(self.p, Array) and self.p == 0))
-
-    def new_key(self, key: PRNGKeyArray | None) -> PRNGKeyArray:
-        """The key for one use of this layer: see `vernal.nn.use_key`.
-
-        Args:
-            key: what was given to the call.
-
-        Returns:
-            `key`, or one made of that which the layer holds.
-        """
-        return use_key(key, self.key, type(self).__name__)
 
 
 class DropPath(Dropout):
@@ -193,3 +170,14 @@ class DropPath(Dropout):
         together: int | None = None,
     ):
         super().__init__(p, inference, together=together)
+
+
+def drops(dropout: Dropout, inference: bool | None = None) -> bool:
+    """Whether a call may drop something, and so needs a key.
+
+    Args:
+        dropout: the layer.
+        inference: overrides the layer's own setting.
+    """
+    inference = dropout.inference if inference is None else inference
+    return not (inference or (not isinstance(dropout.p, Array) and dropout.p == 0))

@@ -21,9 +21,10 @@ from ..show import short, type_error, value_error
 from ..transforms import varying_axes, varying_over
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
-from ._dropout import Dropout
+from ._dropout import Dropout, drops
 from ._layer_arguments import check_shape, check_size
 from ._mesh import whole
+from ._random import use_key
 
 _State = TypeVar("_State")
 
@@ -111,8 +112,8 @@ class Recurrent(Module, Generic[_State]):
             # Whatever pads a sequence, NaN included, must not reach the gradient through what is selected below.
             xs = jnp.where(valid[..., None], xs, jnp.zeros_like(xs))
         finals: list[_State] = []
-        drops = self.num_layers > 1 and self.dropout.drops()
-        key = self.dropout.new_key(key) if drops else None
+        drawn = self.num_layers > 1 and drops(self.dropout)
+        key = use_key(key, self.dropout.key, name) if drawn else None
         for i, layer in enumerate(self.cells):
             if i > 0 and key is not None:
                 xs = self.dropout(xs, key=jax.random.fold_in(key, i))
