@@ -112,11 +112,10 @@ class Dropout(Module):
                 expected=f"at least {together} axes, as together={together}",
                 got=f"shape {x.shape}",
             )
-        inference = self.inference if inference is None else inference
-        known = not isinstance(self.p, Array)
-        if inference or (known and self.p == 0):
+        if not drops(self, inference):
             return x
         key = use_key(key, self.key, type(self).__name__)
+        known = not isinstance(self.p, Array)
         if known and self.p == 1:
             return jnp.zeros_like(x)
         wide = widen(x)
@@ -174,3 +173,14 @@ class DropPath(Dropout):
         together: int | None = None,
     ):
         super().__init__(p, inference, together=together)
+
+
+def drops(dropout: Dropout, inference: bool | None = None) -> bool:
+    """Whether a call may drop something, and so needs a key.
+
+    Args:
+        dropout: the layer.
+        inference: overrides the layer's own setting.
+    """
+    inference = dropout.inference if inference is None else inference
+    return not (inference or (not isinstance(dropout.p, Array) and dropout.p == 0))
