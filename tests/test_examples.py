@@ -23,6 +23,7 @@ ADAPTIVE_LOOP = ROOT / "examples" / "adaptive_loop.py"
 SWEEP = ROOT / "examples" / "sweep.py"
 RECOMPILE = ROOT / "examples" / "recompile.py"
 GP_LOGDET = ROOT / "examples" / "gp_logdet.py"
+HESSIAN_SPECTRUM = ROOT / "examples" / "hessian_spectrum.py"
 HESSIAN_TRACE = ROOT / "examples" / "hessian_trace.py"
 NEURAL_ODE = ROOT / "examples" / "neural_ode.py"
 GPT = ROOT / "examples" / "gpt.py"
@@ -192,6 +193,17 @@ def test_the_curvature_during_training_is_estimated_with_intervals_that_hold(tmp
     assert sum(row[-1] == "yes" for row in rows) >= 5
     assert "666 parameters" in text
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_the_largest_eigenvalues_of_a_hessian_are_shown_by_path(tmp_path):
+    plot = tmp_path / "spectrum.png"
+    text = run(HESSIAN_SPECTRUM, "--steps", 100, "--plot", plot)
+    values = re.search(r"eigenvalue +(.*)", text)[1].split()
+    values = [float(x) for x in values if x[0].isdigit()]
+    assert len(values) == 5 and values == sorted(values, reverse=True) and values[-1] > 0
+    assert "layers[0].weight" in text and "tolerance met: True" in text
+    assert plot.read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.slow

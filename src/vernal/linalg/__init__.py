@@ -8,6 +8,8 @@ from ._arguments import whole_number as whole_number
 from ._curvature import gauss_newton_operator as gauss_newton_operator
 from ._curvature import hessian_operator as hessian_operator
 from ._curvature import jacobian_operator as jacobian_operator
+from ._eigsh import Eigenpairs as Eigenpairs
+from ._eigsh import eigsh as eigsh
 from ._frechet import Elementwise as Elementwise
 from ._frechet import Nodes as Nodes
 from ._frechet import carried as carried
@@ -21,10 +23,18 @@ from ._lanczos import decompose as decompose
 from ._lanczos import lanczos as lanczos
 from ._lanczos import symmetric_operator as symmetric_operator
 from ._lanczos_adjoint import Decomposition as Decomposition
+from ._operator import Operator as Operator
 from ._operators import FunctionOperator as FunctionOperator
 from ._operators import MatrixOperator as MatrixOperator
-from ._operators import Operator as Operator
 from ._operators import as_operator as as_operator
+from ._pivoted_cholesky import Preconditioner as Preconditioner
+from ._pivoted_cholesky import pivoted_cholesky as pivoted_cholesky
+from ._solve import Solution as Solution
+from ._solve import solve as solve
+from ._structured import block_diagonal as block_diagonal
+from ._structured import kronecker as kronecker
+from ._svds import SingularTriplets as SingularTriplets
+from ._svds import svds as svds
 from ._vectors import to_tree as to_tree
 
 publish(__name__, globals())

@@ -30,7 +30,7 @@ from jax import Array, lax
 from ..modules import Module
 from ..transforms import filter_custom_jvp, is_zero, materialise
 from ._lanczos_adjoint import Decomposition, inner, moving, multiply
-from ._operators import Operator
+from ._operator import Operator
 
 # A beta of so many roundings of the largest element of T ends the expansion.
 _ROUNDINGS = 1024

@@ -17,7 +17,7 @@ from ..show import short, type_error, value_error
 from ..transforms import check_callable, closure_to_pytree, filter_eval_shape
 from ..trees import is_array
 from ._arguments import positive_int
-from ._operators import Operator
+from ._operator import Operator
 
 # Elements of the matrix that are in memory at once.
 _CPU, _ACCELERATOR = 2**20, 2**26
@@ -87,7 +87,7 @@ def kernel_operator(
         )
     if batch_size is not None:
         batch_size = positive_int(batch_size, "batch_size", "kernel_operator(batch_size)")
-    return _KernelOperator(
+    return KernelOperator(
         kernel=closure_to_pytree(kernel),
         points=points,
         noise=added,
@@ -97,7 +97,7 @@ def kernel_operator(
     )
 
 
-class _KernelOperator(Operator):
+class KernelOperator(Operator):
     """What `kernel_operator` returns."""
 
     kernel: Callable[[Any, Any], Any]
@@ -114,6 +114,15 @@ class _KernelOperator(Operator):
 
     def least_eigenvalue(self) -> Array:
         return jnp.min(self.noise)
+
+    def kernel_diagonal(self) -> Array:
+        """Without noise."""
+        return jax.vmap(self.kernel)(self.points, self.points)
+
+    def kernel_rows(self, places: Array) -> Array:
+        """Some rows, without noise, of shape `(len(places), n)`."""
+        some = jtu.tree_map(lambda x: x[places], self.points)
+        return jax.vmap(lambda a: jax.vmap(lambda b: self.kernel(a, b))(self.points))(some)
 
     def mv(self, vector: Array) -> Array:
         return self.matmul(vector[:, None])[:, 0].astype(self.kind)

@@ -27,7 +27,8 @@ from ..show import short, value_error
 from ..transforms import filter_custom_jvp
 from ._arguments import positive_int
 from ._lanczos_adjoint import Decomposition, inner, multiply, norms, rule
-from ._operators import Operator, as_operator
+from ._operator import Operator
+from ._operators import as_operator
 from ._vectors import to_flat
 
 # A new vector of so many roundings of a product is nothing but rounding.

@@ -38,7 +38,7 @@ from ..modules import Module
 from ..primitives import linear_call
 from ..transforms import is_zero, materialise
 from ..trees import combine, is_array, is_inexact_array, partition
-from ._operators import Operator
+from ._operator import Operator
 
 
 class Decomposition(Module):

@@ -1,6 +1,5 @@
-"""Operators: what can be multiplied by vectors, as the one class that every estimator works with."""
+"""Matrices and functions as operators, and whatever else a user gives for one."""
 
-import abc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,179 +11,15 @@ import numpy as np
 from jax import Array, lax
 
 from .._ground import callable_name
-from ..modules import AbstractVar, Module, field
+from ..modules import field
 from ..show import short, type_error, value_error
 from ..transforms import closure_to_pytree, gathered
 from ._arguments import positive_int
-from ._blocks import block_size
-from ._vectors import Structure, check_product, dtype_of, size_of, structure_of, to_flat, to_tree
+from ._operator import Operator
+from ._vectors import Structure, dtype_of, structure_of
 
 # Columns that XLA multiplies a matrix by at a time on a CPU.
 _TILE = 16
-
-
-class Operator(Module):
-    """A square linear operator, known by its products with vectors.
-
-    Subclass it to add a kind of operator: give `in_structure`, `mv`, and the two tags as fields. Overriding `matmul`
-    pays where many products at once cost less than one by one. Most users need only `MatrixOperator` and
-    `FunctionOperator`.
-
-    Vectors are trees of arrays, all real or all complex. Algorithms see them as flat arrays of one dtype, as columns
-    of a matrix; that dtype is the widest of the tree, and single precision at least.
-
-    A tag is a promise: algorithms may use it, and check it only where that costs nothing. See `Estimate.tags_hold`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from vernal import linalg
-        >>> class Circulant(linalg.Operator):
-        ...     row: jax.Array
-        ...     symmetric: bool = False
-        ...     positive_semidefinite: bool = False
-        ...
-        ...     def in_structure(self):
-        ...         return jax.ShapeDtypeStruct(self.row.shape, self.row.dtype)
-        ...
-        ...     def mv(self, vector):
-        ...         product = jnp.fft.rfft(self.row).conj() * jnp.fft.rfft(vector)
-        ...         return jnp.fft.irfft(product, self.row.size)
-        >>> operator = Circulant(jnp.array([3.0, 1.0, 0.0, 0.0]))
-        >>> print(operator.mv(jnp.array([1.0, 0.0, 0.0, 0.0])))
-        [3. 0. 0. 1.]
-        >>> print(operator.adjoint_mv(jnp.array([1.0, 0.0, 0.0, 0.0])))
-        [3. 1. 0. 0.]
-    """
-
-    symmetric: AbstractVar[bool]
-    """Whether the operator equals its conjugate transpose ("Hermitian", if it is complex)."""
-    positive_semidefinite: AbstractVar[bool]
-    """Whether it is symmetric without negative eigenvalues."""
-
-    @abc.abstractmethod
-    def in_structure(self) -> Structure:
-        """The vectors that it takes and returns: a tree of `jax.ShapeDtypeStruct`."""
-
-    @abc.abstractmethod
-    def mv(self, vector: Any) -> Any:
-        """The product with a vector.
-
-        Args:
-            vector: a tree of arrays like `in_structure()`.
-
-        Returns:
-            A tree of the same structure and shapes.
-        """
-
-    def adjoint_mv(self, vector: Any) -> Any:
-        """The product of the conjugate transpose with a vector.
-
-        It is found by transposing `mv`, which every linear function of JAX's operations allows but one with a loop
-        of unknown length in it: override it then.
-
-        Args:
-            vector: a tree of arrays like `in_structure()`.
-
-        Returns:
-            A tree of the same structure and shapes.
-
-        Raises:
-            TypeError: if a product does not look like the vector.
-        """
-        if self.symmetric:
-            return self.mv(vector)
-        structure, where = self.in_structure(), type(self).__name__
-
-        def flat_mv(flat: Array) -> Array:
-            return to_flat(structure, self.mv(to_tree(structure, flat)), where)
-
-        flat = to_flat(structure, vector, where)
-        (out,) = jax.linear_transpose(flat_mv, flat)(flat.conj())
-        return to_tree(structure, out.conj())
-
-    def least_eigenvalue(self) -> Any:
-        """A number that no eigenvalue is known to be below, if it is positive semidefinite. See `logdet`."""
-        return 0.0
-
-    @property
-    def size(self) -> int:
-        """The number of rows."""
-        return size_of(self.in_structure())
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of its flat vectors."""
-        return dtype_of(self.in_structure(), type(self).__name__)
-
-    @property
-    def eps(self) -> float:
-        """The relative error of a product: that of the least precise numbers in its vectors."""
-        return max(
-            float(jnp.finfo(leaf.dtype).eps) for leaf in jtu.tree_leaves(self.in_structure())
-        )
-
-    def matmul(self, block: Array) -> Array:
-        """Products with flat vectors.
-
-        Args:
-            block: the vectors, as columns of a matrix of shape `(size, k)`.
-
-        Returns:
-            The products, likewise.
-
-        Raises:
-            TypeError: if a product does not look like the vector.
-        """
-        return self._of_columns(self.mv, block)
-
-    def adjoint_matmul(self, block: Array) -> Array:
-        """Products of the conjugate transpose with flat vectors.
-
-        Args:
-            block: the vectors, as columns of a matrix of shape `(size, k)`.
-
-        Returns:
-            The products, likewise.
-
-        Raises:
-            TypeError: if a product does not look like the vector.
-        """
-        return self._of_columns(self.adjoint_mv, block)
-
-    def products_at_once(self, columns: int) -> int:
-        """How many products `matmul` makes together.
-
-        Args:
-            columns: how many are wanted.
-
-        Returns:
-            From 1 to `columns`; what is best for this operator, as `FunctionOperator` explains.
-        """
-        structure = self.in_structure()
-
-        def mv(vector: Any) -> Any:
-            product = self.mv(vector)
-            check_product(structure, product, type(self).__name__)
-            return product
-
-        return block_size(mv, structure, columns)
-
-    def _of_columns(self, mv: Callable[[Any], Any], block: Array) -> Array:
-        structure = self.in_structure()
-        where = type(self).__name__
-
-        def product(column: Array) -> Array:
-            return to_flat(structure, mv(to_tree(structure, column)), where)
-
-        columns = block.shape[1]
-        if columns == 0:
-            return block
-        at_once = self.products_at_once(columns)
-        if at_once == columns:
-            return jax.vmap(product, in_axes=1, out_axes=1)(block)
-        # Reverse mode makes a product again rather than keep what it computed on the way, for all columns.
-        product = jax.checkpoint(product, prevent_cse=False)
-        return lax.map(product, block.T, batch_size=at_once).T
 
 
 class MatrixOperator(Operator):

@@ -1,0 +1,187 @@
+"""`eigsh`: some eigenvalues and eigenvectors of a symmetric operator."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module
+from ..show import value_error
+from ..transforms import filter_jit
+from ..trees import is_inexact_array
+from ._arguments import positive_int, tolerance
+from ._eigenpairs import differentiable
+from ._lanczos import symmetric_operator
+from ._lanczos_adjoint import multiply, norms
+from ._operator import Operator
+from ._thick_restart import Wanted, search
+from ._vectors import to_tree
+
+Which = Literal["largest", "smallest", "both", "magnitude"]
+# The least number of basis vectors, and how many times as many products there are by default.
+_ROWS, _CYCLES = 20, 100
+
+
+class Eigenpairs(Module):
+    """What `eigsh` finds.
+
+    Args:
+        values: the eigenvalues, of shape `(k,)`.
+        vectors: the eigenvectors, of length 1: a tree like a vector of the operator, with an axis of length k in front.
+        errors: the lengths of the residuals `A x - value x`, of shape `(k,)`. Within this distance of each value
+            there is an eigenvalue, if the operator is symmetric.
+        matvecs: how many products with the operator were made.
+        tolerance_met: whether all errors meet the tolerance.
+        tags_hold: whether nothing that was computed contradicted the operator's tags.
+        is_finite: whether there is no NaN and no infinity in values and vectors.
+    """
+
+    values: Array
+    vectors: Any
+    errors: Array
+    matvecs: Array
+    tolerance_met: Array
+    tags_hold: Array
+    is_finite: Array
+
+
+def eigsh(
+    operator: Any,
+    k: int,
+    *,
+    which: Which = "largest",
+    rtol: Any = 1e-5,
+    max_matvecs: int | None = None,
+    rows: int | None = None,
+    key: PRNGKeyArray | None = None,
+) -> Eigenpairs:
+    """Eigenvalues at the ends of the spectrum of a symmetric operator, with their eigenvectors.
+
+    By Lanczos' recurrence with thick restarts. A Krylov space holds one vector of a repeated eigenvalue only: so
+    a last cycle, from a random vector orthogonal to what was found, looks for what was missed. Its products are part
+    of `matvecs`, and so is one for each pair by which its error is measured.
+
+    Derivatives, of all orders, are with respect to the operator, and those of exact pairs. An eigenvector of an
+    eigenvalue that is repeated, or next to equal to one that was not asked for, has none: it is NaN. The derivatives of
+    repeated eigenvalues are right for their sum, and for any other function that does not ask which of them is which.
+    The sign of an eigenvector (in the complex case its phase) is arbitrary, and does not change with the operator.
+
+    K. Wu and H. Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems", SIAM Journal on Matrix
+    Analysis and Applications 22 (2000), doi:10.1137/S0895479898334605.
+
+    Args:
+        operator: symmetric (Hermitian, if it is complex).
+        k: how many, from 1 to the size of the operator.
+        which: "largest" ones, in descending order; "smallest" ones, ascending; "both": half of them from each end,
+            ascending, the odd one from above; "magnitude": the largest in modulus, the largest first.
+        rtol: how large the residual of a pair may be, relative to the modulus of its eigenvalue. What rounding alone
+            makes, 16 units in the last place of the largest eigenvalue, always suffices.
+        max_matvecs: how many products to make at most, a Python int. None takes 100 times `rows`.
+        rows: how many basis vectors to keep, more than `k` unless that is the size. None takes `2 * k + 1`, and 20 at
+            least.
+        key: a key of `jax.random` for the first vector; None takes always the same one.
+
+    Returns:
+        An `Eigenpairs`.
+
+    Raises:
+        TypeError: if `operator` is none, or a number is no Python int where it must be one.
+        ValueError: if the operator is not declared symmetric, or a number is out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal import linalg
+        >>> operator = linalg.MatrixOperator(jnp.diag(jnp.arange(1.0, 101.0)), symmetric=True)
+        >>> found = linalg.eigsh(operator, 2)
+        >>> bool(jnp.allclose(found.values, jnp.array([100.0, 99.0]))), bool(found.tolerance_met)
+        (True, True)
+    """
+    where = "eigsh(operator, k)"
+    operator = symmetric_operator(operator, where)
+    k, size = positive_int(k, "k", where), operator.size
+    if k > size:
+        raise value_error(
+            "there are not so many eigenvalues",
+            where=where,
+            expected=f"at most {size} for vectors of that size",
+            got=f"k={k}",
+            instead="`min(k, operator.size)`",
+        )
+    if which not in ("largest", "smallest", "both", "magnitude"):
+        raise value_error(
+            "`which` names no end of the spectrum",
+            where="eigsh(which)",
+            expected="'largest', 'smallest', 'both' or 'magnitude'",
+            got=f"which={which!r}",
+        )
+    least = min(k + 1, size)
+    rows = (
+        max(2 * k + 1, _ROWS) if rows is None else positive_int(rows, "rows", where, minimum=least)
+    )
+    rows = min(rows, size)
+    most = _CYCLES * rows if max_matvecs is None else max_matvecs
+    most = positive_int(most, "max_matvecs", where, minimum=rows + k)
+    rtol = tolerance(rtol, "rtol", "eigsh(rtol)", jnp.finfo(operator.dtype).dtype)
+    return _found(operator, k, which, rtol, most, rows, jax.random.key(0) if key is None else key)
+
+
+@filter_jit
+def _found(
+    operator: Operator,
+    k: int,
+    which: Which,
+    rtol: Array,
+    most: int,
+    rows: int,
+    key: PRNGKeyArray,
+) -> Eigenpairs:
+    def order(values: Array) -> Array:
+        return _order(values, which)
+
+    still = jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, operator)
+    wanted = Wanted(k, rows, order, lax.stop_gradient(rtol), jnp.asarray(most, jnp.int32))
+    found = search(still, wanted, key)
+    values, vectors = found.values, found.vectors
+    is_above = jnp.full(k, which == "largest")
+    if which == "both":
+        ascending = jnp.argsort(values)
+        values, vectors = values[ascending], vectors[ascending]
+        is_above = jnp.arange(k) >= k // 2
+    elif which == "magnitude":
+        is_above = values > 0
+    residuals = multiply(still, vectors) - values[:, None].astype(vectors.dtype) * vectors
+    errors = norms(residuals)
+    finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(vectors))
+    met = found.is_done & jnp.all(errors <= wanted.tolerance(values, found.scale))
+    # An operator that calculates in a lower precision is not asymmetric, hence the square root.
+    rounding = jnp.sqrt(jnp.finfo(values.dtype).eps) * found.scale
+    hold = found.asymmetry <= rounding
+    if operator.positive_semidefinite:
+        hold &= jnp.min(values) >= -(errors.max() + rounding)
+    values, vectors = differentiable(operator, values, vectors, found.scale, is_above)
+    structure = operator.in_structure()
+    return Eigenpairs(
+        values=values,
+        vectors=jax.vmap(lambda row: to_tree(structure, row))(vectors),
+        errors=errors,
+        matvecs=found.matvecs + k,
+        tolerance_met=met & finite,
+        tags_hold=hold,
+        is_finite=finite,
+    )
+
+
+def _order(values: Array, which: Which) -> Array:
+    """The places of ascending values in the order of interest."""
+    count = len(values)
+    if which == "magnitude":
+        return jnp.argsort(-jnp.abs(values))
+    if which == "smallest":
+        return jnp.arange(count)
+    if which == "largest":
+        return jnp.arange(count)[::-1]
+    # From the ends towards the middle, the upper one first.
+    return jnp.asarray([count - 1 - i // 2 if i % 2 == 0 else i // 2 for i in np.arange(count)])

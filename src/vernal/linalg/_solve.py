@@ -1,0 +1,130 @@
+"""`solve`: linear equations with an operator, by JAX's conjugate gradients or GMRES, with what is left over."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.scipy.sparse.linalg import cg, gmres
+
+from ..modules import Module
+from ..show import short, type_error
+from ..transforms import filter_jit
+from ._arguments import positive_int, tolerance
+from ._lanczos_adjoint import norms
+from ._operator import Operator
+from ._operators import as_operator
+from ._vectors import to_flat, to_tree
+
+# Basis vectors of GMRES between two restarts.
+_RESTART = 20
+
+
+class Solution(Module):
+    """What `solve` finds.
+
+    Args:
+        value: x, a tree like a vector of the operator.
+        error: the length of the residual `b - A x`, measured by one more product.
+        tolerance_met: whether it meets the tolerance.
+        is_finite: whether there is no NaN and no infinity in `value` and `error`.
+    """
+
+    value: Any
+    error: Array
+    tolerance_met: Array
+    is_finite: Array
+
+
+def solve(
+    operator: Any,
+    right: Any,
+    *,
+    rtol: Any = 1e-5,
+    atol: Any = 0.0,
+    max_steps: int | None = None,
+    preconditioner: Callable[[Any], Any] | None = None,
+) -> Solution:
+    """Solves `A x = b`: by conjugate gradients if A is positive semidefinite, by restarted GMRES if not.
+
+    Both are those of `jax.scipy.sparse.linalg`, which does not say whether it has found anything: here the residual is
+    measured, and `tolerance_met` says so. Derivatives, of all orders, are those of the solution of the equations, not
+    of the steps: they are solved for in the same way, to the same tolerance.
+
+    Args:
+        operator: A.
+        right: b, a tree like a vector of the operator.
+        rtol: how long the residual may be, relative to b.
+        atol: how long it may be in any case.
+        max_steps: of conjugate gradients, or restarts of GMRES with 20 products each. None takes 10 times the size.
+        preconditioner: a linear function of such trees, about the inverse of A; for conjugate gradients
+            symmetric and positive definite, as `Preconditioner.solve` is.
+
+    Returns:
+        A `Solution`.
+
+    Raises:
+        TypeError: if `operator` is none, `b` does not fit it, or `preconditioner` is no function.
+        ValueError: if a tolerance is negative, or `max_steps` less than 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal import linalg
+        >>> operator = linalg.MatrixOperator(jnp.diag(jnp.array([1.0, 2.0])), positive_semidefinite=True)
+        >>> found = linalg.solve(operator, jnp.ones(2))
+        >>> print(found.value, found.tolerance_met)
+        [1.  0.5] True
+    """
+    operator = as_operator(operator, "solve(operator, right)")
+    structure, real = operator.in_structure(), jnp.finfo(operator.dtype).dtype
+    flat = to_flat(structure, right, "solve(right)")
+    if preconditioner is not None and not callable(preconditioner):
+        raise type_error(
+            "the preconditioner cannot be called",
+            where="solve(preconditioner)",
+            expected="a function of a vector, such as the method `solve` of a `Preconditioner`",
+            got=short(preconditioner),
+        )
+    steps = 10 * operator.size if max_steps is None else max_steps
+    return _solved(
+        operator,
+        flat,
+        tolerance(rtol, "rtol", "solve(rtol)", real),
+        tolerance(atol, "atol", "solve(atol)", real),
+        positive_int(steps, "max_steps", "solve(max_steps)"),
+        preconditioner,
+    )
+
+
+@filter_jit
+def _solved(
+    operator: Operator, flat: Array, rtol: Array, atol: Array, steps: int, preconditioner: Any
+) -> Solution:
+    structure = operator.in_structure()
+
+    def multiply(x: Array) -> Array:
+        return operator.matmul(x[:, None])[:, 0]
+
+    def improve(x: Array) -> Array:
+        return to_flat(structure, preconditioner(to_tree(structure, x)), "solve(preconditioner)")
+
+    given = None if preconditioner is None else improve
+    rtol, atol = lax.stop_gradient((rtol, atol))
+    # JAX takes arrays as well as the floats that it declares.
+    options: dict[str, Any] = {"tol": rtol, "atol": atol, "maxiter": steps, "M": given}
+    if operator.positive_semidefinite:
+        found, _ = cg(multiply, flat, **options)
+    else:
+        found, _ = gmres(multiply, flat, restart=min(_RESTART, operator.size), **options)
+    known, target = lax.stop_gradient((found, flat))
+    error, size = norms(jnp.stack([target - lax.stop_gradient(multiply(known)), target]))
+    # What the recurrence believes of its residual, and what is measured, differ by rounding.
+    rounding = 16 * jnp.finfo(error.dtype).eps * size
+    # After a NaN the method stops where it is, with a finite value.
+    finite = jnp.all(jnp.isfinite(known)) & jnp.isfinite(error)
+    return Solution(
+        value=to_tree(structure, found),
+        error=error,
+        tolerance_met=finite & (error <= jnp.maximum(rtol * size, atol) + rounding),
+        is_finite=finite,
+    )

@@ -1,0 +1,131 @@
+"""`svds`: the largest singular values of a linear map, and their vectors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PRNGKeyArray
+
+from ..modules import Module
+from ..show import value_error
+from ..transforms import closure_to_pytree
+from ..trees import is_array
+from ._eigsh import eigsh
+from ._operator import Operator
+from ._operators import FunctionOperator
+from ._vectors import structure_of
+
+
+class SingularTriplets(Module):
+    """What `svds` finds: `A v = value u`, and `A^* u = value v`.
+
+    Args:
+        values: the largest singular values, of shape `(k,)`, in descending order.
+        left: the vectors u: a tree like a product, with an axis of length k in front; zero where the value is zero.
+        right: the vectors v, likewise like what is multiplied.
+        errors: how far each value is from a singular value at most.
+        matvecs: how many products with `A^* A` were made.
+        tolerance_met: whether the pairs of `A^* A` meet the tolerance.
+        is_finite: whether there is no NaN and no infinity in them.
+    """
+
+    values: Array
+    left: Any
+    right: Any
+    errors: Array
+    matvecs: Array
+    tolerance_met: Array
+    is_finite: Array
+
+
+def svds(
+    linear: Any,
+    k: int,
+    *,
+    example: Any = None,
+    rtol: Any = 1e-5,
+    max_matvecs: int | None = None,
+    rows: int | None = None,
+    key: PRNGKeyArray | None = None,
+) -> SingularTriplets:
+    """The largest singular values of a linear map that need not be square.
+
+    They are the roots of the largest eigenvalues of `A^* A`, found by `eigsh`; so are the derivatives. Singular
+    values that are less than the root of a rounding (3e-4 in single precision) times the largest drown in its rounding,
+    and `errors` says so.
+
+    Args:
+        linear: an operator, a matrix of shape `(m, n)`, or a linear function of a tree.
+        k: how many.
+        example: for a function, a vector that it takes, of which only shapes and dtypes are looked at.
+        rtol: as for `eigsh`, of the eigenvalues of `A^* A`.
+        max_matvecs: likewise, and each product is one with A and one with its conjugate transpose.
+        rows: as for `eigsh`.
+        key: likewise.
+
+    Returns:
+        A `SingularTriplets`.
+
+    Raises:
+        TypeError: as `eigsh` and `FunctionOperator`.
+        ValueError: as `eigsh`; if a function comes without an example, or something else with one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from vernal import linalg
+        >>> found = linalg.svds(jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]]), 1)
+        >>> print(found.values.round(4), found.left.shape, found.right.shape)
+        [3.] (1, 2) (1, 3)
+    """
+    fn, structure = _map_of(linear, example)
+    gram = FunctionOperator(_Gram(closure_to_pytree(fn)), structure, positive_semidefinite=True)
+    found = eigsh(gram, k, rtol=rtol, max_matvecs=max_matvecs, rows=rows, key=key)
+    is_zero = found.values <= 0
+    values = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, found.values)))
+    images = jax.vmap(fn)(found.vectors)
+
+    def divided(image: Array) -> Array:
+        length = jnp.where(is_zero, 1, values).reshape(-1, *[1] * (image.ndim - 1))
+        return jnp.where(length == 0, 0, image / length.astype(image.dtype))
+
+    eps = jnp.finfo(values.dtype).eps
+    distance = found.errors + eps * jnp.max(found.values)
+    return SingularTriplets(
+        values=values,
+        left=jax.tree.map(divided, images),
+        right=found.vectors,
+        errors=jnp.minimum(jnp.sqrt(distance), distance / jnp.where(values > 0, values, 1e-30)),
+        matvecs=found.matvecs,
+        tolerance_met=found.tolerance_met,
+        is_finite=found.is_finite,
+    )
+
+
+class _Gram(Module):
+    fn: Callable[[Any], Any]
+
+    def __call__(self, vector: Any) -> Any:
+        image = self.fn(vector)
+        transposed = jax.linear_transpose(self.fn, vector)
+        (back,) = transposed(jax.tree.map(jnp.conj, image))
+        return jax.tree.map(jnp.conj, back)
+
+
+def _map_of(linear: Any, example: Any) -> tuple[Callable[[Any], Any], Any]:
+    """A linear function, and the structure of what it takes."""
+    if callable(linear) and not isinstance(linear, Operator) and example is not None:
+        return linear, structure_of(example, "svds(example)")
+    if example is None and isinstance(linear, Operator):
+        return linear.mv, linear.in_structure()
+    if example is None and is_array(linear) and linear.ndim == 2:
+        structure = jax.ShapeDtypeStruct(linear.shape[1:], linear.dtype)
+        return lambda v: jnp.matmul(linear, v, precision=jax.lax.Precision.HIGHEST), structure
+    raise value_error(
+        "it is not known what is multiplied",
+        where="svds(linear, k, example=...)",
+        expected="an operator or a matrix without an example, or a function with one",
+        got=f"{type(linear).__name__}, example={'None' if example is None else 'given'}",
+        instead="`svds(fn, k, example=vector)`",
+    )

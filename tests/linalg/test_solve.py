@@ -1,0 +1,119 @@
+"""`solve` and `svds`: against dense answers, with derivatives, and with honest words about what was found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal import linalg
+from vernal.linalg import MatrixOperator, solve, svds
+
+
+def general(n=8, dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((n, n)) + 4 * np.eye(n)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        matrix = matrix + 1j * rng.standard_normal((n, n))
+    return jnp.asarray(matrix, dtype)
+
+
+def solution(matrix, right, positive=False):
+    matrix = matrix @ matrix.conj().T if positive else matrix
+    operator = MatrixOperator(matrix, positive_semidefinite=positive)
+    return solve(operator, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
+@pytest.mark.parametrize("positive", [True, False])
+def test_solutions_are_those_of_dense_equations(positive, dtype):
+    matrix, right = general(dtype=dtype), jnp.arange(8).astype(dtype)
+    found = solution(matrix, right, positive)
+    full = matrix @ matrix.conj().T if positive else matrix
+    np.testing.assert_allclose(found.value, jnp.linalg.solve(full, right), rtol=1e-3, atol=1e-4)
+    assert found.tolerance_met and found.is_finite
+    np.testing.assert_allclose(found.error, jnp.linalg.norm(right - full @ found.value), atol=1e-4)
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_derivatives_are_those_of_the_solution(positive):
+    matrix, right = general(), jnp.arange(8.0)
+
+    def ours(matrix, right):
+        return jnp.sum(solution(matrix, right, positive).value ** 2)
+
+    def dense(matrix, right):
+        full = matrix @ matrix.T if positive else matrix
+        return jnp.sum(jnp.linalg.solve(full, right) ** 2)
+
+    got, expected = (jax.grad(f, (0, 1))(matrix, right) for f in (ours, dense))
+    for x, y in zip(got, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-3)
+
+    def looped(of):
+        def total(matrix):
+            def step(carry, c):
+                return carry + of(c * matrix, right), None
+
+            return jax.lax.scan(step, jnp.float32(0), jnp.array([1.0, 2.0]))[0]
+
+        return jax.jvp(jax.grad(total), (matrix,), (jnp.ones_like(matrix),))[1]
+
+    np.testing.assert_allclose(looped(ours), looped(dense), rtol=1e-2, atol=1e-2)
+    mapped = jax.vmap(ours, (None, 0))(matrix, jnp.stack([right, 2 * right]))
+    np.testing.assert_allclose(mapped[1], 4 * dense(matrix, right), rtol=1e-3)
+
+
+def test_what_is_not_solved_says_so():
+    singular = MatrixOperator(jnp.diag(jnp.array([1.0, 0.0])), positive_semidefinite=True)
+    assert not solve(singular, jnp.ones(2)).tolerance_met
+    spoilt = MatrixOperator(jnp.full((2, 2), jnp.nan), positive_semidefinite=True)
+    found = solve(spoilt, jnp.ones(2))
+    assert not found.tolerance_met and not found.is_finite
+    assert not solve(MatrixOperator(jnp.full((2, 2), jnp.nan)), jnp.ones(2)).tolerance_met
+    stiff = MatrixOperator(jnp.diag(jnp.geomspace(1, 1e-4, 50)), positive_semidefinite=True)
+    assert not solve(stiff, jnp.ones(50), max_steps=3).tolerance_met
+    assert solve(stiff, jnp.zeros(50)).tolerance_met
+    assert solve(MatrixOperator(jnp.eye(1)), jnp.ones(1)).tolerance_met
+    with pytest.raises(TypeError, match="the preconditioner cannot be called"):
+        getattr(solve, "__wrapped__", solve)(stiff, jnp.ones(50), preconditioner=3)
+
+
+def test_a_preconditioner_saves_steps():
+    points = jnp.linspace(0, 1, 100)
+    kernel = linalg.kernel_operator(lambda a, b: jnp.exp(-((a - b) ** 2)), points, noise=0.05)
+    made = linalg.pivoted_cholesky(kernel, 8)
+    right = jnp.sin(5 * points)
+    assert not solve(kernel, right, rtol=1e-3, max_steps=4).tolerance_met
+    assert solve(kernel, right, rtol=1e-3, max_steps=4, preconditioner=made.solve).tolerance_met
+
+
+@pytest.mark.parametrize("shape", [(9, 6), (6, 9), (6, 6)])
+def test_singular_values_are_those_of_the_matrix(shape):
+    matrix = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
+    found = svds(matrix, 3)
+    u, s, vt = np.linalg.svd(matrix)
+    np.testing.assert_allclose(found.values, s[:3], rtol=1e-5)
+    np.testing.assert_allclose(np.abs(np.sum(found.left * u.T[:3], 1)), 1, atol=1e-4)
+    np.testing.assert_allclose(np.abs(np.sum(found.right * vt[:3], 1)), 1, atol=1e-4)
+    assert np.all(np.abs(found.values - s[:3]) <= found.errors + 1e-6 * s[0])
+    assert found.tolerance_met and found.is_finite
+    gradient = jax.grad(lambda m: svds(m, 1).values[0])(matrix)
+    np.testing.assert_allclose(gradient, np.outer(u[:, 0], vt[0]), atol=1e-4)
+
+
+def test_singular_values_of_functions_and_operators_and_of_zero():
+    found = svds(lambda v: {"twice": 2 * v["x"]}, 2, example={"x": jnp.zeros(3)})
+    np.testing.assert_allclose(found.values, [2, 2], rtol=1e-5)
+    assert found.left["twice"].shape == (2, 3)
+    np.testing.assert_allclose(
+        svds(MatrixOperator(general()), 1).values[0], np.linalg.norm(general(), 2), rtol=1e-5
+    )
+    zero = svds(jnp.zeros((4, 3)), 2)
+    np.testing.assert_array_equal(zero.values, [0, 0])
+    np.testing.assert_array_equal(zero.left, jnp.zeros((2, 4)))
+    tiny = svds(jnp.diag(jnp.array([1.0, 1e-6])), 2)
+    assert abs(tiny.values[1] - 1e-6) <= tiny.errors[1]
+    assert not svds(jnp.full((3, 2), jnp.nan), 1).is_finite
+    for linear, example in [(lambda v: v, None), (jnp.eye(2), jnp.zeros(2)), (jnp.zeros(2), None)]:
+        with pytest.raises(ValueError, match="it is not known what is multiplied"):
+            svds(linear, 1, example=example)
