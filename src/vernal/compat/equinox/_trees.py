@@ -68,15 +68,14 @@ class _Marker:
     """Stands for a leaf, and is only itself."""
 
 
-def _last_of_each(where: Callable[[Any], Any], pytree: Any, is_leaf: Any) -> list[int] | None:
-    """Of all nodes that a function picks in a list or tuple, the number of each that is not picked again later."""
+def _picked(where: Callable[[Any], Any], pytree: Any, is_leaf: Any) -> list[Any]:
+    """What tells the nodes apart that a function picks in a list or tuple; else one node."""
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
     picked = where(treedef.unflatten([_Marker() for _ in leaves]))
     if type(picked) not in (list, tuple):
-        return None
+        return [picked]
     marked = [any(isinstance(x, _Marker) for x in jtu.tree_leaves(node)) for node in picked]
-    last = {id(node) if marked[i] else (i,): i for i, node in enumerate(picked)}
-    return sorted(last.values())
+    return [node if marked[i] else object() for i, node in enumerate(picked)]
 
 
 def tree_at(
@@ -105,13 +104,15 @@ def tree_at(
         return trees.tree_at(where, pytree, **options)
     except ValueError:
         # Asked only now, because nearly every call is one that Vernal takes.
-        last = _last_of_each(where, pytree, is_leaf)
-        if last is None or (replace is _MISSING) == (replace_fn is None):
+        picked = _picked(where, pytree, is_leaf)
+        last = sorted({id(node): i for i, node in enumerate(picked)}.values())
+        one_way = (replace is _MISSING) != (replace_fn is None)
+        values = replace if type(replace) in (list, tuple) else ()
+        fits = replace is _MISSING or len(values) == len(picked)
+        if not one_way or not fits or 0 < len(last) == len(picked):
             raise
-        if replace is not _MISSING:
-            if type(replace) not in (list, tuple) or len(replace) <= max(last, default=-1):
-                raise
-            options["replace"] = [replace[i] for i in last]
     if not last:
         return pytree
+    if replace is not _MISSING:
+        options["replace"] = [values[i] for i in last]
     return trees.tree_at(lambda tree: [where(tree)[i] for i in last], pytree, **options)
