@@ -20,29 +20,24 @@ def _with_none(transform: Callable[..., Any], fn: Any, options: dict[str, Any]) 
 
 
 def _holomorphic(fn: Any, has_aux: bool, only_gradient: bool) -> Any:
-    """The derivative of a holomorphic function, which is the gradient of its real part."""
-
-    def real_part(*args: Any, **kwargs: Any) -> Any:
-        result = fn(*args, **kwargs)
-        return jnp.real(result[0] if has_aux else result), result
-
-    differentiate = filter_value_and_grad(real_part, has_aux=True)
+    """The derivative of a holomorphic function."""
 
     @functools.wraps(fn)
-    def differentiated(*args: Any, **kwargs: Any) -> Any:
-        (_, result), gradient = differentiate(*args, **kwargs)
-        for leaf in jax.tree.leaves(gradient):
+    def differentiated(x: Any, /, *args: Any, **kwargs: Any) -> Any:
+        value, pull, *aux = filter_vjp(lambda x: fn(x, *args, **kwargs), x, has_aux=has_aux)
+        (gradient,) = pull(jnp.ones_like(value))
+        for leaf in (value, *jax.tree.leaves(gradient)):
             if not jnp.iscomplexobj(leaf):
                 raise type_error(
                     "a holomorphic function is one of complex numbers",
                     where="filter_grad(fn, holomorphic=True)",
-                    expected="complex arrays only",
+                    expected="complex arrays only, and a complex result",
                     got=short(leaf),
                     instead="leave holomorphic=True out, or x.astype(complex)",
                 )
-        if not only_gradient:
-            return result, gradient
-        return (gradient, result[1]) if has_aux else gradient
+        if only_gradient:
+            return (gradient, *aux) if has_aux else gradient
+        return ((value, *aux) if has_aux else value), gradient
 
     return differentiated
 
@@ -71,7 +66,7 @@ def filter_grad(fun: Any = None, *, has_aux: bool = False, **options: Any) -> An
         As there.
 
     Raises:
-        TypeError: if `holomorphic` is true and an array is not complex.
+        TypeError: if `holomorphic` is true and an array or the result is not complex.
     """
     return _gradient(transforms.filter_grad, fun, True, {"has_aux": has_aux, **options})
 
