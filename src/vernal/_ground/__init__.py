@@ -15,6 +15,7 @@ from ._functions import settled_packages as settled_packages
 from ._jax_private import UNSPECIFIED as UNSPECIFIED
 from ._jax_private import ArrayImpl as ArrayImpl
 from ._jax_private import ClosedJaxpr as ClosedJaxpr
+from ._jax_private import Jaxpr as Jaxpr
 from ._jax_private import Primitive as Primitive
 from ._jax_private import UndefinedPrimal as UndefinedPrimal
 from ._jax_private import Zero as Zero

@@ -27,7 +27,7 @@ from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, stron
 from ..harvest import checks, sow_if, sows
 from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import message, short, type_error
-from ..transforms import one_way, varying_axes, varying_over
+from ..transforms import keep_rules, one_way, varying_axes, varying_over
 from ..trees import is_array
 from ._carry import same_type
 from ._per_device import refuse_collectives, vary_inside, without_gradient
@@ -91,7 +91,7 @@ class _Traced:
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], constants: _Constants):
         closed, self.out = jax.make_jaxpr(fn, return_shape=True)(*args)
-        self.jaxpr = convert_constvars_jaxpr(closed.jaxpr)
+        self.jaxpr = keep_rules(convert_constvars_jaxpr(closed.jaxpr))
         self.types = closed.out_avals
         self.places = [constants.place(const) for const in closed.consts]
 
