@@ -64,6 +64,7 @@ from ._leaves import by_data as by_data
 from ._leaves import is_none as is_none
 from ._leaves import strong as strong
 from ._leaves import weak_like as weak_like
+from ._new_primitive import new_primitive as new_primitive
 from ._one_level import one_level as one_level
 from ._one_level import one_level_with_keys as one_level_with_keys
 from ._place import Place as Place

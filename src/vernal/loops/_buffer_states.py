@@ -9,13 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._ground import (
-    Primitive,
-    batch_axis_in_front,
-    fancy_primitive_batchers,
-    lower_fun,
-    register_lowering,
-)
+from .._ground import batch_axis_in_front, new_primitive
 from ..harvest import planted, sow
 from ..show import message
 from ..transforms import batch_text, fail_if
@@ -123,8 +117,4 @@ def _union_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, Any]:
 
 
 # The state after a read: the second operand, in which all reads of a batch that shares the first are noted.
-_union_p = Primitive("union_of_reads")
-_union_p.def_impl(lambda before, after: after)
-_union_p.def_abstract_eval(lambda before, after: after)
-register_lowering(_union_p, lower_fun(lambda before, after: after, multiple_results=False))
-fancy_primitive_batchers[_union_p] = _union_batch
+_union_p = new_primitive("union_of_reads", lambda before, after: after, _union_batch)
