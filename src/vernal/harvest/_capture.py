@@ -31,7 +31,7 @@ def _capture_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any,
     ]
     out = capture_p.bind(*full, **params)
     for i, dim in enumerate(dims):
-        # JAX wants what is not mapped to stay so.
+        # JAX requires an unmapped argument to give an unmapped result.
         if dim is None:
             out[i] = lax.index_in_dim(out[i], 0, keepdims=False) if axis.size else args[i]
     return out, [None if dim is None else 0 for dim in dims]

@@ -44,7 +44,7 @@ def note_read(state: Any, known: Any, index: Any, value: Any) -> Any:
     before = planted(state)
     old = (before[index] == _WRITTEN) & ~known[index]
     after = _union_p.bind(before, before.at[index].max(_READ, mode="clip"))
-    # The check is seen by what depends on the state, which alone is looked at in the end.
+    # Only the states are looked at in the end, so the check must reach them too.
     value, after = fail_if([value, after], jnp.any(old), explain=_OLD)
     return sow(state, after, value)
 
@@ -116,5 +116,5 @@ def _union_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, Any]:
     return _union_p.bind(*both), 0
 
 
-# The state after a read: the second operand, in which all reads of a batch that shares the first are noted.
+# The state after a read: the second operand. Where a batch shares the buffer, it has the reads of all elements.
 _union_p = new_primitive("union_of_reads", lambda before, after: after, _union_batch)

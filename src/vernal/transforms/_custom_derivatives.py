@@ -211,7 +211,7 @@ class _ByTranspose:
         self.name = f"derivative of {name}"
         self._fn_name = name
         self._back = back
-        # Nothing is computed where it is only transposed.
+        # It is only ever transposed, so it has no program.
         self.traits = Traits(
             is_written=False, one_way=True, may_check=True, transposed=(name, count)
         )
