@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.tree_util as jtu
-from jax.core import eval_jaxpr
+from jax.core import Tracer, eval_jaxpr
 
 from .._ground import ClosedJaxpr, Jaxpr, custom_jvp_call_p, equations_in
 from ._custom_derivatives import SymbolicZero, WithJvp, chosen, replaced
@@ -63,8 +63,10 @@ def _parameter(value: Any) -> Any:
 
 
 def _rule_of(eqn: Any) -> Callable[..., Any]:
-    """The rule, had without opening JAX's operation: by differentiating it as it is."""
+    """The rule, had without opening JAX's operation: by differentiating it as it is. Traced once for each choice of
+    what is differentiated."""
     primitive, params = eqn.primitive, eqn.params
+    traced: dict[Any, Any] = {}
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         moved = [not isinstance(dot, SymbolicZero) for dot in tangents]
@@ -77,8 +79,14 @@ def _rule_of(eqn: Any) -> Callable[..., Any]:
             return jax.jvp(call, chosen(primals, moved), dots)
 
         given = primals, chosen(tangents, moved)
-        closed, out = jax.make_jaxpr(derivative, return_shape=True)(*given)
-        flat = eval_jaxpr(keep_rules(closed.jaxpr), closed.consts, *jtu.tree_leaves(given))
+        key = *moved, *map(jax.typeof, jtu.tree_leaves(given))
+        program, out = traced.get(key, (None, None))
+        if program is None:
+            program, out = jax.make_jaxpr(derivative, return_shape=True)(*given)
+            program = program.replace(jaxpr=keep_rules(program.jaxpr))
+            if not any(isinstance(x, Tracer) for x in program.consts):
+                traced[key] = program, out
+        flat = eval_jaxpr(program.jaxpr, program.consts, *jtu.tree_leaves(given))
         return jtu.tree_unflatten(jtu.tree_structure(out), flat)
 
     return rule
