@@ -2,7 +2,7 @@
 
 An operation that has a program with a `planted` or `sow` inside (a loop, a branch, an inner `jit`, ...) is replaced by
 one whose program takes the current values as further arguments and returns the new ones as further results; in a loop
-they are part of the carry, so that each step sees what the one before sown. Every other operation is evaluated as
+they are part of the carry, so that each step sees what the one before has sown. Every other operation is evaluated as
 it is, with all its derivative rules and settings.
 
 Invariants: the value of a slot keeps its type, and has no derivative (who starts stops the gradient). What is

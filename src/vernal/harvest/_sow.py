@@ -13,6 +13,9 @@ Neither carries a derivative with respect to the slot. Both remember the program
 an operation for a pure one, and may have moved a `planted` out of its loop since (see `_slots.py`).
 """
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -91,8 +94,27 @@ def _sow_batch(
     return out, of_rest
 
 
-def _sow_jvp(primals: Any, tangents: Any, *, n: int, **params: Any) -> tuple[Any, Any]:
-    return sow_p.bind(*primals, n=n, **params), list(tangents[2 * n :])
+_reaping: contextvars.ContextVar[bool] = contextvars.ContextVar("reaping", default=False)
+
+
+@contextlib.contextmanager
+def reaping() -> Iterator[None]:
+    """While a program is traced whose slots somebody takes."""
+    token = _reaping.set(True)
+    try:
+        yield
+    finally:
+        _reaping.reset(token)
+
+
+def _sow_jvp(
+    primals: Any, tangents: Any, *, n: int, where: str, needed: bool, **params: Any
+) -> tuple[Any, Any]:
+    # Not later, when it is run: if the derivative needs nothing of what was computed, JAX leaves the operation out.
+    if needed and not _reaping.get():
+        raise _not_reaped(where)
+    out = sow_p.bind(*primals, n=n, where=where, needed=needed, **params)
+    return out, list(tangents[2 * n :])
 
 
 sow_p = new_primitive(
@@ -145,7 +167,7 @@ def sow(slot: Any, value: Any, through: T, *, needed: bool = True) -> T:
     Raises:
         ValueError: if `value` differs from `slot` in structure, shape or dtype; if there is no array in `through`;
             if the elements of `jax.vmap` disagree about a slot that is not mapped.
-        RuntimeError: when it is run, outside of `reap`, if it is needed.
+        RuntimeError: when it is run or differentiated, outside of `reap`, if it is needed.
 
     Example:
         >>> import jax.numpy as jnp
