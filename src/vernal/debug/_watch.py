@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.tree_util as jtu
 
-from .._ground import UnnamedKey, one_level_with_keys
+from .._ground import one_level_with_keys
 from ..modules import Module
 from ..nn import Stack
+from ..show import UnnamedKey
 from ..trees import Rest, has_shape, is_array, split
 
 Path = tuple[Any, ...]
