@@ -422,6 +422,34 @@ def test_outside_of_it_reading_is_the_identity_and_recording_an_error():
         layer(SLOT, X)
 
 
+def _linear(slot, x):
+    return sow(slot, x, 2 * x).sum()
+
+
+# What they return depends on nothing that `_linear` computes but its derivative.
+DERIVATIVES = {
+    "grad": lambda fn: jax.grad(fn, 1),
+    "jvp": lambda fn: lambda slot, x: jax.jvp(lambda x: fn(slot, x), (x,), (x,))[1],
+    "linearize": lambda fn: lambda slot, x: jax.linearize(lambda x: fn(slot, x), x)[1](x),
+    "hessian": lambda fn: jax.hessian(lambda slot, x: fn(slot, x) ** 2, 1),
+    "checkpoint": lambda fn: jax.grad(jax.checkpoint(fn), 1),
+    "vmap": lambda fn: lambda slot, x: jax.vmap(jax.grad(fn, 1))(jnp.stack([slot] * 2), jnp.stack([x] * 2)),
+    "scan": lambda fn: jax.grad(lambda slot, x: lax.scan(lambda c, _: (c + fn(slot, x), None), 0.0, None, 2)[0], 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+def test_a_state_is_not_dropped_where_only_the_derivative_is_wanted(derivative):
+    with pytest.raises(RuntimeError, match="nobody takes it"):
+        jax.jit(derivative(_linear))(SLOT, X)
+    # One that may be lost is no part of the derivative.
+    free = derivative(lambda slot, x: sow(slot, x, 2 * x, needed=False).sum())
+    expected = derivative(lambda slot, x: 2 * x.sum())(SLOT, X)
+    np.testing.assert_allclose(jax.jit(free)(SLOT, X), expected)
+    taken = derivative(lambda slot, x: reap(_linear)(slot, x)[0])
+    np.testing.assert_allclose(jax.jit(taken)(SLOT, X), expected)
+
+
 @pytest.mark.parametrize(
     "fn, error, text",
     [

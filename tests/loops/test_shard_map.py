@@ -834,10 +834,9 @@ def test_a_recurrent_layer_in_filter_shard_map(mesh_kind, getkey):
     def loss(layer, xs):
         return jnp.mean(layer(xs)[0] ** 2)
 
+    @vernal.filter_value_and_grad
     def local(layer, xs):
-        value, gradient = vernal.filter_value_and_grad(loss)(layer, xs)
-        n = jax.lax.axis_size("data")
-        return jax.lax.pmean(value, "data"), jax.tree.map(lambda g: g / n, gradient)
+        return jax.lax.pmean(loss(layer, xs), "data")
 
     run = vernal.filter_shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
     same, split = (jax.NamedSharding(mesh, P(*axes)) for axes in ((), ("data",)))

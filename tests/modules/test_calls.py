@@ -131,10 +131,10 @@ def test_the_path_is_noted_once_in_every_transformation(way):
             [nn.Sequential([jnp.tanh, failing(2)])],
             "Raised in model.blocks[0].layers[1] (Model > Sequential > Failing)",
         ),
-        ([Compiled(failing(2))], "Raised in model.blocks[0] > Failing (Model > Compiled > Failing)"),
+        ([Compiled(failing(2))], "Raised in model.blocks[0].inner (Model > Compiled > Failing)"),
         ([Block(vernal.Partial(failing(2)))], "Raised in model.blocks[0].inner.func "),
         ([Block(Block(Block(failing(2))))], "Raised in model.blocks[0].inner.inner.inner (Model > Block > Block >"),
-        ([nn.Stack.of([Block(failing(2))] * 3)], "Raised in model.blocks[0] > Block.inner (Model > Stack > Block > F"),
+        ([nn.Stack.of([Block(failing(2))] * 3)], "Raised in model.blocks[0].layers.inner (Model > Stack > Block > F"),
     ],
 )  # fmt: skip
 def test_the_path_goes_through_containers_and_layers_of_layers(blocks, note):
@@ -159,14 +159,18 @@ def test_a_layer_in_two_places_is_named_in_both():
     assert notes_of(error) == ["Raised in model.blocks[0] or .blocks[1] (Model > Failing)"]
 
 
-def test_a_rebuilt_layer_is_known_by_its_class_only():
+def test_a_rebuilt_layer_is_known_by_its_structure_or_else_by_its_class_only():
     class Rebuilding(Module):
         inner: Any
+        more: Any
 
         def __call__(self, x):
             return jax.tree.map(lambda leaf: leaf, self.inner)(x)
 
-    error = raised(Rebuilding(failing(2)), jnp.ones(3))
+    for more in (None, jnp.tanh, [Block(failing(2))][1:], nn.Identity()):
+        error = raised(Rebuilding(failing(2), more), jnp.ones(3))
+        assert notes_of(error) == ["Raised in model.inner (Rebuilding > Failing)"]
+    error = raised(Rebuilding(failing(2), [failing(2)]), jnp.ones(3))
     assert notes_of(error) == ["Raised in model > Failing (Rebuilding > Failing)"]
 
 

@@ -410,6 +410,9 @@ SPELLINGS = {
     "frozen": lambda model: vernal.freeze(model, "norm"),
     "frozen by a function": lambda model: vernal.freeze(model, lambda m: m.norm),
     "the statistics alone": lambda model: vernal.freeze(model, "norm.running_*"),
+    "the mean alone": lambda model: vernal.freeze(model, "norm.running_mean"),
+    "the variance alone": lambda model: vernal.freeze(model, "norm.running_var"),
+    "the count alone": lambda model: vernal.freeze(model, "norm.num_batches_tracked"),
     "with more": lambda model: vernal.freeze(model, ["norm", "**.bias"]),
     "inference mode": nn.inference_mode,
     "inference mode of a part": lambda model: tree_at(

@@ -130,7 +130,31 @@ def test_layers_of_a_recurrent_network_do_not_share_their_mask(getkey):
     xs = jnp.ones((1, 2))
     stored = nn.keys(layer, getkey())
     ys, _ = stored(xs)
-    np.testing.assert_array_equal(ys, layer(xs, key=stored.dropout.key)[0])
+    key = nn.use_key(None, stored.dropout.key)
+    np.testing.assert_array_equal(ys, layer(xs, key=key)[0])
+    ones = stored.dropout(jnp.ones(64), key=jax.random.fold_in(key, 1))
+    assert (ones != stored.dropout(jnp.ones(64), key=jax.random.fold_in(key, 2))).any()
+
+
+@pytest.mark.parametrize("cls", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_recurrent_network_draws_anew_at_each_use(cls, getkey):
+    layer, xs = filled(lambda key: cls(2, 8, 2, dropout_p=0.5, key=key), getkey()), jnp.ones((3, 2))
+
+    def calls(layer, xs):
+        return jnp.stack([layer(xs)[0], layer(xs)[0]])
+
+    def scan(layer, xs):
+        return jax.lax.scan(lambda _, xs: (None, layer(xs)[0]), None, jnp.stack([xs, xs]))[1]
+
+    key = getkey()
+    first, second = nn.apply(layer, xs, key=key, method=calls)[0]
+    assert (first != second).any()
+    np.testing.assert_allclose(nn.apply(layer, xs, key=key, method=scan)[0], [first, second], 1e-5)
+    with pytest.raises(RuntimeError, match=rf"{cls.__name__} needs a random key"):
+        nn.apply(layer, xs)
+    # No key where nothing is dropped.
+    nn.apply(cls(2, 8, 1, dropout_p=0.5, key=getkey()), xs)
+    nn.apply(layer, xs, train=False)
 
 
 def test_taking_the_keys_out_gives_the_model_back(getkey):

@@ -75,6 +75,35 @@ def test_layers_that_take_anything_leave_the_error_to_the_next_one(name):
     assert note == "Raised in model.layers[4] (Sequential > Linear)"
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda layers, key: nn.Stack(lambda _: nn.Sequential(layers), 2, key=key),
+        lambda layers, key: nn.cast(nn.Sequential(layers), nn.Policy()),
+        lambda layers, key: vernal.filter_checkpoint(nn.Sequential(layers)),
+    ],
+    ids=["Stack", "cast", "checkpoint"],
+)
+def test_the_path_leads_through_what_rebuilds_its_layers(around):
+    one, two = jax.random.split(jax.random.key(0))
+    layers = [nn.Linear(3, 3, key=one), nn.Dropout(0.5), nn.Linear(2, 3, key=two)]
+    model = nn.Sequential([nn.Identity(), around(layers, one)])
+    for call in (model, lambda x, **_: vernal.debug.summary(model, x)):
+        (note,) = notes(called, call, jnp.ones(3))
+        path = note.split()[2]
+        frozen = vernal.freeze(model, path)
+        is_frozen = [type(x).__name__ for x in _linears(frozen) if vernal.modules.is_frozen(x)]
+        assert is_frozen == ["Linear"] and vernal.modules.is_frozen(_linears(frozen)[1])
+
+
+def _linears(model):
+    return [x for x in jax.tree.leaves(model, is_leaf=_is_linear) if _is_linear(x)]
+
+
+def _is_linear(x):
+    return isinstance(x, nn.Linear)
+
+
 def test_the_path_of_an_error_can_be_pasted():
     keys = jax.random.split(jax.random.key(0))
     inner = nn.Sequential([nn.Identity(), nn.Linear(3, 2, key=keys[0])])

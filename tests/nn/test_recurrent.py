@@ -180,6 +180,9 @@ def test_wrong_shapes_are_refused(kind, getkey):
         layer(jnp.ones((5, 3)), state_like(kind, jnp.ones((3, 2))))
     with pytest.raises(ValueError, match=r"(?s)argument `length`.*expected: \(7,\)"):
         layer(jnp.ones((7, 5, 3)), length=3)
+    for length in (2.5, jnp.array(2.0), True):
+        with pytest.raises(TypeError, match="(?s)no number of steps.*argument `length`"):
+            layer(jnp.ones((5, 3)), length=length)
     with pytest.raises(ValueError, match="num_layers"):
         LAYERS[kind](3, 2, num_layers=0, key=getkey())
     cell = layer.cells[0][0]

@@ -89,6 +89,22 @@ def test_from_the_first_batch_on_statistics_are_pytorchs_without_the_start():
             close(cumulative.running_var.value, average.running_var)
 
 
+def test_statistics_without_their_count_go_on_by_pytorchs_rule():
+    numbers = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        theirs = torch.nn.BatchNorm1d(3, momentum=0.1, dtype=torch.float64)
+        theirs.running_mean.add_(2.0), theirs.running_var.mul_(3.0)
+        saved = {k: v for k, v in theirs.state_dict().items() if k != "num_batches_tracked"}
+        ours = from_torch(nn.BatchNorm(3), saved, {"num_batches_tracked": None})
+        ours = tree_at("num_batches_tracked", ours, jnp.array(np.inf))
+        for _ in range(5):
+            x = numbers.normal(size=(5, 3))
+            theirs(torch.tensor(x))
+            ours = nn.apply(ours, x)[1]
+            close(ours.running_mean.value, theirs.running_mean, 1e-12)
+            close(ours.running_var.value, theirs.running_var, 1e-12)
+
+
 WEIGHTS = {
     "a matrix": (
         lambda key: nn.Linear(3, 4, key=key),

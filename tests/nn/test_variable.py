@@ -210,6 +210,22 @@ def test_what_is_frozen_by_name_stays_equal_to_the_bit():
     assert nn.apply(again[1], X)[1].sums.value["calls"][0] == 1
 
 
+@pytest.mark.parametrize("where", ["vectors", "vectors.0", "vectors.1"])
+def test_a_variable_that_is_frozen_in_part_stays_as_a_whole(where):
+    norm = nn.SpectralNorm(nn.Linear(3, 3, key=jax.random.key(0)), key=jax.random.key(1))
+    tuned = vernal.freeze(norm, where)
+    y, after = nn.apply(tuned, X)
+    assert vernal.tree_equal(after, tuned)
+    np.testing.assert_allclose(y, nn.inference_mode(norm)(X), rtol=1e-6)
+    pair = nn.Variable((jnp.zeros(3), jnp.zeros(3)))
+    _, kept = nn.apply(
+        vernal.freeze(pair, where.removeprefix("vectors.").replace("vectors", "**")),
+        X,
+        method=lambda pair, x: pair.update((x, x), x),
+    )
+    assert not any(value.any() for value in kept.value)
+
+
 def test_nobody_takes_the_value_or_something_else_is_left():
     with pytest.raises(RuntimeError, match=r"nn\.apply"):
         Layer()(X)

@@ -126,8 +126,8 @@ assert jax.process_count() == 1 and jax.device_count() == 3
 def test_the_hub_knows_a_death_from_a_farewell_and_from_a_stranger(monkeypatch):
     lost, told = [], threading.Event()
 
-    def stop(rank, reason):
-        lost.append((rank, reason))
+    def stop(text, code):
+        lost.append((text, code))
         told.set()
         raise SystemExit
 
@@ -145,18 +145,27 @@ def test_the_hub_knows_a_death_from_a_farewell_and_from_a_stranger(monkeypatch):
         connection.sendall(words.encode())
         return connection
 
-    witness = connect("secret 3\n")
-    for words in ("GET / HTTP/1.1\r\n\r\n", "guess 1\n", "secret 2\nend", "x" * 10000):
+    witness = connect('["secret", 3]\n')
+    strangers = (
+        "GET / HTTP/1.1\r\n\r\n",
+        '["guess", 1]\n',
+        "x" * 10000,
+        "3\n",
+        '["secret", "x"]\n',
+    )
+    for words in (*strangers, '["secret", 2]\n["end", null]\n'):
         connect(words).close()
-    failing = connect("secret 1\nfailed: ValueError: mine")
+    failing = connect('["secret", 1]\n')
     assert lost == []
-    failing.close()
+    failing.sendall(b'["failed", "ValueError: mine"]\n')
     assert told.wait(60)
-    assert lost == [(1, "ValueError: mine")]
+    assert [code for _, code in lost] == [75]
+    assert "process 1" in lost[0][0] and "ValueError: mine" in lost[0][0]
     # The others are told, who would otherwise believe that process 0 was lost.
     witness.settimeout(60)
-    assert witness.recv(1000) == b"1 ValueError: mine"
+    assert witness.recv(1000) == b'["lost", [1, "ValueError: mine"]]\n'
     witness.close()
+    failing.close()
     hub.drop()
 
 

@@ -682,3 +682,15 @@ def test_weak_types_are_kept_apart():
     assert f(jax.lax.full((), 1.0)).weak_type == jax.lax.full((), 1.0).weak_type
     assert f(weak).weak_type == weak.weak_type
     assert f(strong).weak_type == strong.weak_type
+
+
+@pytest.mark.parametrize("call", [lambda f: f({"a": X}, X[0]), lambda f: f(x=X[0], model={"a": X})])
+def test_errors_of_jax_name_the_function_its_line_and_the_argument(call):
+    @filter_jit
+    def train(model, x, more=None):
+        return model if x > 0 else x
+
+    line = inspect.unwrap(train).__code__.co_firstlineno
+    text = rf"function train at .*test_jit\.py:{line} for jit.* argument x\."
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=text):
+        call(train)

@@ -15,6 +15,7 @@ from ._functions import settled_packages as settled_packages
 from ._jax_private import UNSPECIFIED as UNSPECIFIED
 from ._jax_private import ArrayImpl as ArrayImpl
 from ._jax_private import ClosedJaxpr as ClosedJaxpr
+from ._jax_private import Jaxpr as Jaxpr
 from ._jax_private import Primitive as Primitive
 from ._jax_private import UndefinedPrimal as UndefinedPrimal
 from ._jax_private import Zero as Zero
@@ -63,24 +64,11 @@ from ._leaves import by_data as by_data
 from ._leaves import is_none as is_none
 from ._leaves import strong as strong
 from ._leaves import weak_like as weak_like
+from ._new_primitive import new_primitive as new_primitive
 from ._one_level import one_level as one_level
 from ._one_level import one_level_with_keys as one_level_with_keys
-from ._place import Place as Place
-from ._place import here as here
-from ._place import is_users_frame as is_users_frame
-from ._place import place_of_equation as place_of_equation
 from ._publish import publish as publish
 from ._sameness import same as same
 from ._sameness import static_key as static_key
-from ._spelling import BRACKET as BRACKET
-from ._spelling import UnnamedKey as UnnamedKey
-from ._spelling import field_key as field_key
-from ._spelling import key_name as key_name
-from ._spelling import key_names as key_names
-from ._spelling import key_text as key_text
-from ._spelling import name_in_brackets as name_in_brackets
-from ._spelling import name_of_text as name_of_text
-from ._spelling import quoted as quoted
-from ._spelling import unquoted as unquoted
 
 publish(__name__, globals())

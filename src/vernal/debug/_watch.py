@@ -19,6 +19,7 @@ import jax.tree_util as jtu
 from .._ground import one_level_with_keys
 from ..modules import Module
 from ..nn import Stack
+from ..show import UnnamedKey
 from ..trees import Rest, has_shape, is_array, split
 
 Path = tuple[Any, ...]
@@ -163,7 +164,7 @@ def _unflatten(place: _Place, children: Any) -> Watched:
 
 jtu.register_pytree_with_keys(
     Watched,
-    lambda w: (((jtu.GetAttrKey("_layer"), w._layer),), w._place),
+    lambda w: (((UnnamedKey("_layer"), w._layer),), w._place),
     _unflatten,
     lambda w: ((w._layer,), w._place),
 )

@@ -28,11 +28,22 @@ from ..transforms import (
     traits_of,
 )
 from ._slots import Evaluate, Slots, Views, touches, unknown
+from ._sow import reaping
 
 
 def _bound(eqn: Any) -> Callable[..., list[Any]]:
     """The operation as it is, as a function of its arguments."""
     return lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+
+
+def _traced(fn: Callable[..., Any], *, return_shape: bool = False) -> Callable[..., Any]:
+    """`jax.make_jaxpr`, in a rule: who evaluates the program takes what is sown there."""
+
+    def trace(*args: Any) -> Any:
+        with reaping():
+            return jax.make_jaxpr(fn, return_shape=return_shape)(*args)
+
+    return trace
 
 
 def _is_float(x: Any) -> bool:
@@ -87,7 +98,7 @@ def custom_jvp(
             out, dots = jax.jvp(_bound(eqn), args, _spread(floats, args))
             return out, _floats(dots, out)
 
-        closed = jax.make_jaxpr(derivative)(args, floats)
+        closed = _traced(derivative)(args, floats)
         of_args: Views = [*views, *[None] * len(floats)]
         new, both = _inside(evaluate, closed, [*args, *floats], of_args, empty, values)
         n = len(eqn.outvars)
@@ -113,9 +124,9 @@ def custom_vjp(
         return _inside(evaluate, eqn.params["call_jaxpr"], args, views, empty, values)
 
     def forward(values: list[Any], args: list[Any]) -> Any:
-        closed, (_, pull) = jax.make_jaxpr(
-            lambda *args: jax.vjp(_bound(eqn), *args), return_shape=True
-        )(*args)
+        closed, (_, pull) = _traced(lambda *args: jax.vjp(_bound(eqn), *args), return_shape=True)(
+            *args
+        )
         new, both = _inside(evaluate, closed, args, views, empty, values)
         n = len(eqn.outvars)
         told = [values[used.index(i)] for i in empty.told]
@@ -125,9 +136,7 @@ def custom_vjp(
         (told, pull), (_, dots) = residuals, cotangents
         of_args, of_out = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
         floats = _floats(dots, of_out)
-        back = jax.make_jaxpr(lambda floats: _floats(pull(_spread(floats, of_out)), of_args))(
-            floats
-        )
+        back = _traced(lambda floats: _floats(pull(_spread(floats, of_out)), of_args))(floats)
         if touches(back.jaxpr):
             raise unknown(
                 "a function whose derivative rule runs it again on the way back",
@@ -160,7 +169,7 @@ def by_transpose(evaluate: Evaluate, eqn: Any, args: list[Any], slots: Slots) ->
             return chosen(found, alive)
 
         given = chosen(cotangents, known)
-        closed = jax.make_jaxpr(transposed)(rest, given)
+        closed = _traced(transposed)(rest, given)
         flat, inner = [*rest, *given], empty.inside(empty.told, values)
         out, _ = evaluate(closed.jaxpr, closed.consts, flat, [None] * len(flat), inner)
         return replaced([None] * len(alive), alive, out)
@@ -188,7 +197,7 @@ def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: S
     def masked(fn: Callable[..., Any]) -> Callable[..., Any]:
         def run(residuals: Any, *given: Any) -> Any:
             told, rest = residuals
-            closed, out = jax.make_jaxpr(fn, return_shape=True)(rest, *given)
+            closed, out = _traced(fn, return_shape=True)(rest, *given)
             flat = [*rest, *given]
             inner = empty.inside(empty.told, told)
             results, _ = evaluate(closed.jaxpr, closed.consts, flat, [None] * len(flat), inner)

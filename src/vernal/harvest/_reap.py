@@ -10,6 +10,7 @@ from ..transforms import check_callable
 from ..trees import split
 from ._evaluate import evaluate
 from ._slots import Slots
+from ._sow import reaping
 from ._views import View
 
 
@@ -63,9 +64,10 @@ def reap(
             with keeping_calls():
                 return split(fn(slots_rest.fill(values), *args, **kwargs))
 
-        # Derivative and weak type of the first value would not last.
+        # Later values have no derivative and a strong type; so has the first.
         values = [jax.lax.stop_gradient(strong(x)) for x in values]
-        closed, (_, out_rest) = jax.make_jaxpr(flat, return_shape=True)(values, arrays)
+        with reaping():
+            closed, (_, out_rest) = jax.make_jaxpr(flat, return_shape=True)(values, arrays)
         current = Slots(values, labels=labels or ())
         views = [*map(View, range(len(values))), *[None] * len(arrays)]
         out, _ = evaluate(closed.jaxpr, closed.consts, [*values, *arrays], views, current)

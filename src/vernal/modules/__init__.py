@@ -7,6 +7,7 @@ from ._fields import field as field
 from ._frozen import freeze as freeze
 from ._frozen import frozen_leaves as frozen_leaves
 from ._frozen import is_frozen as is_frozen
+from ._frozen import is_partly_frozen as is_partly_frozen
 from ._frozen import params as params
 from ._frozen import trainable as trainable
 from ._frozen import unfreeze as unfreeze

@@ -5,8 +5,8 @@ An exception that leaves the call of a module within another one is given a note
 leaves, from Python's own stack: the calls that are running, and the modules that they belong to. So nothing is
 recorded while all is well, and the note is text: it keeps no module alive.
 
-Where a module stands in another one is known only if it is the very same object. A transformation may have rebuilt it,
-as a `Stack` does its layers; then the class is all that is said.
+A module is found in another one by identity. One that was rebuilt on the way, as a `Stack` does with its layers, is
+found by its structure if nothing else there has the same; otherwise its class is all that is said.
 """
 
 import functools
@@ -131,4 +131,14 @@ def _place(modules: list[Any]) -> str:
 def _paths(tree: Any, module: Any) -> list[str]:
     """Where a module is in a tree, which may be in several places."""
     leaves = jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is module)
-    return [path_text(path) for path, leaf in leaves if leaf is module]
+    found = [path_text(path) for path, leaf in leaves if leaf is module]
+    if found:
+        return found
+    structure = jtu.tree_structure(module)
+
+    def is_like_it(x: Any) -> bool:
+        return type(x) is type(module) and jtu.tree_structure(x) == structure
+
+    leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_like_it)
+    alike = [path_text(path) for path, leaf in leaves if is_like_it(leaf)]
+    return alike if len(alike) == 1 else []

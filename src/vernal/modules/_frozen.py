@@ -71,6 +71,25 @@ def is_frozen(module: Any) -> bool:
     return bool(found) and all(found)
 
 
+def is_partly_frozen(module: Any) -> bool:
+    """Whether `freeze` covers anything of a layer.
+
+    Args:
+        module: the layer, or any tree.
+
+    Returns:
+        True if `freeze` was asked for one of its arrays, a buffer or not.
+
+    Example:
+        >>> import vernal
+        >>> norm = vernal.nn.BatchNorm(2)
+        >>> frozen = vernal.freeze(norm, "running_mean")
+        >>> [vernal.modules.is_partly_frozen(layer) for layer in (norm, frozen, frozen.running_var)]
+        [False, True, False]
+    """
+    return any(_covered_leaves(module))
+
+
 def _covered_leaves(pytree: Any) -> list[bool]:
     """For every leaf whether `freeze` was asked for it. Of a buffer the mark alone does not say so."""
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import field_key
-from ..show import FROZEN, value_error
+from ..show import FROZEN, field_key, value_error
 from ..trees import path_name
 from ._attributes import Attributes, attributes_of
 from ._sorting import Kind, Mixed

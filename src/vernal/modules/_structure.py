@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .._ground import field_key, same, static_key
+from .._ground import same, static_key
+from ..show import field_key
 from ..trees import by_name
 from ._attributes import set_attributes
 from ._sorting import Kind, Mixed

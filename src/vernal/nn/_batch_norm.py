@@ -55,9 +55,10 @@ class BatchNorm(StatefulLayer):
     `n` batches they are the average of all of them, the last with weight 1, the one before with `momentum`, then
     `momentum**2`, ...; the starting values do not count. So one batch is enough for a sensible inference. The variance
     in them is the unbiased one. (PyTorch's `momentum=0.1` is `momentum=0.9` here. There the starting values count, by
-    `momentum**n`; what is loaded from PyTorch is used as it is.) The new statistics come back from `vernal.nn.apply`,
-    or through `state`. They stay as they are in inference, and if they are frozen (`vernal.freeze(model, "norm")`):
-    then the layer normalises by them.
+    `momentum**n`; statistics loaded from PyTorch are used as they are. If they were saved without their count, set
+    `num_batches_tracked` to infinity, and training goes on by PyTorch's rule; with a count of 0 they would give way to
+    the first batch.) The new statistics come back from `vernal.nn.apply`, or through `state`. They stay as they are in
+    inference, and if any of them is frozen (`vernal.freeze(model, "norm")`): then the layer normalises by them.
 
     Args:
         input_size: the number of channels.
@@ -194,7 +195,7 @@ class BatchNorm(StatefulLayer):
 
         mean, var = map(per_channel, old[:2])
         new: list[Array] = []
-        if not in_inference(self, self.running_mean, inference):
+        if not in_inference(self, variables, inference):
             batch_mean, batch_var, count = self._of_the_batch(wide, channel)
             unbiased = batch_var if self.mode == "ema" else batch_var * (count / (count - 1))
             tracked = old[2] + 1

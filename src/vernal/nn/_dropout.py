@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import value_error
 from ._layer_arguments import check_size
-from ._mesh import drawn_like
+from ._mesh import drawn_like, key_for
 from ._precision import narrow, widen
 from ._random import key_field, use_key
 
@@ -91,7 +91,9 @@ class Dropout(Module):
             x: an array of any shape, with or without batch axes: every element has its own chance, or every group of
                 them that `together` makes. (Under `jax.vmap` give one key to each example, or all of them lose the
                 same elements.)
-            key: a `jax.random` key; the layer's own by default. Not needed for inference, nor if `p` is 0.
+            key: a `jax.random` key; the layer's own by default. Not needed for inference, nor if `p` is 0. (Inside
+                `shard_map` devices that share a key and hold different parts of `x` draw different numbers; without
+                its check of varying axes nobody knows which do, and they draw the same.)
             inference: overrides the layer's own setting, for this call.
 
         Returns:
@@ -110,16 +112,16 @@ class Dropout(Module):
                 expected=f"at least {together} axes, as together={together}",
                 got=f"shape {x.shape}",
             )
-        inference = self.inference if inference is None else inference
-        known = not isinstance(self.p, Array)
-        if inference or (known and self.p == 0):
+        if not drops(self, inference):
             return x
         key = use_key(key, self.key, type(self).__name__)
+        known = not isinstance(self.p, Array)
         if known and self.p == 1:
             return jnp.zeros_like(x)
         wide = widen(x)
         keep = 1 - (jnp.asarray(self.p, wide.real.dtype) if not known else float(self.p))
         shape = (*x.shape[: x.ndim - together], *[1] * together)
+        key = key_for(x, key)
         kept = jax.random.bernoulli(key, keep, shape, out_sharding=drawn_like(x, together))
         # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the
         # gradient.
@@ -171,3 +173,14 @@ class DropPath(Dropout):
         together: int | None = None,
     ):
         super().__init__(p, inference, together=together)
+
+
+def drops(dropout: Dropout, inference: bool | None = None) -> bool:
+    """Whether a call may drop something, and so needs a key.
+
+    Args:
+        dropout: the layer.
+        inference: overrides the layer's own setting.
+    """
+    inference = dropout.inference if inference is None else inference
+    return not (inference or (not isinstance(dropout.p, Array) and dropout.p == 0))

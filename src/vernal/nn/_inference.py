@@ -1,8 +1,9 @@
 """`inference_mode`: from training to use, and back; and which of the two a layer is in."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..modules import is_frozen
+from ..modules import is_frozen, is_partly_frozen
 from ..trees import set_attributes
 
 
@@ -33,15 +34,15 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
     return set_attributes(pytree, "inference", value)
 
 
-def in_inference(layer: Any, variable: Any, inference: bool | None) -> bool:
+def in_inference(layer: Any, variables: Sequence[Any], inference: bool | None) -> bool:
     """Whether a layer with state uses what it has, rather than train.
 
     Args:
         layer: the layer, with an attribute `inference`.
-        variable: its state, a `Variable`. If that is frozen the layer cannot train.
+        variables: its state. If anything of that is frozen the layer cannot train.
         inference: what the call says, or None.
     """
     if inference is not None:
         return inference
     # Of a state that is outside of the model, only the layer can be frozen.
-    return layer.inference or is_frozen(variable) or is_frozen(layer)
+    return layer.inference or any(map(is_partly_frozen, variables)) or is_frozen(layer)

@@ -23,7 +23,14 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._ground import concrete_value, mapped_mesh_axes
-from ..transforms import axis_names, entries_without, explicit_mesh, gathered, split_over
+from ..transforms import (
+    axis_names,
+    entries_without,
+    explicit_mesh,
+    gathered,
+    split_over,
+    varying_axes,
+)
 
 _T = TypeVar("_T")
 
@@ -120,6 +127,14 @@ def drawn_like(x: Array, together: int = 0) -> NamedSharding | None:
         return None
     spec = jax.typeof(x).sharding.spec
     return NamedSharding(mesh, PartitionSpec(*spec[: x.ndim - together], *[None] * together))
+
+
+def key_for(x: Array, key: Array) -> Array:
+    """The key to draw random numbers with for every element of `x`. Inside `shard_map`, where devices that share a key
+    hold different parts of `x`, each of them has a key of its own, as if the whole were drawn at once."""
+    for name in sorted(varying_axes(x) - varying_axes(key)):
+        key = jax.random.fold_in(key, lax.axis_index(name))
+    return key
 
 
 def whole(tree: _T) -> _T:

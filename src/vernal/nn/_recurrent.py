@@ -17,13 +17,14 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import short, value_error
+from ..show import short, type_error, value_error
 from ..transforms import varying_axes, varying_over
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
-from ._dropout import Dropout
+from ._dropout import Dropout, drops
 from ._layer_arguments import check_shape, check_size
 from ._mesh import whole
+from ._random import use_key
 
 _State = TypeVar("_State")
 
@@ -98,15 +99,24 @@ class Recurrent(Module, Generic[_State]):
         valid = None
         if length is not None:
             check_shape(name, length, batch, "length")
+            if not jnp.issubdtype(jnp.asarray(length).dtype, jnp.integer):
+                raise type_error(
+                    f"`{name}` was given a length that is no number of steps",
+                    where="argument `length`",
+                    expected="integers",
+                    got=short(length),
+                    instead="length.astype(int)",
+                )
             steps = in_front(jnp.arange(xs.shape[-2]), xs.ndim - 1)
             valid = steps < jnp.expand_dims(length, -1)
             # Whatever pads a sequence, NaN included, must not reach the gradient through what is selected below.
             xs = jnp.where(valid[..., None], xs, jnp.zeros_like(xs))
-        key = self.dropout.key if key is None else key
         finals: list[_State] = []
+        drawn = self.num_layers > 1 and drops(self.dropout)
+        key = use_key(key, self.dropout.key, name) if drawn else None
         for i, layer in enumerate(self.cells):
-            if i > 0:
-                xs = self.dropout(xs, key=None if key is None else jax.random.fold_in(key, i))
+            if i > 0 and key is not None:
+                xs = self.dropout(xs, key=jax.random.fold_in(key, i))
             outputs: list[Array] = []
             for cell in layer:
                 first = None if state is None else _row(state, len(finals), dtype)
@@ -187,6 +197,7 @@ class RNN(Recurrent[Array]):
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape.
+        TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
     Example:
@@ -257,6 +268,7 @@ class GRU(Recurrent[Array]):
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape.
+        TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
     Example:
@@ -313,6 +325,7 @@ class LSTM(Recurrent[tuple[Array, Array]]):
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape or structure.
+        TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
     Example:

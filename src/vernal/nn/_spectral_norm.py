@@ -148,7 +148,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         matrix = _matrix(weight)
         old = self.vectors.value if state is None else state.get(self.vectors)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
-        trains, fixed = not in_inference(self, self.vectors, inference), lax.stop_gradient(matrix)
+        trains, fixed = not in_inference(self, [self.vectors], inference), lax.stop_gradient(matrix)
         if trains:
             u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
         u, v = self._fitting(fixed, u, v)

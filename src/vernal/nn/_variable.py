@@ -15,7 +15,7 @@ import jax.tree_util as jtu
 
 from .._ground import strong
 from ..harvest import planted, sow
-from ..modules import Module, field, is_frozen
+from ..modules import Module, field, is_partly_frozen
 from ..show import message, path_text, short, type_error, value_error
 from ..trees import is_array_like
 
@@ -111,7 +111,8 @@ class Variable(Module, Generic[V]):
         return planted(self._here())
 
     def update(self, value: Any, through: T) -> T:
-        """Leaves a new value, inside `vernal.nn.apply`. One that is frozen (`vernal.freeze`) stays as it is.
+        """Leaves a new value, inside `vernal.nn.apply`. A variable stays as it is if anything of it is frozen (see
+        `vernal.freeze`).
 
         Args:
             value: the new value, with the structure, shapes and dtypes of the old one.
@@ -126,7 +127,7 @@ class Variable(Module, Generic[V]):
             ValueError: if structure, shapes or dtypes differ, or the elements of a `jax.vmap` inside of the
                 model disagree: see `vernal.harvest.sow`.
         """
-        return through if is_frozen(self) else sow(self._here(), value, through)
+        return through if is_partly_frozen(self) else sow(self._here(), value, through)
 
     def _here(self) -> Any:
         if isinstance(self.stored, Elsewhere):

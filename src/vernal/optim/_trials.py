@@ -114,6 +114,8 @@ def _spec(x: Any) -> jax.ShapeDtypeStruct:
 
 def _number(x: Any) -> Any:
     """A leaf as Python or NumPy would have it; where it is traced already, some number."""
+    if not is_array(x):
+        return x
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     known = np.full(x.shape, 0.5).astype(x.dtype) if is_traced(x) else np.asarray(x)

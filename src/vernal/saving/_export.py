@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
 
-from .._ground import callable_name, equations_in, is_none, place_of_equation
+from .._ground import callable_name, equations_in, is_none
 from ..show import listed, message, short, type_error, value_error
-from ..transforms import awaited, closure_to_pytree, without_checks
+from ..transforms import awaited, closure_to_pytree, place_of_equation, without_checks
 from ..trees import has_shape, match_paths, named_leaves, split
 from ._encoding import encode
 from ._export_signature import Signature, bind_example, describe, parameters_of, plain_values

@@ -160,7 +160,7 @@ def load(
         path: a safetensors file, written by `save` or another program.
         like: a tree of the same structure. It decides what is made of an entry: where its leaf is
             a NumPy array, the loaded one is; where it is a JAX array, so is the loaded one
-            (strongly typed), with the same sharding; where it is a `jax.ShapeDtypeStruct` (made by
+            with the same sharding and weak type; where it is a `jax.ShapeDtypeStruct` (made by
             `jax.eval_shape`: a model that takes no memory), a JAX array with its sharding, if it
             has one; where it is a Python number, a number of its type. Other leaves (functions,
             strings) are taken as they are.

@@ -1,6 +1,7 @@
 """Models and batches spread over many devices: meshes, rules by path, sharded construction."""
 
 from .._ground import publish
+from ._even import even_batches as even_batches
 from ._init import init_sharded as init_sharded
 from ._mesh import make_mesh as make_mesh
 from ._place import gather as gather

@@ -1,12 +1,12 @@
-"""The lifeline: how a process learns at once that another one was lost, and which.
+"""The lifeline: how a process learns at once that another one was lost, and which; and that all give the same batches.
 
 The difficulty: JAX notices a dead process when its heartbeat has been missing for a while. Until then
 the others hang in a collective, or fail in it with a report that names no process. And a process
 that fails by an exception waits at the end for all others (JAX's barrier), which wait for it in a
 collective: both for minutes.
 
-The plan: every process has one connection to process 0, in which it says who it is, nothing while it
-runs, and a farewell when it ends. When a process dies, whatever of, its kernel closes the connection.
+The plan: every process has one connection to process 0, in which it says who it is, which batches it gives
+(`_ledger.py`), and a farewell when it ends. When a process dies, whatever of, its kernel closes the connection.
 If there was no farewell, process 0 tells the others, and all stop. They are stopped from a thread:
 what hangs in a collective can be told nothing.
 
@@ -14,44 +14,52 @@ Invariants: a farewell is said before JAX's barrier; whoever is told of a loss e
 75; what breaks the connection without a death (a network) stops nobody, but is left to JAX's heartbeat.
 
 Glossary: the *hub* is process 0, a *spoke* is the connection of another one; the *token* is what a
-stranger who finds the port does not know; *last words* are all that came through a connection.
+stranger who finds the port does not know.
 """
 
 import atexit
 import contextlib
 import os
+import queue
 import secrets
 import selectors
 import socket
 import sys
 import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
 from .._ground import distributed_state
-from ..show import message
+from ..show import message, value_error
+from ._conversation import Connection
+from ._ledger import Ledger, Signature, Stream, Verdict
 
 _LOST = 75  # EX_TEMPFAIL of sysexits.h: try again. `vernal/_launch.py` knows it as well.
 _KEY = "vernal/lifeline"
-_END, _FAILED = "end", "failed: "
+_CUT_OFF = "the connection to process 0 has ended"
+_AGAIN = "start the program again: it goes on from its last checkpoint, if it saves any"
 _KILLED = "no farewell: it was killed (out of memory?), or its machine is gone"
-_LONGEST = 2000  # In bytes, of last words.
+# How much is told of the error that a process failed by.
+_LONGEST = 500
 # For how long who fails in a collective waits for the news that another process was lost.
 _NEWS = 2.0
 
+# The connection of this process, if it has one.
+_lines: list["_Hub | _Spoke"] = []
 
-def hold_lifeline(timeout: int) -> None:
+
+def hold_lifeline(timeout: int, patience: float | int | None) -> None:
     """Connects this process with process 0 until it ends; for programs of several processes. Waits for it at most
-    `timeout` seconds."""
+    `timeout` seconds. For `patience` see `Ledger`; that of process 0 counts."""
     host = distributed_state.coordinator_address.rpartition(":")[0].strip("[]")
     client = distributed_state.client
     if distributed_state.process_id == 0:
         listener = _listen(host)
         token = secrets.token_hex(16)
         client.key_value_set(_KEY, f"{listener.getsockname()[1]} {token}")
-        line: _Hub | _Spoke = _Hub(listener, token)
+        line: _Hub | _Spoke = _Hub(listener, token, patience)
     else:
         port, token = client.blocking_key_value_get(_KEY, 1000 * timeout).split()
         try:
@@ -60,11 +68,23 @@ def hold_lifeline(timeout: int) -> None:
             # A firewall between the machines, which lets only JAX through: its heartbeat is left.
             return
         line = _Spoke(connection, token)
+    _lines.append(line)
     threading.Thread(target=line.listen, name="vernal lifeline", daemon=True).start()
     # JAX's own function for the end was registered when it was imported, and so is called later.
     atexit.register(_leave, line, os.getpid())
     # A copy of this process would keep the connection open when this process is dead.
     os.register_at_fork(after_in_child=line.drop)
+
+
+def compare_batches(stream: Stream, signature: Signature) -> bool:
+    """Reports a batch to process 0. Raises `ValueError` if it is not that of the other processes.
+
+    Returns:
+        Whether there is a connection to report it by.
+    """
+    for line in _lines:
+        line.compare(stream, signature)
+    return bool(_lines)
 
 
 def _listen(host: str) -> socket.socket:
@@ -76,114 +96,196 @@ def _listen(host: str) -> socket.socket:
     return socket.create_server(("", 0), backlog=1024)
 
 
-def _receive(connection: socket.socket) -> bytes | None:
-    """What came through a connection; nothing where the process at its other end is dead, None where
-    that cannot be known."""
-    try:
-        return connection.recv(_LONGEST)
-    except ConnectionResetError:
-        return b""
-    except OSError:
-        return None
+class _Line:
+    """What a process knows of the conversation."""
+
+    def __init__(self):
+        self.sent: dict[Stream, Signature] = {}
+        self.verdicts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.waiting = self.refused = False
+
+    def refuse(self, refusal: str) -> None:
+        """Stops this process: by an exception, if it waits for the verdict."""
+        self.refused = True
+        if self.waiting:
+            self.verdicts.put(refusal)
+        else:
+            _stop(f"vernal: {refusal}", 1)
+
+    def wait(self) -> None:
+        """Waits for the verdict on the last batch."""
+        refusal = self.verdicts.get()
+        self.waiting = False
+        if refusal is not None:
+            raise value_error(
+                "the processes do not agree on their batches",
+                where="vernal.sharding.shard_batch",
+                got=refusal,
+            )
 
 
-def _send(connection: socket.socket, words: str) -> None:
-    # Whoever does not hear it is dead or has left.
-    with contextlib.suppress(OSError):
-        connection.sendall(words.encode())
+class _Hub(_Line):
+    """Process 0: hears everyone's farewell, and tells everyone of a loss; keeps the ledger."""
 
-
-class _Hub:
-    """Process 0: hears everyone's last words, and tells everyone of a loss."""
-
-    def __init__(self, listener: socket.socket, token: str):
+    def __init__(self, listener: socket.socket, token: str, patience: float | int | None = None):
+        super().__init__()
         self.listener, self.token = listener, token
-        self.heard: dict[socket.socket, bytes] = {}
+        self.spokes: list[Connection] = []
+        self.ledger = Ledger(patience)
+        # Of the ledger and of what is said, by two threads.
+        self.lock = threading.RLock()
 
     def listen(self) -> None:
+        wake = None if self.ledger.patience is None else 1.0
         with selectors.DefaultSelector() as selector:
             selector.register(self.listener, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
-                    connection = key.fileobj
-                    if connection is self.listener:
-                        connection = self.listener.accept()[0]
-                        self.heard[connection] = b""
-                        selector.register(connection, selectors.EVENT_READ)
-                    elif isinstance(connection, socket.socket):
-                        heard = self._hear(connection)
-                        if heard is not None:
-                            selector.unregister(connection)
-                            connection.close()
-                            self._judge(heard)
+                for key, _ in selector.select(wake):
+                    if key.fileobj is self.listener:
+                        spoke = Connection(self.listener.accept()[0])
+                        selector.register(spoke.socket, selectors.EVENT_READ, spoke)
+                        with self.lock:
+                            self.spokes.append(spoke)
+                        continue
+                    spoke = key.data
+                    with self.lock:
+                        for word, what in spoke.hear():
+                            self._hear(spoke, word, what)
+                        if not spoke.open:
+                            selector.unregister(spoke.socket)
+                            spoke.socket.close()
+                            self.spokes.remove(spoke)
+                            self._judge(spoke)
+                with self.lock:
+                    self._announce(self.ledger.late())
 
-    def _hear(self, connection: socket.socket) -> bytes | None:
-        """The last words, once no more can come through this connection."""
-        words = _receive(connection)
-        if words:
-            self.heard[connection] += words
-            if len(self.heard[connection]) < _LONGEST:
-                return None
-        heard = self.heard.pop(connection)
-        return b"" if words is None else heard
+    def _hear(self, spoke: Connection, word: str, what: Any) -> None:
+        if spoke.rank is None:
+            if word == self.token and type(what) is int:
+                spoke.rank = what
+        elif word == "batch":
+            members, signature, waits = what
+            said = None if signature is None else Signature(*signature)
+            self._announce(self.ledger.report(tuple(members), spoke.rank, said, waits))
+        elif word == "end":
+            self._announce(self.ledger.end(spoke.rank))
+        elif word == "failed":
+            self._lose(spoke.rank, what)
 
-    def _judge(self, heard: bytes) -> None:
-        greeting, _, farewell = heard.decode(errors="replace").partition("\n")
-        token, _, rank = greeting.partition(" ")
-        if token != self.token or farewell == _END:
+    def _judge(self, spoke: Connection) -> None:
+        """What the end of a connection means."""
+        known = spoke.rank is not None and spoke.rank not in self.ledger.ended
+        if known and not spoke.broken and not self.refused:
+            self._lose(spoke.rank, _KILLED)
+
+    def _lose(self, rank: int | None, reason: str) -> None:
+        if not self.refused:
+            self._tell("lost", [rank, reason])
+            _stop(_loss(rank or 0, reason), _LOST)
+
+    def _announce(self, verdict: Verdict) -> None:
+        if verdict.refusal is not None:
+            if not self.refused:
+                self._tell("refused", verdict.refusal)
+                self.refuse(verdict.refusal)
             return
-        reason = farewell.removeprefix(_FAILED) or _KILLED
-        self._tell(f"{rank} {reason}")
-        _stop(int(rank), reason)
+        for spoke in self.spokes:
+            if spoke.rank in verdict.agreed:
+                spoke.say("agreed")
+        if 0 in verdict.agreed:
+            self.verdicts.put(None)
 
-    def _tell(self, words: str) -> None:
-        for connection in list(self.heard):
-            _send(connection, words)
+    def _tell(self, word: str, what: Any = None) -> None:
+        for spoke in self.spokes:
+            spoke.say(word, what)
 
-    def leave(self, farewell: str) -> None:
-        self._tell(_END if farewell == _END else f"0 {farewell.removeprefix(_FAILED)}")
+    def compare(self, stream: Stream, signature: Signature) -> None:
+        new = self.sent.get(stream) != signature
+        self.sent[stream] = signature
+        with self.lock:
+            self.waiting = new
+            self._announce(self.ledger.report(stream, 0, signature, new))
+        if new:
+            self.wait()
+
+    def leave(self, failure: str | None) -> None:
+        with self.lock:
+            if failure is not None:
+                self._tell("lost", [0, failure])
+                return
+            self._tell("end")
+            self._announce(self.ledger.end(0))
 
     def drop(self) -> None:
-        for connection in (self.listener, *self.heard):
+        for connection in (self.listener, *(spoke.socket for spoke in self.spokes)):
             connection.close()
 
 
-class _Spoke:
+class _Spoke(_Line):
     """Any other process: says who it is, hears of losses, and that of process 0 by itself."""
 
     def __init__(self, connection: socket.socket, token: str):
-        self.connection = connection
+        super().__init__()
         connection.settimeout(None)
-        # It is silent for days: what forgets silent connections is reminded of it.
+        # It may be silent for days: what forgets silent connections is reminded of it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        _send(connection, f"{token} {distributed_state.process_id}\n")
+        # Reports are short, and one is waited for.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.hub = Connection(connection)
+        self.hub.rank, self.hub_ended = 0, False
+        self.hub.say(token, distributed_state.process_id)
 
     def listen(self) -> None:
-        heard = b""
-        while words := _receive(self.connection):
-            heard += words
-        if words is None or heard.decode(errors="replace") == _END:
-            return
-        rank, _, reason = heard.decode(errors="replace").partition(" ")
-        _stop(int(rank or 0), reason or _KILLED)
+        while self.hub.open:
+            for word, what in self.hub.hear():
+                if word == "lost":
+                    _stop(_loss(*what), _LOST)
+                elif word == "refused":
+                    self.refuse(what)
+                elif word == "agreed":
+                    self.verdicts.put(None)
+                elif word == "end":
+                    self.hub_ended = True
+        if not (self.hub.broken or self.hub_ended or self.refused):
+            _stop(_loss(0, _KILLED), _LOST)
+        if self.waiting and not self.refused:
+            self.verdicts.put(_CUT_OFF)
 
-    def leave(self, farewell: str) -> None:
-        _send(self.connection, farewell)
+    def compare(self, stream: Stream, signature: Signature) -> None:
+        new = self.sent.get(stream) != signature
+        self.sent[stream] = signature
+        self.waiting = new
+        if not self.hub.open:
+            raise value_error(
+                "whether the processes give the same batches cannot be known",
+                where="vernal.sharding.shard_batch",
+                got=_CUT_OFF,
+                instead=_AGAIN,
+            )
+        self.hub.say("batch", [stream, signature if new else None, new])
+        if new:
+            self.wait()
+
+    def leave(self, failure: str | None) -> None:
+        self.hub.say("end" if failure is None else "failed", failure)
 
     def drop(self) -> None:
-        self.connection.close()
+        self.hub.socket.close()
 
 
-def _stop(rank: int, reason: str) -> NoReturn:
-    text = message(
+def _loss(rank: int, reason: str) -> str:
+    return message(
         f"vernal: process {rank} of {distributed_state.num_processes} was lost; "
         f"process {distributed_state.process_id} stops",
         got=reason,
-        instead="start the program again: it goes on from its last checkpoint, if it saves any",
+        instead=_AGAIN,
     )
+
+
+def _stop(text: str, code: int) -> NoReturn:
     # Straight to the terminal: the thread that holds the lock of `sys.stderr` may hang.
     os.write(2, f"{text}\n".encode())
-    os._exit(_LOST)
+    os._exit(code)
 
 
 def _leave(line: _Hub | _Spoke, owner: int) -> None:
@@ -193,12 +295,12 @@ def _leave(line: _Hub | _Spoke, owner: int) -> None:
     if os.getpid() != owner:
         return
     if error is None:
-        line.leave(_END)
+        line.leave(None)
         return
     if isinstance(error, jax.errors.JaxRuntimeError):
         # Perhaps of a collective, because another process was lost. Then the thread ends this one.
         time.sleep(_NEWS)
-    line.leave(f"{_FAILED}{type(error).__name__}: {error}"[: _LONGEST // 4])
+    line.leave(f"{type(error).__name__}: {error}"[:_LONGEST])
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

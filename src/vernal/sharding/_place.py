@@ -1,5 +1,6 @@
 """Whole trees onto a mesh, from it, and from one to another."""
 
+import json
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +14,8 @@ from .._ground import by_data
 from ..show import is_traced, listed, path_text, short, shown_name, value_error
 from ..transforms import axis_names, filter_shard
 from ..trees import is_array
+from ._agreement import compare
+from ._ledger import Signature
 from ._rules import Rules, axis_size, placed_leaves, shardings
 
 T = TypeVar("T")
@@ -104,7 +107,9 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
 
     In a program of several processes each gives its own part of the batch: the examples of its own devices. The batch
     is then as large as all parts together. (Processes whose devices are in the same place along the axis hold the same
-    examples, and must give the same.)
+    examples, and must give the same.) Parts of different structure, shape or dtype are an error in every process, and
+    so is a process that ends before the others: see `even_batches`. A process waits for the others only with a batch
+    that is not like its last, if it was joined by `vernal.sharding.initialise`; otherwise with each.
 
     Args:
         batch: any pytree. Leaves that are not arrays stay as they are. Arrays of a mesh already are moved as they are.
@@ -115,8 +120,8 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
         The same tree, with its arrays placed.
 
     Raises:
-        ValueError: for an axis that the mesh does not have, or arrays whose leading axis does not divide into equal
-            parts.
+        ValueError: for an axis that the mesh does not have, arrays whose leading axis does not divide into equal
+            parts, or parts that are not alike in every process.
 
     Example:
         >>> import jax, numpy as np
@@ -130,20 +135,25 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
     whole, own = axis_size(mesh, axis, where), _own_parts(mesh, axis)
     sharding = NamedSharding(mesh, P(axis))
     problems: list[str] = []
+    # What the other processes must give as well: the parts of this one, which JAX makes one array of.
+    said: list[tuple[str, Any]] = []
 
-    def one(path: Any, x: Any) -> Any:
+    def is_local(x: Any) -> bool:
+        return whole > own and not is_traced(x) and getattr(x, "is_fully_addressable", True)
+
+    def look(path: Any, x: Any) -> None:
         if not is_array(x):
-            return x
-        local = whole > own and not is_traced(x) and getattr(x, "is_fully_addressable", True)
-        parts = own if local else whole
+            return
+        parts = own if is_local(x) else whole
+        name = path_text(path, "batch")
         if not np.ndim(x) or np.shape(x)[0] % parts:
-            problems.append(f"{path_text(path, 'batch')}, {short(x)}, for {parts} parts")
-            return x
-        if problems:
-            return x
-        return by_data(_from_local if local else filter_shard, x, sharding)
+            problems.append(f"{name}, {short(x)}, for {parts} parts")
+        elif is_local(x):
+            rows, *rest = np.shape(x)
+            said.append((f"{name} {short(x)}", (name, str(x.dtype), rows // own, rest)))
 
-    placed = jtu.tree_map_with_path(one, batch)
+    for path, x in jtu.tree_leaves_with_path(batch):
+        look(path, x)
     if problems:
         raise value_error(
             "a batch does not divide into equal parts",
@@ -152,7 +162,15 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
             got=listed(problems, "\n"),
             instead="drop or pad the last examples; `place` for what is not a batch",
         )
-    return placed
+    if said:
+        texts, keys = zip(*said, strict=True)
+        compare(mesh, Signature(json.dumps([axis_names(axis), keys]), ", ".join(texts)))
+    return jtu.tree_map(
+        lambda x: (
+            by_data(_from_local if is_local(x) else filter_shard, x, sharding) if is_array(x) else x
+        ),
+        batch,
+    )
 
 
 def _own_parts(mesh: Mesh, axis: str | tuple[str, ...]) -> int:

@@ -30,6 +30,7 @@ def initialise(
     local_devices: Sequence[int] | None = None,
     heartbeat: int = 100,
     timeout: int = 300,
+    batch_timeout: float | int | None = None,
 ) -> None:
     """Makes this process one of the processes of a program, which all see the devices of all.
 
@@ -44,7 +45,8 @@ def initialise(
     Without any of them the program is this one process, so that a script runs unchanged on a laptop.
 
     A process that is lost stops the others at once: they print which one it was, and why if that is
-    known, and end with exit code 75 ("try again": from the last checkpoint). Each keeps a connection to
+    known, and end with exit code 75 ("try again": from the last checkpoint). So does a process that ends while
+    others go on giving batches to `shard_batch`; the exit code is 1 then. Each keeps a connection to
     process 0 for that. A process that fails by an exception does not wait for the others. What closes
     no connection (a machine without power, a process that hangs) is noticed by JAX, after `heartbeat`
     seconds; its message calls the process a *task*, and process 0, which coordinates, *the leader*.
@@ -57,6 +59,8 @@ def initialise(
             detected, or all.
         heartbeat: after how many seconds without a sign of life a process is lost.
         timeout: for how many seconds a process waits for the others at the beginning, and at the end.
+        batch_timeout: after how many seconds a process that does not give its next batch to `shard_batch`, when
+            another one has, is taken to hang, which stops all; None: never. That of process 0 counts.
 
     Raises:
         ValueError: if the settings are incomplete or contradict each other, among them arguments that
@@ -86,7 +90,7 @@ def initialise(
     places = (coordinator, processes, rank)
     # As a tuple, to be compared: two equal ranges are the same devices as their list.
     devices = None if local_devices is None else tuple(local_devices)
-    given = (*places, devices, heartbeat, timeout)
+    given = (*places, devices, heartbeat, timeout, batch_timeout)
     if given in _initialised:
         return
     if _initialised or jax.distributed.is_initialized():
@@ -111,7 +115,7 @@ def initialise(
     )
     _initialised.append(given)
     if joined and distributed_state.num_processes > 1:
-        hold_lifeline(timeout)
+        hold_lifeline(timeout, batch_timeout)
 
 
 def is_main() -> bool:

@@ -15,6 +15,14 @@ from ._paths import shown_name as shown_name
 from ._pformat import short as short
 from ._pformat import tree_pformat as tree_pformat
 from ._pformat import tree_pprint as tree_pprint
+from ._spelling import BRACKET as BRACKET
+from ._spelling import UnnamedKey as UnnamedKey
+from ._spelling import field_key as field_key
+from ._spelling import key_names as key_names
+from ._spelling import name_in_brackets as name_in_brackets
+from ._spelling import name_of_text as name_of_text
+from ._spelling import quoted as quoted
+from ._spelling import unquoted as unquoted
 from ._table import human_bytes as human_bytes
 from ._table import human_count as human_count
 from ._table import table as table

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .._ground import key_text
+from ._spelling import key_text
 
 
 def _key_text(key: Any) -> str:

@@ -10,7 +10,6 @@ from ._captured import Recipe as Recipe
 from ._captured import captured as captured
 from ._closures import closure_to_pytree as closure_to_pytree
 from ._closures import filter_closure_convert as filter_closure_convert
-from ._closures import trace_closure as trace_closure
 from ._custom_derivatives import call_with_jvp as call_with_jvp
 from ._custom_derivatives import chosen as chosen
 from ._custom_derivatives import linear_by_transpose as linear_by_transpose
@@ -30,6 +29,7 @@ from ._jacobians import filter_hessian as filter_hessian
 from ._jacobians import filter_jacfwd as filter_jacfwd
 from ._jacobians import filter_jacrev as filter_jacrev
 from ._jit import filter_jit as filter_jit
+from ._kept_rules import keep_rules as keep_rules
 from ._linear import filter_jvp as filter_jvp
 from ._linear import filter_vjp as filter_vjp
 from ._lowered import Compiled as Compiled
@@ -39,6 +39,7 @@ from ._operations import one_way as one_way
 from ._operations import program_of as program_of
 from ._operations import traits_of as traits_of
 from ._operations import vprim_p as vprim_p
+from ._place import place_of_equation as place_of_equation
 from ._placement import axis_names as axis_names
 from ._placement import entries_without as entries_without
 from ._placement import explicit_mesh as explicit_mesh

@@ -23,16 +23,14 @@ from ..modules import Module, field
 from ..show import diff_text, value_error
 from ..trees import (
     Rest,
-    everything_in,
     has_shape,
     is_array,
     node_parts,
-    open_up,
     replace_parts,
     split,
 )
 from ._captured import Recipe, captured
-from ._shapes import filter_eval_shape
+from ._returned import check_returned
 from ._transformed import call_inside, check_callable
 
 
@@ -124,43 +122,6 @@ class _Converted(_ByIdentity):
         return self._out.fill(out)
 
 
-class _PassedThrough(_ByIdentity):
-    """A function that hides no array: it is called as it is."""
-
-    fn: Callable[..., Any]
-    _in: Rest = field(static=True)
-
-    @property
-    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (of an instance)
-        return callable_name(self.fn)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return self.fn
-
-    @property
-    def in_struct(self) -> Any:
-        """`(args, kwargs)` with a `jax.ShapeDtypeStruct` in place of every array."""
-        return self._in.fill(())
-
-    @property
-    def out_struct(self) -> Any:
-        """The result, likewise; found by tracing the function."""
-        args, kwargs = self._in.fill(())
-        return filter_eval_shape(self.fn, *args, **kwargs)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        _check(self.__name__, self._in, args, kwargs)
-        return self.fn(*args, **kwargs)
-
-
-def _hides_arrays(fn: Any) -> bool:
-    """Whether a callable holds arrays where JAX does not see them."""
-    arrays, rest = split(fn)
-    inside = everything_in(rest.fill([None] * len(arrays)), closed=is_array)
-    return any(is_array(x) or _has_arrays_inside(x) for x in inside)
-
-
 def _without_jit(fn: Any) -> Any:
     """A callable in which nothing that holds arrays is compiled on its own: concrete arrays that a
     compiled function closes over would stay inside its program."""
@@ -168,27 +129,16 @@ def _without_jit(fn: Any) -> Any:
     return rebuild(values)
 
 
-def _has_arrays_inside(x: Any) -> bool:
-    """Whether an ordinary object, which can be neither called nor flattened, has arrays among its
-    attributes."""
-    if isinstance(x, type) or open_up(x) is not None:
-        return False
-    attributes = getattr(x, "__dict__", {}).values()
-    return any(is_array(leaf) for leaf in jtu.tree_leaves(list(attributes)))
-
-
 def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """A function without hidden arrays: what it closes over becomes part of a pytree.
 
     Pass such a function where JAX caches by the function, or where it must not close over a traced
     value: into a loop, a custom rule, as an argument through `jax.jit`. The function is traced
-    once, for arguments like these; every array and traced value that it closes over (of any dtype,
+    once, for arguments like these; every array and traced value that it uses from outside (of any dtype,
     random keys included) is a child of the result, and can be differentiated, mapped and replaced.
 
-    A function that hides no array is passed through: it is not traced, and the result calls it.
-    That are functions that close over no array (those of module scope do not count), modules and
-    their methods, whose arrays are children already. What this function returned is returned as it
-    is, if it was made for the same arguments.
+    What the function reads later, such as a variable that is bound anew, makes no difference to the result.
+    A function that was converted for the same arguments is returned as it is.
 
     Args:
         fn: the function.
@@ -221,32 +171,15 @@ def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any)
     """
     check_callable(fn, "filter_closure_convert")
     struct = _with_shapes((args, kwargs))
-    if isinstance(fn, (_Converted, _PassedThrough)) and fn._in == struct:
+    if isinstance(fn, _Converted) and fn._in == struct:
         return fn
-    if not _hides_arrays(fn):
-        return _PassedThrough(fn, struct)
-    return trace_closure(fn, *args, **kwargs)
-
-
-def trace_closure(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What `filter_closure_convert` does with a function that hides arrays, whether it does or not.
-
-    Args:
-        fn: the function.
-        *args: arguments like those of the later calls.
-        **kwargs: likewise.
-
-    Returns:
-        A module as `filter_closure_convert` returns it, with the fields `consts` (what the function
-        closed over) and `jaxpr` (its program).
-    """
     arrays, rest = split((None, args, kwargs), has_shape)
     open_fn = _without_jit(fn)
 
     def run(arrays: list[Any]) -> Any:
         # Traced for arrays that are not weakly typed, whatever these are.
         strong = [jax.lax.convert_element_type(x, x.dtype) if x.weak_type else x for x in arrays]
-        return split(call_inside(open_fn, rest, strong))
+        return split(check_returned(call_inside(open_fn, rest, strong), callable_name(fn)))
 
     closed: Any
     closed, (_, out_rest) = jax.make_jaxpr(run, return_shape=True)(arrays)
@@ -257,7 +190,7 @@ def trace_closure(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         consts=consts,
         jaxpr=program.jaxpr,
         name=callable_name(fn),
-        _in=_with_shapes((args, kwargs)),
+        _in=struct,
         _out=out_rest,
     )
 

@@ -20,9 +20,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .._ground import callable_name, here, trace_state_clean
+from .._ground import callable_name, trace_state_clean
 from ..show import listed
 from ._compilation_notes import listen
+from ._place import here
 from ._signatures import Difference, Signature, has_identity, signature_of_call
 
 # The traces of a function that are remembered, to be compared with and to be told of.

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .._ground import callable_name
-from ..show import short, type_error
+from ..show import short, type_error, value_error
 from ..trees import Rest, is_array_like, split
 from ._derivatives import Derivative, assemble, decorator, flatten_call, value_and_aux
+from ._placement import varying_axes
 from ._wrt import Wrt, is_several
 
 P = ParamSpec("P")
@@ -48,6 +49,26 @@ def _check_loss(fn: Any, value: Any, has_aux: bool, transform: str) -> Any:
     )
 
 
+def _refuse_sum_over_devices(fn: Any, value: Any, chosen: list[Any], transform: str) -> None:
+    """Refuses a loss of one device with respect to what all devices share, inside `shard_map`.
+
+    JAX differentiates the sum of the losses of all devices there, which is the gradient of their mean times the number
+    of devices, and a mean of gradients that comes afterwards changes nothing.
+    """
+    axes = min((varying_axes(value) - varying_axes(x) for x in chosen), key=len, default=())
+    if not axes:
+        return
+    names = ", ".join(map(repr, sorted(axes)))
+    raise value_error(
+        f"the loss `{callable_name(fn)}` differs between devices, and what it is differentiated by does not",
+        where=f"{transform}({callable_name(fn)}), along the mesh axes {names}",
+        expected="one loss of all devices together",
+        got="the loss of each device alone, of which JAX would differentiate the sum",
+        instead=f"end the loss with `return jax.lax.pmean(loss, {names})`, or with psum if you mean the sum; "
+        "the gradient needs no mean afterwards",
+    )
+
+
 class _ValueAndGrad(Derivative[P, T]):
     """What `filter_value_and_grad` returns."""
 
@@ -64,7 +85,10 @@ class _ValueAndGrad(Derivative[P, T]):
 
         def loss(chosen: list[Any]) -> tuple[Any, tuple[list[Any], Rest]]:
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)
-            return _check_loss(fn, value, has_aux, transform), split(aux)
+            value = _check_loss(fn, value, has_aux, transform)
+            if self.missing is not None:  # `vernal.compat` differentiates what JAX does.
+                _refuse_sum_over_devices(fn, value, chosen, transform)
+            return value, split(aux)
 
         loss.__name__ = loss.__qualname__ = callable_name(fn)
         differentiate = jax.value_and_grad(loss, has_aux=True)
@@ -131,7 +155,8 @@ def filter_grad(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **ref
             floating-point array in what is to be differentiated, or all are frozen, or if `fn`
             does not return what it should.
         ValueError: at a call, if `wrt` names what is not there, or the same argument twice, or if
-            a tree of bools does not fit.
+            a tree of bools does not fit; inside `shard_map`, if the loss differs between devices that
+            share what is differentiated: return `jax.lax.pmean(loss, axis)`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,5 +1,7 @@
 """The programs compiled for one function: where they are kept, and how one is made."""
 
+import inspect
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,7 @@ import jax.tree_util as jtu
 
 from .._ground import callable_name, register_cache
 from ..trees import Rest, is_array, split
-from ._boundary import hold, release
+from ._boundary import hold, parameter_name, release
 from ._compilation_notes import expect_compilations
 from ._donation import donated_arguments, without_donation_warnings
 from ._explain import Call, Tracing
@@ -17,6 +19,7 @@ from ._failures import Program, traced
 from ._flatten import Flattener
 from ._prefixes import broadcast_prefix
 from ._results import Unflatten, flatten_result
+from ._returned import check_returned
 from ._signatures import has_identity
 from ._transformed import call_inside
 
@@ -184,22 +187,45 @@ def make_program(
         return Call(target, settings.by_name(), (args, kwargs))
 
     compiled = Program(described)
-    # Not the objects that hold the program: such a cycle would outlive the function, and with it
+    # Not the program itself, nor the objects that hold it: such a cycle would outlive the function, and with it
     # the tracers that it closes over, until Python looks for cycles.
     traces, attention, opened = programs.traces, compiled.attention, compiled.opened
+    name = callable_name(fn)
     quiet = [without_donation_warnings] if donated and settings.donate.startswith("all") else []
 
     def program(*leaves: Any) -> Any:
-        if not getattr(jax.config, "jax_disable_jit", False):
-            opened.enter(Tracing(described(leaves)), *(context() for context in quiet))
-        traces.append(None)
         target = None if reference is None else reference()
-        return flatten_out(traced(attention, call_inside, target, rest, jtu.tree_leaves(leaves)))
+        if getattr(jax.config, "jax_disable_jit", False):
+            return flatten_out(call_inside(target, rest, jtu.tree_leaves(leaves)))
+        opened.enter(Tracing(described(leaves)), *(context() for context in quiet))
+        traces.append(None)
+        out = traced(attention, call_inside, target, rest, jtu.tree_leaves(leaves))
+        return flatten_out(check_returned(out, name))
 
-    program.__name__ = program.__qualname__ = callable_name(fn)
+    program.__name__ = program.__qualname__ = name
+    _stand_for(program, fn, len(leaves) if reference is not None and not call[2] else None)
     compiled.use(jax.jit(program, **options))
     expect_compilations(program.__name__, compiled)
     return compiled
+
+
+_NOTHING = (lambda *leaves: None).__code__
+
+
+def _stand_for(program: Any, fn: Any, count: int | None) -> None:
+    """Lets the errors of JAX tell the place of the user's function, and, where the program takes `count` arguments of
+    it, their names."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None:
+        return
+
+    place = _NOTHING.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+    # JAX looks for the place in what is wrapped.
+    program.__wrapped__ = types.FunctionType(place, {}, program.__name__)
+    names = [parameter_name(fn, i) for i in range(count or 0)]
+    if count and all(map(str.isidentifier, names)):
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        program.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
 
 def _hold(out: Any) -> tuple[Any, Unflatten]:

@@ -58,7 +58,6 @@ from jax import lax
 from jax.core import ShapedArray
 
 from .._ground import (
-    Place,
     Primitive,
     RuntimeCheckError,
     Zero,
@@ -66,7 +65,6 @@ from .._ground import (
     concrete_value,
     equations_in,
     fancy_primitive_batchers,
-    here,
     lower_fun,
     lower_to_python,
     manual_devices,
@@ -76,6 +74,7 @@ from .._ground import (
     register_lowering,
 )
 from ..show import listed, value_error
+from ._place import Place, here
 from ._poison import poison
 
 # The outermost frame of a program that is being traced and whose caller will look for errors left

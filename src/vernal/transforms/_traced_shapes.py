@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 
-from .._ground import callable_name, is_users_frame
+from .._ground import callable_name
 from ..show import message
 from ..trees import Rest
 from ._boundary import argument_text
+from ._place import is_users_frame
 
 # The name JAX will know the arrays by when it says which of them a value depends on.
 _PARAMETER = "vernal_array"

@@ -18,8 +18,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import key_names
-from ..show import path_text, value_error
+from ..show import key_names, path_text, value_error
 
 _Path = tuple[Any, ...]
 _IsLeaf = Callable[[Any], bool]

@@ -9,7 +9,8 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import field_key, one_level, one_level_with_keys
+from .._ground import one_level, one_level_with_keys
+from ..show import field_key
 
 
 def node_parts(node: Any) -> list[tuple[Any, Any]] | None:

@@ -11,16 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._ground import (
-    BRACKET,
-    key_names,
-    name_in_brackets,
-    name_of_text,
-    quoted,
-    register_cache,
-    unquoted,
-)
-from ..show import value_error
+from .._ground import register_cache
+from ..show import BRACKET, key_names, name_in_brackets, name_of_text, quoted, unquoted, value_error
 
 # A quoted part, a set of characters, or one character.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|`(?:[^`\\]|\\.)*`|\[!?\]?[^\]]*\]|.', re.DOTALL)

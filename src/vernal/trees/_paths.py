@@ -5,8 +5,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .._ground import unquoted
-from ..show import listed, shown_name, value_error
+from ..show import listed, shown_name, unquoted, value_error
 from ._path_syntax import DEEP, Parts, captured, filled, is_literal, keys_of, read
 
 _Keys = tuple[str, ...]

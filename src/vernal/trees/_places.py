@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import UnnamedKey
+from ..show import UnnamedKey
 from ._parts import node_parts
 from ._path_syntax import keys_of, read
 from ._paths import Paths

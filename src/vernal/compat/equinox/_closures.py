@@ -1,7 +1,6 @@
 """`filter_closure_convert` as Equinox has it: the program is a leaf."""
 
 import dataclasses
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -49,10 +48,8 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
     Returns:
         A module that is called like `fn`, with `in_struct` and `out_struct`.
     """
-    if isinstance(fn, types.FunctionType) and fn.__closure__ is None:
-        return transforms.filter_closure_convert(fn, *args, **kwargs)
     if isinstance(fn, _ClosureConvert):
         return fn
-    traced = transforms.trace_closure(fn, *args, **kwargs)
+    traced = transforms.filter_closure_convert(fn, *args, **kwargs)
     shell = dataclasses.replace(traced, jaxpr=None, consts=())
     return _ClosureConvert(traced.jaxpr, traced.consts, shell)

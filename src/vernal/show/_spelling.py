@@ -28,7 +28,11 @@ BRACKET = re.compile(
 
 
 def quoted(text: str) -> str:
-    """The name of a key that is a string: the string itself, in quotes if it could be misread."""
+    """The name of a key that is a string: the string itself, in quotes if it could be misread.
+
+    Args:
+        text: the key.
+    """
     plain = _PLAIN.fullmatch(text) and text.isprintable()
     return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
@@ -38,14 +42,22 @@ def _in_backquotes(text: str) -> str:
 
 
 def unquoted(name: str) -> str:
-    """What a quoted name says; other names are what they say."""
+    """The text of a name, without quotes.
+
+    Args:
+        name: a name, in double quotes, in backquotes or plain.
+    """
     if name[:1] == '"':
         return json.loads(name, strict=False)
     return re.sub(r"\\(.)", r"\1", name[1:-1], flags=re.DOTALL) if name[:1] == "`" else name
 
 
 def name_of_text(text: str) -> str:
-    """The name of the key that a part of a name without quotes means: an index, or a string."""
+    """The name of the key that a part of a path without quotes stands for: an index, or a string.
+
+    Args:
+        text: the part.
+    """
     return text if _INDEX.fullmatch(text) else quoted(text)
 
 
@@ -60,13 +72,22 @@ class UnnamedKey(jtu.GetAttrKey):
 
 
 def field_key(cls: Any, name: str) -> Any:
-    """The key of a field of a module. A class says by `_vernal_unnamed` which of its fields, if any, has no name."""
+    """The key of a field of a module.
+
+    Args:
+        cls: the class. Its `_vernal_unnamed` says which of its fields, if any, has no name in paths.
+        name: the field.
+    """
     unnamed = name == getattr(cls, "_vernal_unnamed", None)
     return UnnamedKey(name) if unnamed else jtu.GetAttrKey(name)
 
 
 def key_names(path: Iterable[Any]) -> tuple[str, ...]:
-    """The names of the keys of a path, for those that have one."""
+    """The names of the keys of a path, for those that have one.
+
+    Args:
+        path: key entries, as in `jax.tree_util.tree_flatten_with_path`.
+    """
     return tuple(key_name(key) for key in path if not isinstance(key, UnnamedKey))
 
 
@@ -88,7 +109,11 @@ def key_name(key: Any) -> str:
 
 
 def name_in_brackets(text: str) -> str:
-    """The name of the key that stands in the brackets of a path."""
+    """The name of the key that stands in the brackets of a path.
+
+    Args:
+        text: what is in the brackets.
+    """
     if _INDEX.fullmatch(text):
         return text
     if text[0] == "`":

@@ -1,0 +1,293 @@
+"""Processes whose batches differ, in shape or number, say so: nobody computes with them or waits for ever."""
+
+import contextlib
+import inspect
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax import P
+
+from tests.sharding.test_processes import ENVIRONMENT
+from vernal.sharding import _agreement, _lifeline, even_batches, make_mesh
+from vernal.sharding._ledger import Ledger, Signature, Verdict
+
+BOTH = (0, 1)
+FOUR, EIGHT = Signature("4", "f32[4]"), Signature("8", "f32[8]")
+
+
+def test_parts_that_are_alike_let_those_go_on_who_wait():
+    ledger = Ledger()
+    assert ledger.report(BOTH, 0, FOUR, True) == Verdict()
+    assert ledger.report(BOTH, 1, FOUR, True) == Verdict(agreed=(0, 1))
+    # Nobody waits with a batch like the last one, and one process may be ahead.
+    assert ledger.report(BOTH, 1, None, False) == Verdict()
+    assert ledger.report(BOTH, 1, None, False) == Verdict()
+    assert ledger.report(BOTH, 0, None, False) == Verdict()
+    assert ledger.report(BOTH, 0, None, False) == Verdict()
+    assert not ledger.open
+
+
+def test_a_part_that_changes_in_one_process_is_refused_at_its_number():
+    ledger = Ledger()
+    for rank in BOTH:
+        ledger.report(BOTH, rank, FOUR, True)
+    ledger.report(BOTH, 0, None, False)
+    refusal = ledger.report(BOTH, 1, EIGHT, True).refusal
+    assert "the processes give different parts of a batch" in refusal
+    assert "call 2" in refusal
+    assert "process 0: f32[4]" in refusal and "process 1: f32[8]" in refusal
+
+
+@pytest.mark.parametrize("ended_first", [True, False])
+def test_one_batch_more_than_an_ended_process_gave_is_refused(ended_first):
+    ledger = Ledger()
+    for rank in BOTH:
+        ledger.report(BOTH, rank, FOUR, True)
+    first, second = lambda: ledger.end(1), lambda: ledger.report(BOTH, 0, None, False)
+    verdicts = [first(), second()] if ended_first else [second(), first()]
+    assert verdicts[0] == Verdict()
+    assert (
+        "process 1 has ended after 1 batches, and process 0 gives one more" in verdicts[1].refusal
+    )
+
+
+def test_a_joint_end_is_clean():
+    ledger = Ledger()
+    for rank in BOTH:
+        ledger.report(BOTH, rank, FOUR, True)
+    assert ledger.end(0) == ledger.end(1) == Verdict()
+
+
+def test_meshes_of_some_processes_count_for_themselves():
+    ledger = Ledger()
+    assert ledger.report((1, 2), 1, FOUR, True) == Verdict()
+    assert ledger.report(BOTH, 1, EIGHT, True) == Verdict()
+    assert ledger.report((1, 2), 2, FOUR, True) == Verdict(agreed=(1, 2))
+    assert ledger.end(3) == Verdict()
+
+
+def test_a_late_batch_is_noticed_if_there_is_a_limit(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    patient, limited = Ledger(), Ledger(10)
+    for ledger in (patient, limited):
+        ledger.report(BOTH, 0, FOUR, True)
+    now[0] = 9.0
+    assert limited.late() == Verdict()
+    now[0] = 11.0
+    assert patient.late() == Verdict()
+    assert "process 1 gives no batch 1" in limited.late().refusal
+
+
+def conversation(monkeypatch, patience=None):
+    """A hub and a spoke in this process, and what would have stopped it."""
+    stopped, told = [], threading.Event()
+
+    def stop(text, code):
+        stopped.append((text, code))
+        told.set()
+        raise SystemExit
+
+    monkeypatch.setattr(_lifeline, "_stop", stop)
+    monkeypatch.setattr(_lifeline.distributed_state, "process_id", 1)
+    hub = _lifeline._Hub(_lifeline._listen("localhost"), "secret", patience)
+    spoke = _lifeline._Spoke(socket.create_connection(hub.listener.getsockname()), "secret")
+
+    def listen(line):
+        with contextlib.suppress(SystemExit, OSError):
+            line.listen()
+
+    for line in (hub, spoke):
+        threading.Thread(target=listen, args=(line,), daemon=True).start()
+    return hub, spoke, stopped, told
+
+
+def together(hub, spoke, one, other):
+    """Both compare a batch, each in a thread of its own; what each raised."""
+    raised = [None, None]
+
+    def compare(i, line, signature):
+        try:
+            line.compare(BOTH, signature)
+        except ValueError as error:
+            raised[i] = str(error)
+
+    threads = [
+        threading.Thread(target=compare, args=args) for args in ((0, hub, one), (1, spoke, other))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return raised
+
+
+def test_who_waits_gets_an_error_and_who_does_not_is_stopped(monkeypatch):
+    hub, spoke, stopped, told = conversation(monkeypatch)
+    assert together(hub, spoke, FOUR, FOUR) == [None, None]
+    assert together(hub, spoke, FOUR, FOUR) == [None, None]
+    raised = together(hub, spoke, FOUR, EIGHT)
+    assert told.wait(60)
+    assert raised[0] is None and "different parts" in raised[1]
+    assert [code for _, code in stopped] == [1] and "different parts" in stopped[0][0]
+    hub.drop()
+    spoke.drop()
+
+
+def test_a_refusal_is_an_error_of_who_waits():
+    line = _lifeline._Line()
+    line.waiting = True
+    line.refuse("for a reason")
+    with pytest.raises(ValueError, match=r"do not agree on their batches(.|\n)*for a reason"):
+        line.wait()
+
+
+def test_without_a_hub_nobody_knows(monkeypatch):
+    hub, spoke, stopped, told = conversation(monkeypatch)
+    hub.leave(None)
+    hub.drop()
+    deadline = time.monotonic() + 60
+    while spoke.hub.open and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(
+        ValueError, match="whether the processes give the same batches cannot be known"
+    ):
+        spoke.compare(BOTH, FOUR)
+    spoke.drop()
+    assert stopped == []
+
+
+def test_without_a_lifeline_checksums_are_compared(monkeypatch):
+    mesh = make_mesh(data=-1)
+    assert _agreement.over_processes(mesh, 7) == {0: 7}
+    _agreement.compare(mesh, FOUR)
+    monkeypatch.setattr(_agreement, "over_processes", lambda mesh, number: {0: 1, 1: number})
+    with pytest.raises(ValueError, match="the processes give different parts of a batch"):
+        _agreement.compare(mesh, FOUR)
+
+
+@pytest.fixture
+def mesh():
+    return make_mesh(data=2, devices=jax.devices()[:2])
+
+
+def test_short_batches_are_padded_and_masked(mesh):
+    data = [{"x": np.arange(8.0).reshape(4, 2), "s": "a"}, {"x": np.ones((3, 2)), "s": "a"}]
+    (whole, all_real), (short, some) = even_batches(data, mesh, "data", rows=4)
+    np.testing.assert_array_equal(whole["x"], data[0]["x"])
+    assert all_real.all() and whole["s"] == "a"
+    np.testing.assert_array_equal(some, [True, True, True, False])
+    assert short["x"].sharding.spec == P("data")
+    np.testing.assert_array_equal(short["x"], np.ones((4, 2)))
+
+
+@pytest.mark.parametrize(("last", "steps"), [("pad", 3), ("drop", 1)])
+def test_the_number_of_steps_is_that_of_all(mesh, monkeypatch, last, steps):
+    monkeypatch.setattr(
+        "vernal.sharding._even.over_processes", lambda mesh, number: {0: number, 1: 3, 2: 1}
+    )
+    masks = [mask for _, mask in even_batches([np.ones(2)] * 2, mesh, "data", rows=2, last=last)]
+    assert len(masks) == steps
+    assert [bool(mask.all()) for mask in masks] == [True, True, False][:steps]
+
+
+def test_what_cannot_be_made_even_is_refused(mesh, monkeypatch):
+    with pytest.raises(TypeError, match="nobody knows how many batches there are"):
+        even_batches(iter([np.ones(2)]), mesh, "data", rows=2)
+    assert len(list(even_batches(iter([np.ones(2)]), mesh, "data", rows=2, steps=1))) == 1
+    with pytest.raises(ValueError, match="unknown value of `last`"):
+        inspect.unwrap(even_batches)([], mesh, "data", rows=2, last="keep")
+    for wrong in (np.ones(3), np.ones(0), (np.ones(2), np.ones(1)), "none", np.float32(1)):
+        with pytest.raises(ValueError, match="a batch cannot be padded"):
+            list(even_batches([wrong], mesh, "data", rows=2))
+    monkeypatch.setattr("vernal.sharding._even.over_processes", lambda mesh, number: {0: 0, 1: 1})
+    with pytest.raises(ValueError, match="this process has no batch, and others have"):
+        list(even_batches([], mesh, "data", rows=2))
+
+
+# Each of two processes gives `steps` batches, and then does `what`; before the batch `odd` it changes the rows.
+EPOCH = """
+import os, sys, time
+import jax, jax.numpy as jnp, numpy as np
+from vernal import sharding
+
+lifeline, steps, what, victim, rows = sys.argv[1:]
+if lifeline == "vernal":
+    sharding.initialise(batch_timeout=4)
+else:
+    jax.distributed.initialize(os.environ["VERNAL_COORDINATOR"], 2, int(os.environ["VERNAL_RANK"]))
+rank, mesh = jax.process_index(), sharding.make_mesh(data=-1, automatic=True)
+chosen, early = rank == int(victim), False
+mean = jax.jit(lambda x: x.mean())
+for i in range(int(steps)):
+    if chosen and i == 3:
+        exec(what)
+    if early:
+        break
+    x = np.full(8 if chosen and i == 3 and rows == "8" else 4, rank + 1.0, np.float32)
+    value = float(mean(sharding.shard_batch(x, mesh, "data")))
+    assert value == 1.5, value
+print("done", flush=True)
+"""
+
+
+def run(tmp_path, *words, lifeline="vernal", steps=10):
+    (tmp_path / "epoch.py").write_text(EPOCH)
+    environment = ENVIRONMENT | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    options = ["launch", "--processes", "2", "--devices-per-process", "2", "epoch.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "vernal", *options, lifeline, str(steps), *words],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["0", "1"])
+@pytest.mark.parametrize("lifeline", ["vernal", "jax"])
+def test_unequal_parts_are_an_error_and_no_number(tmp_path, victim, lifeline):
+    code, text = run(tmp_path, "pass", victim, "8", lifeline=lifeline)
+    assert code == 1, text
+    assert "the processes give different parts of a batch" in text
+    assert "done" not in text and "AssertionError" not in text
+    if lifeline == "vernal":
+        assert "call 4" in text and "f32[8]" in text and "f32[4]" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["0", "1"])
+@pytest.mark.parametrize("what", ["early = True", "sys.exit(0)"])
+def test_an_early_end_stops_the_others(tmp_path, victim, what):
+    code, text = run(tmp_path, what, victim, "4")
+    assert code == 1, text
+    other = 1 - int(victim)
+    assert f"process {victim} has ended after 3 batches, and process {other} gives one more" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_a_process_that_gives_no_batch_is_taken_to_hang(tmp_path, victim):
+    code, text = run(tmp_path, "time.sleep(100)", victim, "4")
+    assert code == 1, text
+    assert f"process {victim} gives no batch 4" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lifeline", ["vernal", "jax"])
+def test_equal_batches_end_without_a_word(tmp_path, lifeline):
+    code, text = run(tmp_path, "pass", "0", "4", lifeline=lifeline)
+    assert code == 0, text
+    said = [line for line in text.splitlines() if "Gloo" not in line]
+    assert sorted(said) == ["[0] done", "[1] done"]

@@ -1,0 +1,93 @@
+"""Gradients and random numbers of one step that `filter_shard_map` spreads over the devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P, lax
+
+import vernal
+from vernal import nn
+from vernal.sharding import make_mesh, shard_batch
+
+X = jnp.arange(48.0).reshape(16, 3) / 48
+
+
+MESH = make_mesh(data=-1)
+
+
+def spread(fn, *in_specs, **options):
+    mapped = vernal.filter_shard_map(fn, mesh=MESH, in_specs=in_specs, **options)
+    return vernal.filter_jit(mapped), shard_batch(X, MESH, "data")
+
+
+def loss(model, x):
+    return jnp.mean(model(x) ** 2)
+
+
+@pytest.mark.parametrize("transform", [vernal.filter_grad, vernal.filter_value_and_grad])
+def test_the_loss_of_one_device_has_no_gradient_by_what_all_share(transform):
+    model = nn.Linear(3, 2, key=jax.random.key(0))
+    run, x = spread(
+        lambda model, x: lax.pmean(transform(loss)(model, x), "data"), P(), P("data"), out_specs=P()
+    )
+    with pytest.raises(ValueError, match=r"differs between devices(.|\n)*pmean\(loss, 'data'\)"):
+        run(model, x)
+
+
+def test_the_mean_loss_has_the_gradient_of_one_device():
+    model = nn.Linear(3, 2, key=jax.random.key(0))
+
+    @vernal.filter_value_and_grad
+    def mean_loss(model, x):
+        return lax.pmean(loss(model, x), "data")
+
+    run, x = spread(mean_loss, P(), P("data"), out_specs=P())
+    value, gradient = run(model, x)
+    expected, expected_gradient = vernal.filter_value_and_grad(loss)(model, X)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient.weight, expected_gradient.weight, rtol=1e-5)
+    np.testing.assert_allclose(gradient.bias, expected_gradient.bias, rtol=1e-5)
+
+
+def test_a_gradient_by_what_differs_between_devices_is_of_its_own_device():
+    run, x = spread(vernal.filter_grad(lambda x: jnp.sum(x**2)), P("data"), out_specs=P("data"))
+    np.testing.assert_allclose(run(x), 2 * X, rtol=1e-6)
+
+
+def distinct_rows(y):
+    return len({row.tobytes() for row in np.asarray(y)})
+
+
+@pytest.mark.parametrize("how", ["closed over", "given", "apply"])
+def test_devices_that_share_a_key_draw_different_masks(how):
+    layer, key = nn.Dropout(0.5), jax.random.key(0)
+    x = shard_batch(jnp.ones((16, 64)), MESH, "data")
+
+    def given(x, key):
+        return layer(x, key=key) if how == "given" else nn.apply(layer, x, key=key)[0]
+
+    if how == "closed over":
+        run = spread(functools.partial(layer, key=key), P("data"), out_specs=P("data"))[0]
+        y = run(x)
+    else:
+        y = spread(given, P("data"), P(), out_specs=P("data"))[0](x, key)
+    assert distinct_rows(y) == 16
+
+
+def test_what_all_devices_share_keeps_its_mask():
+    layer, key = nn.Dropout(0.5), jax.random.key(0)
+    run, _ = spread(lambda x: layer(x, key=key), P(), out_specs=P())
+    np.testing.assert_array_equal(run(X), layer(X, key=key))
+
+
+def test_keys_that_differ_already_are_left_alone():
+    layer, keys, wide = nn.Dropout(0.5), jax.random.split(jax.random.key(0), 8), jnp.ones((8, 64))
+    run = spread(lambda x, keys: layer(x, key=keys[0]), P("data"), P("data"), out_specs=P("data"))[
+        0
+    ]
+    alone = [layer(wide[0], key=key) for key in keys]
+    together = run(*shard_batch((wide, keys), MESH, "data"))
+    np.testing.assert_array_equal(together, jnp.stack(alone))

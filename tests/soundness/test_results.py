@@ -1,0 +1,129 @@
+"""What a compiled function returns besides arrays is one object for all calls: it cannot change, and hides nothing."""
+
+import collections
+import dataclasses
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vernal
+from vernal import filter_jit
+
+X = jnp.ones(2)
+
+
+@dataclasses.dataclass
+class Stats:
+    steps: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Loose:
+    steps: int = 0
+
+
+class Holder(vernal.Module):
+    x: jax.Array
+    what: object
+
+
+CHANGEABLE = {
+    "set": lambda x: {1, 2},
+    "bytearray": lambda x: bytearray(b"a"),
+    "deque": lambda x: collections.deque([1]),
+    "counter": lambda x: collections.Counter("a"),
+    "list subclass": lambda x: collections.UserList([1]),
+    "namespace": lambda x: types.SimpleNamespace(a=1),
+    "dataclass": lambda x: Stats(),
+    "dataclass without eq": lambda x: Loose(),
+    "strings": lambda x: np.array(["a"]),
+    "iterator": lambda x: map(str, [1, 2]),
+    "generator": lambda x: (i for i in range(2)),
+}
+HIDING = {
+    "frozen dataclass": lambda x: dataclasses.make_dataclass(
+        "Out", ["loss"], frozen=True, eq=False
+    )(x),
+    "closure": lambda x: lambda: x,
+    "partial": lambda x: functools.partial(jnp.add, x),
+    "default": lambda x: lambda x=x: x,
+}
+
+
+def routes(make):
+    """Ways to compile a function that returns what `make` makes."""
+
+    def with_aux(x):
+        return jnp.sum(x), {"what": make(x)}
+
+    def plain(x):
+        return x, {"what": make(x)}
+
+    return {
+        "filter_jit": filter_jit(plain),
+        "aux": filter_jit(vernal.filter_value_and_grad(with_aux, has_aux=True)),
+        "out_shardings": filter_jit(
+            plain, out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        ),
+        "compiled": lambda x: filter_jit(plain).lower(x).compile()(x),
+        "converted": lambda x: vernal.filter_closure_convert(plain, x)(x),
+    }
+
+
+# JAX deprecates iterators as leaves.
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
+@pytest.mark.parametrize("route", routes(None))
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_what_can_change_is_not_returned(name, route):
+    with pytest.raises(ValueError, match=r"(?s)can change in place, and all calls.*\['what'\]"):
+        routes(CHANGEABLE[name])[route](X)
+
+
+@pytest.mark.parametrize("route", routes(None))
+@pytest.mark.parametrize("name", HIDING)
+def test_what_hides_a_traced_array_is_not_returned(name, route):
+    with pytest.raises(ValueError, match="an object that hides an array|can change in place"):
+        routes(HIDING[name])[route](X)
+
+
+def test_what_every_call_may_share_is_returned():
+    shared = (lambda x: X + x, object(), Holder, jnp.float32, range(3), frozenset({1}), "a", None)
+
+    @filter_jit
+    def f(x):
+        return [x, *shared], {"here": x, "list": [1, 2]}
+
+    for scale in (1, 2):
+        (x, *rest), more = f(scale * X)
+        assert all(a is b for a, b in zip(rest, shared, strict=True))
+        assert x[0] == scale and more["list"] == [1, 2]
+        # A container is made anew for each call.
+        more["list"].append(3)
+
+
+def test_a_failed_trace_leaves_nothing_behind():
+    wanted = [set()]
+    f = filter_jit(lambda x: (x, wanted[0]))
+    with pytest.raises(ValueError, match="can change in place"):
+        f(X)
+    wanted[0] = "text"
+    assert f(X)[1] == "text"
+
+
+def test_without_jit_a_function_runs_once_and_as_written():
+    seen = []
+
+    def f(x, scale):
+        seen.append(type(x))
+        return x * float(x[0]) * scale, {1, 2}
+
+    with jax.disable_jit():
+        compiled = filter_jit(f)
+        for _ in range(2):
+            x, what = compiled(2 * X, 3.0)
+            assert x.tolist() == [12.0, 12.0] and what == {1, 2}
+    assert len(seen) == 2 and compiled.trace_count == 0
