@@ -35,13 +35,14 @@ PARALLEL := -n 2 --dist loadfile
 # What has a pass of its own.
 APART := --ignore tests/typing --ignore tests/test_readme.py --ignore tests/stack
 
-.PHONY: help demo test lint types test-types test-fast doctest test-docs test-stack test-slow browser bench format constraints clean
+.PHONY: help demo test lint types test-types test-fast doctest test-docs test-stack test-peers test-slow peers browser bench format constraints clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         train, save and inspect a model on real data"
 	@echo "make test         every check: style, types, tests, doctests, README and docs"
 	@echo "make bench        the benchmark tables"
+	@echo "make peers        the test suites of libraries built on Equinox, on Equinox and on Vernal"
 	@echo "make format       rewrite the sources in the house style"
 	@echo "make constraints  refresh $(CONSTRAINTS) with the newest versions this Python can have"
 	@echo "make clean        remove environments and caches"
@@ -73,6 +74,7 @@ test: $(VENV)/.dev-installed
 	@$(MAKE) --no-print-directory doctest
 	@$(MAKE) --no-print-directory test-docs
 	@$(MAKE) --no-print-directory test-stack
+	@$(MAKE) --no-print-directory test-peers
 	@$(MAKE) --no-print-directory test-slow
 
 lint: $(VENV)/.dev-installed
@@ -108,6 +110,14 @@ test-slow: $(VENV)/.dev-installed browser
 test-stack: $(VENV)/.dev-installed
 	@echo "== libraries built on Equinox, on Vernal"
 	@$(PYTEST) $(PARALLEL) tests/stack
+
+# Downloads the sources of these libraries, which carry their tests.
+test-peers: $(VENV)/.dev-installed
+	@echo "== a part of the test suites of libraries built on Equinox, on Vernal"
+	@OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers --slice
+
+peers: $(VENV)/.dev-installed
+	@OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers
 
 # The report of compilations is tested in a browser: Debian's Chromium, without a window.
 browser:

@@ -18,6 +18,10 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 import optimistix as optx
+import quax
+from flowjax.distributions import StandardNormal
+from flowjax.flows import coupling_flow
+from quax.examples.lora import loraify
 
 
 def field(t, y, args):
@@ -57,6 +61,15 @@ def linear(matrix, vector):
     return lx.linear_solve(lx.MatrixLinearOperator(matrix), vector).value
 
 
+def log_density(flow, points):
+    return jnp.mean(flow.log_prob(points))
+
+
+def adapted(network, xs):
+    """A network to whose weights matrices of a low rank are added."""
+    return jnp.sum(jax.vmap(network)(xs) ** 2)
+
+
 def of_sum(fn):
     return lambda *args: jnp.sum(fn(*args) ** 2)
 
@@ -64,6 +77,9 @@ def of_sum(fn):
 Y0, RATE = jnp.array([1.0, 2.0]), jnp.array(1.5)
 NETWORK = eqx.nn.MLP(4, 4, 32, 2, jnp.tanh, key=jax.random.key(0))
 MATRIX = jax.random.normal(jax.random.key(1), (8, 8)) + 8 * jnp.eye(8)
+FLOW = coupling_flow(jax.random.key(2), base_dist=StandardNormal((4,)), flow_layers=4, nn_width=16)
+POINTS = jax.random.normal(jax.random.key(3), (32, 4))
+LORA = loraify(NETWORK, rank=2, key=jax.random.key(4))
 
 # What is differentiated, and the arguments.
 CASES = {
@@ -80,6 +96,9 @@ CASES = {
     ),
     "Lineax": (lambda: linear, (MATRIX, jnp.ones(8))),
     "Lineax, gradient": (lambda: eqx.filter_grad(of_sum(linear)), (MATRIX, jnp.ones(8))),
+    "flowjax": (lambda: log_density, (FLOW, POINTS)),
+    "flowjax, gradient": (lambda: eqx.filter_grad(log_density), (FLOW, POINTS)),
+    "quax, LoRA, gradient": (lambda: eqx.filter_grad(quax.quaxify(adapted)), (LORA, POINTS)),
 }
 COMPILED = {}
 

@@ -1,8 +1,8 @@
-"""Diffrax, Optimistix and Lineax on Vernal and on Equinox: `python benchmarks/stack.py`.
+"""Libraries built on Equinox on Vernal and on Equinox: `python benchmarks/stack.py`.
 
 Two processes, one with each, solve the same small problems in turns. Processor time of a warm call, of tracing and
-compiling, and of importing all three libraries: the least of many, which the other tenants of a machine disturb least,
-and the ratios. Leaves with an error if a bar is missed.
+compiling, and of importing Diffrax, Lineax and Optimistix: the least of many, which the other tenants of a machine
+disturb least, and the ratios. Leaves with an error if a bar is missed.
 """
 
 import os
@@ -23,6 +23,9 @@ NAMES = (
     "Optimistix, gradient",
     "Lineax",
     "Lineax, gradient",
+    "flowjax",
+    "flowjax, gradient",
+    "quax, LoRA, gradient",
 )
 COMPILES, ROUNDS = 9, 31
 CALL_BAR, COMPILE_BAR, IMPORT_BAR = 0.7, 1.0, 1.0

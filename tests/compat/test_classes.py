@@ -322,4 +322,22 @@ def test_private_names_that_programs_import():
 
     assert facts(compat, ours) == facts(equinox, their_module)
     assert type(compat.Module) is ours._ModuleMeta
+    assert isinstance(compat.nn.Linear, ours._ModuleMeta)
+    assert not isinstance(int, ours._ModuleMeta)
     assert "equinox._module" in sys.modules
+
+
+def test_a_static_dict_whose_keys_have_no_order():
+    # What Equinox would look at through JAX, which sorts; a library that goes around it relies on that.
+    class Unit:
+        pass
+
+    class Quantity(compat.Module):
+        value: jax.Array
+        powers: dict = compat.field(static=True)
+
+    powers = {Unit(): 1, Unit(): -1}
+    quantity = jax.jit(lambda q: jax.tree.map(lambda x: 2 * x, q))(Quantity(jnp.ones(1), powers))
+    assert quantity.value == 2 and quantity.powers == powers
+    with pytest.warns(UserWarning, match="powers"):
+        Quantity(jnp.ones(1), {Unit(): jnp.ones(1), Unit(): 2})

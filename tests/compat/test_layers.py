@@ -313,3 +313,20 @@ def test_natively_a_file_of_another_batch_norm_is_refused():
     ours = vernal.nn.make_with_state(vernal.nn.BatchNorm)(2, "b")
     with pytest.raises(RuntimeError, match="momentum|like"):
         vernal.saving.tree_deserialise_leaves(file, ours)
+
+
+@same_as_equinox
+def test_spectral_norm_follows_a_weight_that_is_replaced_step_by_step(eqx):
+    def made(key):
+        linear = eqx.nn.Linear(3, 3, key=key)
+        linear = eqx.tree_at(lambda m: m.weight, linear, jnp.diag(jnp.array([1.0, 0.9, 0.8])))
+        return eqx.nn.SpectralNorm(linear, "weight", key=key)
+
+    layer, state = eqx.nn.make_with_state(made)(KEY)
+    # Nothing that its vectors know of: `vernal.nn.SpectralNorm` finds better ones at once.
+    layer = eqx.tree_at(lambda m: m.layer.weight, layer, jnp.diag(jnp.array([0.01, 0.01, 100.0])))
+    before, _ = eqx.nn.inference_mode(layer)(jnp.ones(3), state)
+    first, state = layer(jnp.ones(3), state)
+    second, state = layer(jnp.ones(3), state)
+    asleep, _ = eqx.nn.inference_mode(layer)(jnp.ones(3), state)
+    return before, first, second, asleep

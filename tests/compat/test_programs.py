@@ -4,6 +4,7 @@ import collections
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import vernal
@@ -151,3 +152,95 @@ def test_a_function_with_its_abstract_form(eqx):
 def test_a_meter_with_steps(eqx):
     meter = eqx.internal.TqdmProgressMeter(refresh_steps=5)
     return meter.refresh_steps, eqx.internal.TqdmProgressMeter().refresh_steps
+
+
+@same_as_equinox
+def test_whatever_has_a_truth_value_is_an_answer_of_a_predicate(eqx):
+    tree = {"a": 1, "b": [2, None]}
+    return (
+        eqx.filter(tree, lambda x: np.bool_(x == 1)),
+        eqx.filter(tree, lambda x: x - 1, inverse=True, replace=7),
+        eqx.filter(tree, {"a": True, "b": lambda x: jnp.array(True)}),
+        eqx.partition(tree, lambda x: np.bool_(x == 1), replace=0),
+        eqx.filter([1, 2], [np.bool_(True), False]),
+    )
+
+
+@same_as_equinox
+def test_the_last_value_for_a_node_counts(eqx):
+    at = eqx.tree_at
+    return (
+        at(lambda t: (t[0], t[0]), [1, 2], (5, 6)),
+        at(lambda t: [t[0], t[1], t[0]], [jnp.ones(1), 2], (1, 2, 3)),
+        at(lambda t: (t[0], t[0]), [[1, 3], 2], (5, 6)),
+        at(lambda t: (t[0], t[0]), [1, 2], replace_fn=lambda x: x + 10),
+        at(lambda t: (), [1, 2], ()),
+        at(lambda t: (), [1, 2], replace_fn=lambda x: x + 10),
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"where": lambda t: (t[0], t[0]), "replace": (5,)},
+        {"where": lambda t: (t[0], t[0]), "replace": 5},
+        {"where": lambda t: (t[0], t[0], t[0][1]), "replace": (5, 6, 7)},
+        {"where": lambda t: {"a": t[0], "b": t[0]}, "replace": {"a": 1, "b": 2}},
+        {"where": lambda t: ()},
+    ],
+    ids=["too few", "none of several", "one inside", "a dict", "neither"],
+)
+def test_nodes_that_are_picked_twice_need_as_many_values(arguments):
+    with pytest.raises(ValueError, match=r"tree_at|ambiguous|do not match"):
+        compat.tree_at(pytree=[(1, 2), 3], **arguments)
+
+
+@same_as_equinox
+def test_gradients_with_respect_to_nothing(eqx):
+    y = jnp.array(3.0)
+    return (
+        eqx.filter_grad(lambda x, y: x * y)(2.0, y),
+        eqx.filter_grad(lambda x, y: (y, x["n"]), has_aux=True)({"n": 2}, y),
+        eqx.filter_value_and_grad(lambda x, y: y)("text", y),
+    )
+
+
+@same_as_equinox
+def test_options_of_jax_grad(eqx):
+    z = {"z": jnp.array([1.0 + 2j, 3.0]), "n": 3}
+
+    def of_tree(tree):
+        return jnp.sum(tree["z"] ** tree["n"])
+
+    @eqx.filter_value_and_grad(holomorphic=True)
+    def decorated(tree):
+        return of_tree(tree)
+
+    return (
+        eqx.filter_grad(of_tree, holomorphic=True)(z),
+        eqx.filter_grad(lambda t: (of_tree(t), "a"), has_aux=True, holomorphic=True)(z),
+        eqx.filter_value_and_grad(lambda t: (of_tree(t), 1), has_aux=True, holomorphic=True)(z),
+        decorated(z),
+        eqx.filter_grad(lambda t: jnp.real(of_tree(t)), holomorphic=False)(z),
+        eqx.filter_grad(lambda x: jnp.sum(x**2), allow_int=True)(jnp.ones(2)),
+    )
+
+
+def test_a_holomorphic_function_of_real_numbers():
+    same_as_equinox(lambda eqx: eqx.filter_grad(jnp.sin, holomorphic=True)(1.0 * jnp.ones(())))()
+    with pytest.raises(TypeError, match="a holomorphic function is one of complex numbers"):
+        compat.filter_grad(jnp.sin, holomorphic=True)(jnp.ones(()))
+    with pytest.raises(TypeError, match=r"complex result[\s\S]*f32\[\]"):
+        compat.filter_grad(jnp.abs, holomorphic=True)(jnp.ones((), complex))
+
+
+@same_as_equinox
+def test_functions_by_the_names_of_their_parameters(eqx):
+    x, struct = jnp.ones(2), jax.ShapeDtypeStruct((2,), jnp.float32)
+    return (
+        eqx.filter_eval_shape(fun=lambda x: 2 * x, x=x),
+        eqx.filter_closure_convert(fn=lambda x: 2 * x, x=x)(x=x),
+        eqx.filter_pure_callback(
+            callback=lambda x: 2 * np.asarray(x), x=x, result_shape_dtypes=struct
+        ),
+    )

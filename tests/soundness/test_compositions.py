@@ -62,6 +62,16 @@ vprim_p = create_vprim(
 )
 
 
+@jax.custom_jvp
+def of_jax(x):
+    return opaque(x)
+
+
+@of_jax.defjvp
+def _(primals, tangents):
+    return of_jax(*primals), jnp.cos(*primals) * tangents[0]
+
+
 def looped(kind, core, max_steps=4):
     def run(x):
         def body(carry):
@@ -125,6 +135,7 @@ SUBJECTS = {
     "loop in a loop": (looped("checkpointed", scanned("lax", with_jvp)), twice(twice(jnp.sin))),
     "scan": (scanned("checkpointed", with_jvp), twice(jnp.sin)),
     "custom_vjp in a loop": (looped("checkpointed", with_vjp), twice(jnp.sin)),
+    "a rule of JAX in a scan": (scanned("lax", of_jax), twice(jnp.sin)),
     "map": (mapped, lambda x: jnp.sin(x) + jnp.sin(x * x)),
     "error_if": (checked, jnp.sin),
     "trace": (trace, lambda x: jnp.trace(matrix_of(x))),
@@ -160,6 +171,7 @@ LOOPS = {
     "loop in a loop",
     "scan",
     "custom_vjp in a loop",
+    "a rule of JAX in a scan",
 }
 CHANGING = ("jvp", "vjp", "vmap", "scan")
 

@@ -11,7 +11,7 @@ import jax
 # As in `tests/conftest.py`, and for the same reason.
 jax.config.update("jax_disable_most_optimizations", True)
 
-from . import linear, pages, solves  # noqa: E402, F401 (they fill the registry)
+from . import libraries, linear, models, pages, solves  # noqa: E402, F401 (they fill the registry)
 from .registry import answers  # noqa: E402
 
 if __name__ == "__main__":

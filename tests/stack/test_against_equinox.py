@@ -14,7 +14,7 @@ import pytest
 
 import vernal
 
-from . import linear, pages, solves  # noqa: F401 (they fill the registry)
+from . import libraries, linear, models, pages, solves  # noqa: F401 (they fill the registry)
 from .registry import PROBLEMS, answers
 
 ROOT = Path(__file__).parents[2]

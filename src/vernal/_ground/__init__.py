@@ -15,6 +15,7 @@ from ._functions import settled_packages as settled_packages
 from ._jax_private import UNSPECIFIED as UNSPECIFIED
 from ._jax_private import ArrayImpl as ArrayImpl
 from ._jax_private import ClosedJaxpr as ClosedJaxpr
+from ._jax_private import Jaxpr as Jaxpr
 from ._jax_private import Primitive as Primitive
 from ._jax_private import UndefinedPrimal as UndefinedPrimal
 from ._jax_private import Zero as Zero
@@ -63,6 +64,7 @@ from ._leaves import by_data as by_data
 from ._leaves import is_none as is_none
 from ._leaves import strong as strong
 from ._leaves import weak_like as weak_like
+from ._new_primitive import new_primitive as new_primitive
 from ._one_level import one_level as one_level
 from ._one_level import one_level_with_keys as one_level_with_keys
 from ._publish import publish as publish

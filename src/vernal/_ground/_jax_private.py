@@ -286,6 +286,7 @@ def bind_kept_call(eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 
 # From JAX 0.12 a closed jaxpr is a jaxpr.
+Jaxpr: Any = core.Jaxpr
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
 # Of a type that says None for what is there once the processes have been joined.

@@ -11,14 +11,7 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 from jax import lax
 
-from .._ground import (
-    Primitive,
-    fancy_primitive_batchers,
-    jaxprs_in_params,
-    lower_fun,
-    primitive_jvps,
-    register_lowering,
-)
+from .._ground import jaxprs_in_params, new_primitive
 from ..primitives import register_impl_finalisation
 from ..trees import split
 
@@ -38,7 +31,7 @@ def _capture_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any,
     ]
     out = capture_p.bind(*full, **params)
     for i, dim in enumerate(dims):
-        # JAX wants what is not mapped to stay so.
+        # JAX requires an unmapped argument to give an unmapped result.
         if dim is None:
             out[i] = lax.index_in_dim(out[i], 0, keepdims=False) if axis.size else args[i]
     return out, [None if dim is None else 0 for dim in dims]
@@ -48,14 +41,10 @@ def _capture_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     return capture_p.bind(*primals, **params), list(tangents)
 
 
-capture_p = Primitive("capture")
-capture_p.multiple_results = True
-capture_p.def_impl(_itself)
-capture_p.def_abstract_eval(_itself)
-register_lowering(capture_p, lower_fun(_itself, multiple_results=True))
+capture_p = new_primitive(
+    "capture", _itself, _capture_batch, jvp=_capture_jvp, multiple_results=True
+)
 register_impl_finalisation(capture_p)
-fancy_primitive_batchers[capture_p] = _capture_batch
-primitive_jvps[capture_p] = _capture_jvp
 
 
 def capture(value: T, label: Hashable) -> T:

@@ -91,7 +91,7 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
     if captured or touched:
         return _opened(eqn, args, views, slots), []
     if slots.told and (any(map(checks, inside)) or traits_of(eqn).may_check):
-        # A check in what cannot be opened counts for everybody: no error is lost.
+        # A check in an operation that cannot be opened counts for every element: no error is lost.
         with contextlib.suppress(NotImplementedError):
             return _opened(eqn, args, views, slots), []
     if (
@@ -204,7 +204,7 @@ def _jit(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
         ("out_layouts", after, None),
     ):
         params[name] = (default,) * more + tuple(params[name])
-    # An argument that is a slot is still needed, for its value.
+    # A slot that is an argument is read as well: no argument is donated.
     params["donated_invars"] = (False,) * (before + len(args))
     results = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
     values, caught, out = jax.tree.unflatten(structure, results)
@@ -390,5 +390,5 @@ _RULES: dict[Any, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
     vprim_p: _custom_jvp,
     jax_primitives.while_p: _while,
 }
-# Operations with a program that is run just as often as they are told: what is captured inside is a result of theirs.
+# Operations that run their program a known number of times, so that what is captured inside can be a result.
 _CAPTURING = {jax_primitives.jit_p, remat_p, jax_primitives.scan_p}

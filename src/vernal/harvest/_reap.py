@@ -64,7 +64,7 @@ def reap(
             with keeping_calls():
                 return split(fn(slots_rest.fill(values), *args, **kwargs))
 
-        # Derivative and weak type of the first value would not last.
+        # Later values have no derivative and a strong type; so has the first.
         values = [jax.lax.stop_gradient(strong(x)) for x in values]
         with reaping():
             closed, (_, out_rest) = jax.make_jaxpr(flat, return_shape=True)(values, arrays)

@@ -9,7 +9,7 @@ from ..transforms import check_p, traits_of
 from ._sow import planted_p, sow_p
 from ._views import View
 
-# For every argument or result of an operation, which part of which slot it is.
+# Which part of which slot each argument or result of an operation is.
 Views = list[View | None]
 
 
@@ -20,7 +20,6 @@ class Slots:
         values: of all slots, by number; None for those that cannot be met here.
         active: the number of one that says whether checks count here, as bool[]; None if they do.
         step: the number of one that says which step of a loop this is, as i32[]; None if checks need not tell.
-
         labels: of what is to be captured.
 
     Attributes:
@@ -44,7 +43,7 @@ class Slots:
         self.rests: dict[Hashable, Any] = {}
         self.active = active
         self.step = step
-        # What checks have to be told here.
+        # The numbers of those that checks need.
         self.told = [i for i in (active, step) if i is not None]
         self.read: set[tuple[int, int]] = set()
         self.sown: set[tuple[int, int]] = set()

@@ -18,21 +18,10 @@ import contextvars
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import (
-    Primitive,
-    Zero,
-    current_program,
-    current_scope,
-    fancy_primitive_batchers,
-    lower_fun,
-    primitive_jvps,
-    register_lowering,
-    strong,
-)
+from .._ground import current_program, current_scope, new_primitive, strong
 from ..primitives import register_impl_finalisation
 from ..show import diff_text, message, value_error
 from ..trees import is_array_like, split
@@ -50,18 +39,8 @@ def _planted_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any,
     return planted_p.bind(*args, **params), dims[0]
 
 
-def _planted_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    del tangents
-    return planted_p.bind(*primals, **params), Zero(jax.typeof(primals[0]).to_tangent_aval())
-
-
-planted_p = Primitive("planted")
-planted_p.def_impl(_planted)
-planted_p.def_abstract_eval(_planted)
-register_lowering(planted_p, lower_fun(_planted, multiple_results=False))
+planted_p = new_primitive("planted", _planted, _planted_batch)
 register_impl_finalisation(planted_p)
-fancy_primitive_batchers[planted_p] = _planted_batch
-primitive_jvps[planted_p] = _planted_jvp
 
 
 def parts_of_sow(args: Any, n: int) -> tuple[list[Any], list[Any], list[Any]]:
@@ -138,13 +117,14 @@ def _sow_jvp(
     return out, list(tangents[2 * n :])
 
 
-sow_p = Primitive("sow")
-sow_p.multiple_results = True
-sow_p.def_impl(_through)
-sow_p.def_abstract_eval(lambda *args, n, **params: list(args[2 * n :]))
-register_lowering(sow_p, lower_fun(_through, multiple_results=True))
-fancy_primitive_batchers[sow_p] = _sow_batch
-primitive_jvps[sow_p] = _sow_jvp
+sow_p = new_primitive(
+    "sow",
+    _through,
+    _sow_batch,
+    jvp=_sow_jvp,
+    abstract=lambda *args, n, **params: list(args[2 * n :]),
+    multiple_results=True,
+)
 
 
 def planted(slot: T) -> T:

@@ -61,7 +61,7 @@ class _Branch:
             return eval_jaxpr(closed.jaxpr, consts, *args)
 
         if checks(closed.jaxpr):
-            # Of a bool the first branch is for True.
+            # A bool takes the first branch where it is True.
             index = self.index == 0 if choice.dtype == bool else self.index
             return sow_if(choice == index, run, *args), rest
         return run(*args), rest
@@ -178,7 +178,7 @@ def _disagreement(
         try:
             out, rest = jax.eval_shape(branch, *arrays)
         except Exception:
-            # The branch itself is at fault, and its own error is the one to tell.
+            # The branch itself fails: its own error says why.
             return None
         results.append(rest.fill(out))
     labels = [f"{name} (`{branch.__name__}`)" for name, branch in zip(names, branches, strict=True)]

@@ -9,13 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._ground import (
-    Primitive,
-    batch_axis_in_front,
-    fancy_primitive_batchers,
-    lower_fun,
-    register_lowering,
-)
+from .._ground import batch_axis_in_front, new_primitive
 from ..harvest import planted, sow
 from ..show import message
 from ..transforms import batch_text, fail_if
@@ -50,7 +44,7 @@ def note_read(state: Any, known: Any, index: Any, value: Any) -> Any:
     before = planted(state)
     old = (before[index] == _WRITTEN) & ~known[index]
     after = _union_p.bind(before, before.at[index].max(_READ, mode="clip"))
-    # The check is seen by what depends on the state, which alone is looked at in the end.
+    # Only the states are looked at in the end, so the check must reach them too.
     value, after = fail_if([value, after], jnp.any(old), explain=_OLD)
     return sow(state, after, value)
 
@@ -122,9 +116,5 @@ def _union_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, Any]:
     return _union_p.bind(*both), 0
 
 
-# The state after a read: the second operand, in which all reads of a batch that shares the first are noted.
-_union_p = Primitive("union_of_reads")
-_union_p.def_impl(lambda before, after: after)
-_union_p.def_abstract_eval(lambda before, after: after)
-register_lowering(_union_p, lower_fun(lambda before, after: after, multiple_results=False))
-fancy_primitive_batchers[_union_p] = _union_batch
+# The state after a read: the second operand. Where a batch shares the buffer, it has the reads of all elements.
+_union_p = new_primitive("union_of_reads", lambda before, after: after, _union_batch)

@@ -210,7 +210,7 @@ def same_type(a: Any, b: Any) -> bool:
     """Whether two types of arrays agree in all but whether they are weak."""
 
     def facts(t: Any) -> Any:
-        # Not the mesh: a number made while tracing knows of none.
+        # Not the mesh: a number made while tracing has none.
         return t.shape, t.dtype, t.sharding.spec, t.manual_axis_type.varying
 
     return facts(a) == facts(b)

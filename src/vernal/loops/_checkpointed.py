@@ -163,7 +163,7 @@ def _push(loop: Loop, z: Inputs, saved: Saved, out: Outputs, tangents: Inputs) -
 def _tangents(loop: Loop, spread: Spread, z: Inputs, dots: Sequence[Any]) -> list[Any]:
     """The tangents of the perturbed outputs, by running the loop that carries them along."""
     marks = zip(z.flat, spread.which.flat, spread.seeds.flat, strict=True)
-    # A member of the carry that is reached on the way has no tangent yet.
+    # A part of the carry that becomes perturbed on the way starts with a tangent of zero.
     full = [jnp.zeros_like(x) if which and not seed else None for x, which, seed in marks]
     full = z.like(replaced(full, spread.seeds.flat, dots))
     with_dots = zip(z, full, spread.which, strict=True)
@@ -218,7 +218,7 @@ def _pull(
         )
         machine = Backward(loop, z, (which, spread.out), saved.buffers, given.ys)
         end = sweep(machine, loop.plan, saved.filled, start)
-        # As weakly typed as what they belong to: so is the gradient that JAX makes of them.
+        # As weakly typed as the inputs, as JAX's own gradients are.
         return list(map(weak_like, chosen(end.flat, chosen(seeds, which.flat)), of_seeds))
 
     def rule(primals: Any, tangents: Any) -> Any:
@@ -257,8 +257,8 @@ def _pull(
     return call_with_jvp(checkpointed_pullback, rule, *given, is_linear=is_linear, replays=True)
 
 
-# A step of a loop may have a derivative in reverse mode alone, by which nothing can be pushed forward. Differentiated
-# again, such a loop is one made of scans, which JAX differentiates as often as it likes.
+# A step may have a derivative in reverse mode only, which cannot carry tangents along. Differentiated again, such a
+# loop is run as nested scans, which JAX differentiates to any order.
 
 
 def _derivative_of_pass(loop: Loop, z: Inputs, tangents: Inputs) -> Outputs:

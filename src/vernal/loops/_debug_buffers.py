@@ -24,7 +24,7 @@ from ._program import Program, trace_loop
 
 @functools.cache
 def _flag() -> Any:
-    # Not before it is needed: importing the package leaves JAX as it is.
+    # Made when it is first needed: importing the package leaves JAX as it is.
     return trace_flag("vernal_debug_buffers", "Check how the buffers of loops are used.")
 
 
@@ -177,7 +177,7 @@ def _step(
 ) -> _Seen:
     def step(states: list[Any]) -> Any:
         if cond is not None:
-            # A step that is made again asks it again, when more has been written.
+            # A replayed step calls it again, when more has been written.
             cond(seen.carry(states))
         return layout.take(body(seen.carry(states), x)[0], of)
 

@@ -23,7 +23,7 @@ class Count:
         self.small = most is None or most < _WORD
         zero = jnp.int32(0)
         self.start: Any = None if most is None else zero if self.small else (zero, zero)
-        # More words than there are steps in a century need not be told apart.
+        # No loop runs long enough to count this far.
         self.most: Any = (
             most if most is None or self.small else (min(most // _WORD, _WORD), most % _WORD)
         )

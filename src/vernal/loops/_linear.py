@@ -72,7 +72,7 @@ def linear_in(cond: Cond, step: Step) -> Callable[[Inputs, Inputs], bool]:
         try:
             jax.eval_shape(lambda *cts: jax.linear_transpose(of_step, *given)(list(cts)), *results)
         except Exception:
-            # Whatever JAX says of an operation that it cannot transpose.
+            # JAX raises errors of several classes for an operation that has no transpose.
             return False
         return True
 

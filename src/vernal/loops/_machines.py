@@ -100,7 +100,7 @@ def stacked_space(loop: Loop, z: Inputs) -> list[Any]:
     ys: list[Any] = []
 
     def look(z: Inputs) -> None:
-        # One entry, even if there is none.
+        # One entry, even if the scan has no steps.
         x = at([_zeros((1, *x.shape[1:]), jax.typeof(x), 0) for x in z.xs], 0)
         out = loop.step(z.consts, z.carry, z.buffers, jnp.int32(0), x, False)[2]
         ys.extend(map(jax.typeof, out))
@@ -130,7 +130,7 @@ class _Machine:
     where = staticmethod(lambda pred, yes, no: lax.select(pred, *_int32(yes, no)))
     div = staticmethod(lambda a, b: lax.div(*_int32(a, b)))
     rem = staticmethod(lambda a, b: lax.rem(*_int32(a, b)))
-    # Zeros belong to the mesh that is set; a constant made of numbers belongs to none.
+    # Zeros are on the current mesh; a constant made of numbers is on none.
     table = staticmethod(
         lambda values: jnp.zeros(len(values), jnp.int32) + np.array(values, np.int32)
     )

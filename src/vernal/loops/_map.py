@@ -75,7 +75,7 @@ def _run(
     out = _mapped(lambda y: y.reshape(-1, *y.shape[2:]), out)
     if whole == n:
         return out
-    # Its checks tell that it comes after all steps.
+    # Its checks report the step after the last one.
     last = jnp.int32(whole // batch_size)
     tail = sow_if(None, batched, _mapped(lambda x: x[whole:], xs), step=last)
     return _mapped(lambda y, z: jnp.concatenate([y, z]), out, tail)

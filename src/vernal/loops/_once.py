@@ -2,7 +2,7 @@
 
 The user's functions are known by identity, as those of `jax.lax` and of `filter_jit`; a module, or a method of one, by
 its structure. A program must not keep a function alive, nor the arrays that it closes over: it holds weak
-references, and goes with the first function that goes.
+references, and is dropped with the first function that is.
 """
 
 import types
@@ -89,6 +89,6 @@ def compiled_once(
             if not is_array(x):
                 hash(x)
     except TypeError:
-        # What cannot be hashed, or referred to weakly, cannot be found again.
+        # Not hashable, or not weakly referable: there is no key to find a program by.
         return run(functions, *args, **options)
     return program.compiled(trees, *args, **options)

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 # The largest number of steps: counters are 32 bits wide.
 MOST_STEPS = 2**31 - 1
-# How many states are kept by default when the number of steps is not bounded: more of small ones.
+# How many states are kept by default when the number of steps is not bounded: from the first number for large states
+# to the second for small ones.
 FEWEST, MOST = 82, 256
-# So many bytes of states are kept by default, whatever their number.
+# If all states together take no more bytes than this, all are kept by default.
 SMALL = 2**13
 
 

@@ -27,7 +27,7 @@ from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, stron
 from ..harvest import checks, sow_if, sows
 from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import message, short, type_error
-from ..transforms import one_way, varying_axes, varying_over
+from ..transforms import keep_rules, one_way, varying_axes, varying_over
 from ..trees import is_array
 from ._carry import same_type
 from ._per_device import refuse_collectives, vary_inside, without_gradient
@@ -91,7 +91,7 @@ class _Traced:
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], constants: _Constants):
         closed, self.out = jax.make_jaxpr(fn, return_shape=True)(*args)
-        self.jaxpr = convert_constvars_jaxpr(closed.jaxpr)
+        self.jaxpr = keep_rules(convert_constvars_jaxpr(closed.jaxpr))
         self.types = closed.out_avals
         self.places = [constants.place(const) for const in closed.consts]
 
@@ -114,7 +114,7 @@ class Functions:
     def __init__(self, cond: _Traced | None, body: _Traced, again: _Traced):
         self._cond = cond
         self._bodies = body, again
-        # Whether there are checks, which are told the number of the step: of the condition, and of a step.
+        # Whether the condition and a step hold checks, which report the number of the step.
         self._checked_cond = cond is not None and checks(cond.jaxpr)
         self._checked_step = checks(body.jaxpr)
         self.checked = self._checked_cond or self._checked_step
@@ -223,13 +223,12 @@ def trace_loop(
             start = settled
             continue
         layout.check_types(list(map(jax.typeof, start)), traced.types, of)
-        # A carry is weakly typed only while it is traced, so that `x * 2` has the type it should have, and when the
-        # loop has ended.
+        # The carry is weakly typed only while it is traced, so that `x * 2` gets the right type, and in the result.
         carry, buffers = list(map(strong, start[:count])), start[count:]
         of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
         if of_cond is None or of_cond.types[0].manual_axis_type.varying <= axes:
             break
-        # The devices stop one by one, and so they differ in everything that is carried.
+        # Each device stops by itself, so everything that is carried differs between them.
         (active,) = of_cond.types
         axes = active.manual_axis_type.varying
         cond, body = vary_inside((cond, body), axes)
@@ -244,7 +243,7 @@ def trace_loop(
             refuse_collectives(of_cond.jaxpr, axes, f"`{callable_name(cond)}`")
             refuse_collectives(traced.jaxpr, axes, of)
             consts = [without_gradient(x, axes, of) for x in consts]
-        # For elements of a batch that have finished, or make no step at all.
+        # What finished elements of a batch compute with, and those that make no step at all.
         active = functions.cond(consts, carry, buffers, jnp.int32(0))
         consts += borrow_if_vmap(active, carry)
     types, out_types = traced.types[:count], traced.types[len(start) :]

@@ -168,7 +168,7 @@ def run_while(
         program = program._replace(types=list(map(jax.typeof, layout.start(init)[0])))
     else:
         if max_steps is not None and max_steps > MOST_STEPS:
-            # It cannot count so far, and nobody waits so long.
+            # Its counter is too small, and no loop runs that long.
             max_steps = None
         last = checkpointed(
             program.functions.cond,

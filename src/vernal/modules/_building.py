@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -193,8 +194,18 @@ def _look_closer(self: Any, info: ClassInfo, name: str, value: Any, static: bool
     return sort_value(value)
 
 
+def _leaves_of_static(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The leaves with their paths; also of a dict whose keys have no order, which no child may be."""
+    if type(value) is dict:
+        for key, part in value.items():
+            for path, leaf in _leaves_of_static(part):
+                yield (jtu.DictKey(key), *path), leaf
+    else:
+        yield from jtu.tree_leaves_with_path(value)
+
+
 def _refuse_static_arrays(info: ClassInfo, name: str, value: Any) -> None:
-    for path, leaf in jtu.tree_leaves_with_path(value):
+    for path, leaf in _leaves_of_static(value):
         # NumPy scalars are hashable values; anything with axes or on a device is not.
         if is_array(leaf) and (type(leaf).__hash__ is None or hasattr(leaf, "aval")):
             error = refuse.array_in_static(info.cls, name, path, leaf)

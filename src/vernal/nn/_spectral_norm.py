@@ -151,7 +151,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         trains, fixed = not in_inference(self, [self.vectors], inference), lax.stop_gradient(matrix)
         if trains:
             u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
-        u, v = _not_far_off(fixed, u, v, self.eps)
+        u, v = self._fitting(fixed, u, v)
         if trains:
             new = u.astype(old[0].dtype), v.astype(old[1].dtype)
             if state is None:
@@ -161,6 +161,10 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         sigma = jnp.vdot(u, matrix @ v).real
         # A weight of zeros stays one.
         return weight / jnp.where(sigma == 0, 1, sigma).astype(weight.dtype), state
+
+    def _fitting(self, matrix: Array, u: Array, v: Array) -> tuple[Array, Array]:
+        """The vectors, or better ones if the weight was replaced. (In `vernal.compat`: as they are.)"""
+        return _not_far_off(matrix, u, v, self.eps)
 
 
 def _matrix(weight: Array) -> Array:

@@ -8,19 +8,9 @@ anyway: that of an element which is active.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from .._ground import (
-    Primitive,
-    Zero,
-    batch_axis_in_front,
-    fancy_primitive_batchers,
-    lower_fun,
-    primitive_jvps,
-    primitive_transposes,
-    register_lowering,
-)
+from .._ground import batch_axis_in_front, new_primitive
 from ._finalise import register_impl_finalisation
 
 
@@ -54,22 +44,15 @@ def _batch(axis: Any, args: Any, dims: Any) -> tuple[Any, list[int | None]]:
     return borrow_if_vmap_p.bind(active, *arrays), list(dims[1:])
 
 
-def _jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    del tangents
-    out = borrow_if_vmap_p.bind(*primals)
-    return out, [Zero(jax.typeof(x).to_tangent_aval()) for x in out]
-
-
-borrow_if_vmap_p = Primitive("borrow_if_vmap")
-borrow_if_vmap_p.multiple_results = True
-borrow_if_vmap_p.def_impl(_own)
-borrow_if_vmap_p.def_abstract_eval(_own)
-register_lowering(borrow_if_vmap_p, lower_fun(_own, multiple_results=True))
-register_impl_finalisation(borrow_if_vmap_p)
-fancy_primitive_batchers[borrow_if_vmap_p] = _batch
-primitive_jvps[borrow_if_vmap_p] = _jvp
 # Nothing depends differentiably on what is borrowed.
-primitive_transposes[borrow_if_vmap_p] = lambda cotangents, *args: [None] * len(args)
+borrow_if_vmap_p = new_primitive(
+    "borrow_if_vmap",
+    _own,
+    _batch,
+    transpose=lambda cotangents, *args: [None] * len(args),
+    multiple_results=True,
+)
+register_impl_finalisation(borrow_if_vmap_p)
 
 
 def borrow_if_vmap(active: Any, arrays: list[Any]) -> list[Any]:

@@ -13,16 +13,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import (
-    Primitive,
     UndefinedPrimal,
     Zero,
     batch_axis_in_front,
-    fancy_primitive_batchers,
     instantiate_zeros,
-    lower_fun,
-    primitive_jvps,
-    primitive_transposes,
-    register_lowering,
+    new_primitive,
     same,
 )
 from ..show import diff_text, message, path_text, short, type_error
@@ -72,14 +67,8 @@ def _transpose(cotangent: Any, pred: Any, new: Any, old: Any) -> tuple[None, Any
     return None, of_new, of_old
 
 
-select_if_vmap_p = Primitive("select_if_vmap")
-select_if_vmap_p.def_impl(_new)
-select_if_vmap_p.def_abstract_eval(_new)
-register_lowering(select_if_vmap_p, lower_fun(_new, multiple_results=False))
+select_if_vmap_p = new_primitive("select_if_vmap", _new, _batch, jvp=_jvp, transpose=_transpose)
 register_impl_finalisation(select_if_vmap_p)
-fancy_primitive_batchers[select_if_vmap_p] = _batch
-primitive_jvps[select_if_vmap_p] = _jvp
-primitive_transposes[select_if_vmap_p] = _transpose
 
 
 def select_if_vmap(pred: Any, new: Any, old: Any) -> Any:

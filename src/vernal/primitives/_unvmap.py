@@ -11,37 +11,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._ground import (
-    Primitive,
-    Zero,
-    fancy_primitive_batchers,
-    lower_fun,
-    primitive_jvps,
-    register_lowering,
-)
+from .._ground import new_primitive
 from ._finalise import register_impl_finalisation
 
 
 def _reduction(name: str, reduce: Callable[[Any], Any]) -> Any:
     """A primitive that is `reduce`, and still is once its argument has got a batch axis."""
-    primitive = Primitive(name)
-    primitive.def_impl(reduce)
-    # The whole abstract value, because a reduction has a sharding too.
-    primitive.def_abstract_eval(lambda x: jax.make_jaxpr(reduce)(x).out_avals[0])
-    register_lowering(primitive, lower_fun(reduce, multiple_results=False))
-    register_impl_finalisation(primitive)
 
-    def batch(axis_data: Any, args: Any, dims: Any) -> tuple[Any, None]:
-        del axis_data, dims
+    def abstract(x: Any) -> Any:
+        # The whole abstract value, because a reduction has a sharding too.
+        return jax.make_jaxpr(reduce)(x).out_avals[0]
+
+    def batch(axis: Any, args: Any, dims: Any) -> tuple[Any, None]:
+        del axis, dims
         return primitive.bind(*args), None
 
-    def jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-        del tangents
-        out = primitive.bind(*primals)
-        return out, Zero(jax.typeof(out).to_tangent_aval())
-
-    fancy_primitive_batchers[primitive] = batch
-    primitive_jvps[primitive] = jvp
+    primitive = new_primitive(name, reduce, batch, abstract=abstract)
+    register_impl_finalisation(primitive)
     return primitive
 
 

@@ -29,6 +29,7 @@ from ._jacobians import filter_hessian as filter_hessian
 from ._jacobians import filter_jacfwd as filter_jacfwd
 from ._jacobians import filter_jacrev as filter_jacrev
 from ._jit import filter_jit as filter_jit
+from ._kept_rules import keep_rules as keep_rules
 from ._linear import filter_jvp as filter_jvp
 from ._linear import filter_vjp as filter_vjp
 from ._lowered import Compiled as Compiled

@@ -68,7 +68,10 @@ def _tangent(x: Any, dot: Any) -> Any:
     return Zero(aval) if _is_zero(dot) else placed_like(dot, aval)
 
 
-class _WithJvp:
+_NOTHING_KNOWN = Traits()
+
+
+class WithJvp:
     """The rules of a function with a rule for its derivative, called with arguments of one structure.
 
     Args:
@@ -84,8 +87,8 @@ class _WithJvp:
         fn: Callable[..., Any],
         rule: Callable[..., Any],
         args: Any,
-        is_linear: Callable[..., bool] | None,
-        traits: Traits,
+        is_linear: Callable[..., bool] | None = None,
+        traits: Traits = _NOTHING_KNOWN,
     ):
         self.name = callable_name(fn)
         self.traits = traits
@@ -189,7 +192,7 @@ def call_with_jvp(
     """
     arrays, structure = jtu.tree_flatten(args)
     traits = Traits(one_way=one_way, replays=replays, may_check=may_check)
-    rules = _WithJvp(fn, rule, structure, is_linear, traits)
+    rules = WithJvp(fn, rule, structure, is_linear, traits)
     out = vprim_p.bind(*map(as_jax, arrays), rules=rules)
     return rules.out.unflatten(out)
 
@@ -208,7 +211,7 @@ class _ByTranspose:
         self.name = f"derivative of {name}"
         self._fn_name = name
         self._back = back
-        # Nothing is computed where it is only transposed.
+        # It is only ever transposed, so it has no program.
         self.traits = Traits(
             is_written=False, one_way=True, may_check=True, transposed=(name, count)
         )

@@ -45,7 +45,7 @@ class Derivative(Transformed[P, T]):
     has_aux: bool = field(static=True)
     wrt: Static
     transform: str = field(static=True)
-    # What stands where nothing was differentiated. (None in `vernal.compat`.)
+    # What stands where nothing was differentiated. (None in `vernal.compat`, whose gradients may be all of that.)
     missing: NoGradient | None = field(static=True, default_factory=NoGradient)
 
 
@@ -160,7 +160,12 @@ def assemble(outline: Any, values: Sequence[Any], missing: Any) -> tuple[Any, ..
 
 
 def flatten_call(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, transform: str
+    fn: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wrt: Any,
+    transform: str,
+    may_be_nothing: bool = False,
 ) -> Call:
     """Flattens a call by what is to be differentiated: by `wrt` as far as it is not frozen; None is the first
     argument. Raises `ValueError` if `wrt` names what is not there, or the same argument twice, or is a mask that
@@ -181,7 +186,7 @@ def flatten_call(
     elif callable(wrt):
         targets[0].parts = picked_nodes(wrt, targets[0].tree, "wrt")
     fill_slots(targets, arrays, rest)
-    for target in targets:
+    for target in () if may_be_nothing else targets:
         _refuse_nothing(target, fn, transform)
     return Call(fn, arrays, rest, targets)
 

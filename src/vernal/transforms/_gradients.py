@@ -79,7 +79,9 @@ class _ValueAndGrad(Derivative[P, T]):
     def _value_and_grad(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """`(value, gradient)`, or `((value, aux), gradient)`."""
         fn, has_aux, transform = self.fn, self.has_aux, self.transform
-        call = flatten_call(fn, args, kwargs, self.wrt.value, transform)
+        call = flatten_call(
+            fn, args, kwargs, self.wrt.value, transform, may_be_nothing=self.missing is None
+        )
 
         def loss(chosen: list[Any]) -> tuple[Any, tuple[list[Any], Rest]]:
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)

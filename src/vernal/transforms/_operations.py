@@ -94,7 +94,7 @@ class _Mapped:
         self._rules = rules
         self._axis = axis
         self._dims = list(dims)
-        # Which results have the mapped axis: known from the first time that they are computed.
+        # Which results have the mapped axis: known once they have been computed.
         self.is_mapped: list[bool] | None = None
 
     def __repr__(self) -> str:
@@ -335,7 +335,7 @@ def _note_shared(axis: Any, args: Any, dims: Any, shared: list[Any]) -> tuple[An
     return args, dims
 
 
-# The identity, of which a `vmap` notes the values that it does not map.
+# The identity; under `vmap` it notes which of its values are not mapped.
 _shared_p = Primitive("shared")
 _shared_p.multiple_results = True
 fancy_primitive_batchers[_shared_p] = _note_shared

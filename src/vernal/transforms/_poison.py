@@ -7,20 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from .._ground import (
-    Primitive,
-    UndefinedPrimal,
-    Zero,
-    batch_axis_in_front,
-    by_data,
-    fancy_primitive_batchers,
-    lower_fun,
-    primitive_jvps,
-    primitive_transposes,
-    register_lowering,
-)
-
-_poison_p = Primitive("vernal_poison")
+from .._ground import UndefinedPrimal, Zero, batch_axis_in_front, by_data, new_primitive
 
 
 def _poisoned(x: Any, failed: Any) -> Any:
@@ -56,12 +43,15 @@ def _poison_transposed(ct: Any, x: Any, failed: Any) -> Any:
 
 
 # It is linear: so an operator may hold checks, and its transpose holds them too.
-_poison_p.def_impl(_poisoned)
-_poison_p.def_abstract_eval(lambda x, failed: x)
-register_lowering(_poison_p, lower_fun(_poisoned_lowered, multiple_results=False))
-primitive_jvps[_poison_p] = lambda primals, tangents: (_poison_p.bind(*primals), tangents[0])
-primitive_transposes[_poison_p] = _poison_transposed
-fancy_primitive_batchers[_poison_p] = _poisoned_batched
+_poison_p = new_primitive(
+    "vernal_poison",
+    _poisoned,
+    _poisoned_batched,
+    jvp=lambda primals, tangents: (_poison_p.bind(*primals), tangents[0]),
+    transpose=_poison_transposed,
+    abstract=lambda x, failed: x,
+    lowered=_poisoned_lowered,
+)
 
 
 def poison(x: Any, failed: Any) -> Any:

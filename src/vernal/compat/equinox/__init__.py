@@ -22,23 +22,18 @@ from ...saving import tree_serialise_leaves as tree_serialise_leaves
 from ...show import tree_pformat as tree_pformat
 from ...show import tree_pprint as tree_pprint
 from ...transforms import filter_checkpoint as filter_checkpoint
-from ...transforms import filter_eval_shape as filter_eval_shape
 from ...transforms import filter_jit as filter_jit
 from ...transforms import filter_jvp as filter_jvp
 from ...transforms import filter_make_jaxpr as filter_make_jaxpr
 from ...transforms import filter_pmap as filter_pmap
-from ...transforms import filter_pure_callback as filter_pure_callback
 from ...transforms import filter_shard as filter_shard
 from ...transforms import filter_vmap as filter_vmap
 from ...transforms import if_array as if_array
 from ...trees import combine as combine
-from ...trees import filter as filter
 from ...trees import is_array as is_array
 from ...trees import is_array_like as is_array_like
 from ...trees import is_inexact_array as is_inexact_array
 from ...trees import is_inexact_array_like as is_inexact_array_like
-from ...trees import partition as partition
-from ...trees import tree_at as tree_at
 from ...trees import tree_check as tree_check
 from ...trees import tree_equal as tree_equal
 from ...trees import tree_flatten_one_level as tree_flatten_one_level
@@ -57,6 +52,11 @@ from ._derivatives import filter_vjp as filter_vjp
 from ._module import Module as Module
 from ._module import StrictConfig as StrictConfig
 from ._module import static_field as static_field
+from ._spelling import filter_eval_shape as filter_eval_shape
+from ._spelling import filter_pure_callback as filter_pure_callback
+from ._trees import filter as filter
+from ._trees import partition as partition
+from ._trees import tree_at as tree_at
 from ._updates import apply_updates as apply_updates
 
 __version__ = "0.13.8"

@@ -37,7 +37,7 @@ class _ClosureConvert(Module):
         return self._whole()(*args, **kwargs)
 
 
-def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`vernal.filter_closure_convert`, with the program as a leaf of the result.
 
     Args:

@@ -13,9 +13,16 @@ from ....modules import ModuleMeta, field
 from ....modules import module_update_wrapper as module_update_wrapper
 
 
+class _CountsVernals(type):
+    """What `isinstance(cls, _ModuleMeta)` asks: Vernal's layers are Equinox's modules."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return issubclass(type(instance), ModuleMeta if cls is _ModuleMeta else cls)
+
+
 # As `ModuleMeta`; type checkers do not inherit it.
 @dataclass_transform(field_specifiers=(dataclasses.field, field), eq_default=False)
-class _ModuleMeta(ModuleMeta):
+class _ModuleMeta(ModuleMeta, metaclass=_CountsVernals):
     """Takes Equinox's arguments of a class, and counts Vernal's own modules as instances."""
 
     def __new__(

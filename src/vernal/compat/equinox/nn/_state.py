@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from .... import nn
@@ -63,3 +64,6 @@ class SpectralNorm(nn.SpectralNorm[Layer]):
         _, ours = jax.random.split(key)
         super().__init__(layer, weight_name, num_power_iterations, eps, inference, key=ours)
         self.vectors = StateIndex(self.vectors.stored)
+
+    def _fitting(self, matrix: Array, u: Array, v: Array) -> tuple[Array, Array]:
+        return u, v

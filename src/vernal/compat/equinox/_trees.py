@@ -1,0 +1,118 @@
+"""`filter`, `partition` and `tree_at`, which take in Equinox what Vernal refuses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ... import trees
+from ..._ground import is_none
+
+_MISSING = object()
+
+
+def _truthy(predicate: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    return lambda leaf: bool(predicate(leaf))
+
+
+def _with_bools(spec: Any) -> Any:
+    """A specification whose predicates return Python's bools: in Equinox anything that has a truth value will do."""
+    if spec in (trees.is_array, trees.is_inexact_array):
+        return spec
+    return jtu.tree_map(lambda one: _truthy(one) if callable(one) else one, spec, is_leaf=is_none)
+
+
+def filter(
+    pytree: Any,
+    filter_spec: Any,
+    inverse: bool = False,
+    replace: Any = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """`vernal.filter`, whose predicates may return anything that has a truth value.
+
+    Args:
+        pytree: as there.
+        filter_spec: as there.
+        inverse: as there.
+        replace: as there.
+        is_leaf: as there.
+
+    Returns:
+        As there.
+    """
+    return trees.filter(pytree, _with_bools(filter_spec), inverse, replace, is_leaf)
+
+
+def partition(
+    pytree: Any,
+    filter_spec: Any,
+    replace: Any = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> tuple[Any, Any]:
+    """`vernal.partition`, whose predicates may return anything that has a truth value.
+
+    Args:
+        pytree: as there.
+        filter_spec: as there.
+        replace: as there.
+        is_leaf: as there.
+
+    Returns:
+        As there.
+    """
+    return trees.partition(pytree, _with_bools(filter_spec), replace, is_leaf)
+
+
+class _Marker:
+    """Stands for a leaf, and is only itself."""
+
+
+def _picked(where: Callable[[Any], Any], pytree: Any, is_leaf: Any) -> list[Any]:
+    """What tells the nodes apart that a function picks in a list or tuple; else one node."""
+    leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
+    picked = where(treedef.unflatten([_Marker() for _ in leaves]))
+    if type(picked) not in (list, tuple):
+        return [picked]
+    marked = [any(isinstance(x, _Marker) for x in jtu.tree_leaves(node)) for node in picked]
+    return [node if marked[i] else object() for i, node in enumerate(picked)]
+
+
+def tree_at(
+    where: Callable[[Any], Any],
+    pytree: Any,
+    replace: Any = _MISSING,
+    replace_fn: Callable[[Any], Any] | None = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """`vernal.tree_at`, where the last of several values for one node counts, and no node may be picked.
+
+    Args:
+        where: as there.
+        pytree: as there.
+        replace: as there.
+        replace_fn: as there.
+        is_leaf: as there.
+
+    Returns:
+        As there.
+    """
+    options: dict[str, Any] = {"replace_fn": replace_fn, "is_leaf": is_leaf}
+    if replace is not _MISSING:
+        options["replace"] = replace
+    try:
+        return trees.tree_at(where, pytree, **options)
+    except ValueError:
+        # Asked only now, because nearly every call is one that Vernal takes.
+        picked = _picked(where, pytree, is_leaf)
+        last = sorted({id(node): i for i, node in enumerate(picked)}.values())
+        one_way = (replace is _MISSING) != (replace_fn is None)
+        values = replace if type(replace) in (list, tuple) else ()
+        fits = replace is _MISSING or len(values) == len(picked)
+        if not one_way or not fits or 0 < len(last) == len(picked):
+            raise
+    if not last:
+        return pytree
+    if replace is not _MISSING:
+        options["replace"] = [values[i] for i in last]
+    return trees.tree_at(lambda tree: [where(tree)[i] for i in last], pytree, **options)

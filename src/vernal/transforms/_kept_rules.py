@@ -1,0 +1,92 @@
+"""Functions with a rule of `jax.custom_jvp`, as operations of ours, in a program that has been traced.
+
+JAX 0.10 forgets these rules where a `lax.scan` around them is differentiated twice: the second derivative is that of
+what the function computes, without a word. Our own operations keep theirs (see `_custom_derivatives.py`). So a loop
+has them written into its program in place of JAX's, at any depth.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jax.core import Tracer, eval_jaxpr
+
+from .._ground import ClosedJaxpr, Jaxpr, custom_jvp_call_p, equations_in
+from ._custom_derivatives import SymbolicZero, WithJvp, chosen, replaced
+from ._operations import vprim_p
+
+# JAX 0.12 forgets nothing.
+_FORGETFUL = jax.__version_info__ < (0, 12)
+
+
+def keep_rules(jaxpr: Any) -> Any:
+    """A program in which no rule of a `jax.custom_jvp` is forgotten.
+
+    Args:
+        jaxpr: the program.
+
+    Returns:
+        A program of the same arguments and results; the same one if there is nothing to keep.
+    """
+    if not _FORGETFUL or all(eqn.primitive is not custom_jvp_call_p for eqn in equations_in(jaxpr)):
+        return jaxpr
+    return jaxpr.replace(eqns=[_kept(eqn) for eqn in jaxpr.eqns])
+
+
+def _kept(eqn: Any) -> Any:
+    if eqn.primitive is vprim_p:
+        return eqn
+    if eqn.primitive is not custom_jvp_call_p:
+        return eqn.replace(params={name: _parameter(x) for name, x in eqn.params.items()})
+    program = _parameter(eqn.params["call_jaxpr"])
+
+    def run(*args: Any) -> Any:
+        return eval_jaxpr(program.jaxpr, program.consts, *args)
+
+    run.__name__ = program.jaxpr.debug_info.func_name
+    rules = WithJvp(run, _rule_of(eqn), jtu.tree_structure(tuple(eqn.invars)))
+    return eqn.replace(primitive=vprim_p, params={"rules": rules, "program": program})
+
+
+def _parameter(value: Any) -> Any:
+    """A parameter of an operation, in which programs may be."""
+    if isinstance(value, ClosedJaxpr):
+        return value.replace(jaxpr=keep_rules(value.jaxpr))
+    if isinstance(value, Jaxpr):
+        return keep_rules(value)
+    if isinstance(value, tuple):
+        parts = map(_parameter, value)
+        # `jax.lax.custom_linear_solve` has a named tuple of programs.
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _rule_of(eqn: Any) -> Callable[..., Any]:
+    """The rule, had without opening JAX's operation: by differentiating it as it is. Traced once for each choice of
+    what is differentiated."""
+    primitive, params = eqn.primitive, eqn.params
+    traced: dict[Any, Any] = {}
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        moved = [not isinstance(dot, SymbolicZero) for dot in tangents]
+
+        def derivative(primals: Sequence[Any], dots: Sequence[Any]) -> Any:
+            def call(*new: Any) -> Any:
+                args = replaced(primals, moved, new)
+                return primitive.bind(*args, **primitive.get_bind_params(params))
+
+            return jax.jvp(call, chosen(primals, moved), dots)
+
+        given = primals, chosen(tangents, moved)
+        key = *moved, *map(jax.typeof, jtu.tree_leaves(given))
+        program, out = traced.get(key, (None, None))
+        if program is None:
+            program, out = jax.make_jaxpr(derivative, return_shape=True)(*given)
+            program = program.replace(jaxpr=keep_rules(program.jaxpr))
+            if not any(isinstance(x, Tracer) for x in program.consts):
+                traced[key] = program, out
+        flat = eval_jaxpr(program.jaxpr, program.consts, *jtu.tree_leaves(given))
+        return jtu.tree_unflatten(jtu.tree_structure(out), flat)
+
+    return rule

@@ -1,0 +1,49 @@
+"""The suites: what of each is run, and which of its tests may differ on Vernal, for which reason."""
+
+import dataclasses
+from collections.abc import Mapping
+
+# The only reasons there are.
+TEXT = "the text of a message"
+PRIVATE = "a private name of Equinox that nobody else uses"
+FEWER_TRACES = "fewer traces"
+ORDER = "the order of recomputation"
+
+QUAX_FAST = "tests.unit.test_fast_module::"
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """The tests of a library."""
+
+    tests: tuple[str, ...] = ("tests",)
+    # What `make test` runs of it: all parts together fit five minutes.
+    part: tuple[str, ...] | None = None
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Tests that pass on Equinox and not on Vernal, and why.
+    differs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+SUITES = {
+    "flowjax": Suite(),
+    "haliax": Suite(),
+    "interpax": Suite(),
+    "paramax": Suite(part=("tests",)),
+    "quax": Suite(
+        ("tests/unit", "tests/usage"),
+        part=("tests/usage", "tests/unit/test_core.py", "tests/unit/test_fast_module.py"),
+        # What its own configuration asks a plugin for.
+        environment={"JAX_CHECK_TRACER_LEAKS": "1"},
+        differs={
+            QUAX_FAST + "test_fast_path_available": PRIVATE,
+            QUAX_FAST + "test_fast_path_actually_bypasses_equinox_slow_call": PRIVATE,
+            QUAX_FAST + "test_fast_spec_precomputed": PRIVATE,
+            QUAX_FAST + "test_missing_field_raises": TEXT,
+            QUAX_FAST + "test_missing_fields_reported_in_field_order": TEXT,
+        },
+    ),
+    "tinygp": Suite(),
+    "traceax": Suite(part=("tests",)),
+    # Its source distribution lacks the fixtures of many of its tests, which fail on Equinox too.
+    "zodiax": Suite(part=("tests",)),
+}
