@@ -64,6 +64,13 @@ class Box:
         return self.w * x
 
 
+class Plain:
+    """Neither called nor flattened."""
+
+    def __init__(self, w):
+        self.w = w
+
+
 # Each makes from an array a function that holds it.
 CALLABLES: dict[str, Callable[[Any], Any]] = {
     "closure": _closure,
@@ -119,6 +126,9 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "mapping proxy of a list": lambda w: types.MappingProxyType({"w": [w]}),
     "deque of a namespace": lambda w: collections.deque([types.SimpleNamespace(w=w)]),
     "set of closures": lambda w: {_closure(w)},
+    "plain object": Plain,
+    "tuple of a plain object": lambda w: (Plain(w), 1),
+    "closure over a plain object": lambda w: (lambda held: lambda x: held.w * x)(Plain(w)),
 }
 
 ARRAYS: dict[str, Callable[[], Any]] = {
@@ -190,6 +200,11 @@ def test_a_function_without_arrays_is_accepted(f):
         assert (kept.func, kept.args) == (f.func, f.args)
     else:
         assert kept is f
+
+
+def test_an_object_without_arrays_of_jax_is_accepted():
+    for thing in (Plain(2.0), Plain("a"), Plain(np.ones(2)), Plain):
+        assert Holder(ONE, thing).f is thing
 
 
 # A function that reads a global array sees the array of the call: a name, not a value.

@@ -13,7 +13,7 @@ Kinds are decided once, when construction ends, and remembered by the treedef: a
 """
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -203,4 +203,20 @@ def hides_arrays(value: Any) -> bool:
         value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
     ):
         return False
-    return any(map(is_array, everything_in(value, closed=is_array)))
+    return any(
+        is_array(x) or any(map(_is_jax_array, _attributes_of_an_object(x)))
+        for x in everything_in(value, closed=is_array)
+    )
+
+
+def _is_jax_array(x: Any) -> bool:
+    return isinstance(x, jax.Array)
+
+
+def _attributes_of_an_object(x: Any) -> Iterable[Any]:
+    """The attributes of an ordinary object, which the walker does not open. (Tables of NumPy's are fine there.)"""
+    cls = type(x)
+    if cls in _PLAIN or isinstance(x, (type, types.ModuleType)) or is_node(x):
+        return ()
+    attributes = getattr(x, "__dict__", None)
+    return attributes.values() if type(attributes) is dict else ()
