@@ -299,6 +299,28 @@ WRONG = {
         ValueError,
         r"(?s)`out_specs` of `shift` does not fit.*where: the result",
     ),
+    "unknown axis": (
+        lambda: filter_shard_map(shift, in_specs=P("z"), out_specs=None, **AUTO_MESH)(X),
+        ValueError,
+        r"(?s)no axis 'z' to cut.*filter_shard_map of `shift`, argument x",
+    ),
+    "unknown axis of the result": (
+        lambda: filter_shard_map(shift, in_specs=P(), out_specs=[P("z")], **AUTO_MESH)(X),
+        ValueError,
+        r"(?s)no axis 'z' to cut.*out_specs\[0\]",
+    ),
+    "parts that are not equal": (
+        lambda: filter_shard_map(shift, in_specs=P("a"), out_specs=None, **AUTO_MESH)(X[:7]),
+        ValueError,
+        r"(?s)cannot be cut into equal parts.*argument x.*f32\[7,2\]",
+    ),
+    "too few axes": (
+        lambda: filter_shard_map(
+            shift, in_specs=(P(None, None, "a"),), out_specs=None, **AUTO_MESH
+        )(X),
+        ValueError,
+        r"(?s)cannot be cut into equal parts.*at least 3 axes",
+    ),
     "nothing to infer from": (
         lambda: filter_shard_map(shift, out_specs=None, **AUTO_MESH)(X),
         ValueError,

@@ -174,6 +174,11 @@ def test_a_traced_size_names_the_argument():
 
 
 WRONG = {
+    "too few devices": (
+        lambda: filter_pmap(lambda x: x)(jnp.ones((jax.device_count() + 1, 2))),
+        ValueError,
+        "(?s)there are fewer devices than parts.*8 at most.*got: 9",
+    ),
     "not callable": (lambda: filter_pmap(X), TypeError, "filter_pmap needs a function"),
     "option": (
         lambda: filter_pmap(product, static_broadcasted_argnums=0),

@@ -28,7 +28,8 @@ from ..modules import Static, field
 from ..show import is_traced, message, path_text, short, type_error, value_error
 from ..trees import is_array, split
 from ._arguments import check_names, for_arguments, refuse_options
-from ._boundary import hold, release, to_positional
+from ._boundary import argument_text, hold, release, to_positional
+from ._cuts import check_axes_of, check_cut
 from ._prefixes import broadcast_prefix
 from ._transformed import Transformed, call_inside, check_callable, wrap
 
@@ -193,7 +194,16 @@ class _ShardMap(Transformed[P, T]):
         run.__name__ = run.__qualname__ = callable_name(fn)
         if self.in_specs.value is None:
             self._check_explicit()
-        options = {} if self.in_specs.value is None else {"in_specs": (self._specs(rest, arrays),)}
+        sizes, where = self._mapped(), f"filter_shard_map of `{callable_name(fn)}`"
+        check_axes_of(_without_none(self.out_specs.value), sizes, where, "out_specs")
+        options = {}
+        if self.in_specs.value is not None:
+            specs = self._specs(rest, arrays)
+            paths = [path for path, _ in jtu.tree_leaves_with_path((fn, *given))]
+            dynamic = [path for path, is_array in zip(paths, rest.mask, strict=True) if is_array]
+            for path, array, spec in zip(dynamic, arrays, specs, strict=True):
+                check_cut(array, spec, sizes, f"{where}, argument {argument_text(fn, path)}")
+            options["in_specs"] = (specs,)
         mapped = jax.shard_map(
             run,
             mesh=self.mesh,
@@ -203,6 +213,12 @@ class _ShardMap(Transformed[P, T]):
             **options,
         )
         return release(mapped(arrays))
+
+    def _mapped(self) -> dict[Any, int]:
+        """The axes that are mapped over, and how many devices there are along each."""
+        mesh = get_abstract_mesh() if self.mesh is None else self.mesh
+        names = self.axis_names or mesh.axis_names
+        return {name: size for name, size in mesh.shape.items() if name in names}
 
     def _check_explicit(self) -> None:
         mesh = get_abstract_mesh() if self.mesh is None else self.mesh

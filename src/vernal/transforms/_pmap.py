@@ -10,6 +10,7 @@ import numpy as np
 
 from .._ground import callable_name, register_cache, trace_state_clean
 from ..modules import Static, field
+from ..show import value_error
 from ..trees import Rest, split
 from ._arguments import refuse_options
 from ._axes import (
@@ -77,9 +78,23 @@ class _Pmap(Transformed[P, T]):
         size = mapped_size(self.fn, rest, arrays, axes, self.options.value["axis_size"])
         if size is None:
             return call_unmapped(self.fn, rest, arrays, self.out_axes.value)
+        self._check_devices(size)
         program, given = self._prepare(rest, arrays, axes)
         with quietly(self.donate):
             return join_result(*program(*given))
+
+    def _check_devices(self, size: int) -> None:
+        options = self.options.value
+        devices = options["devices"] or jax.devices(options["backend"])
+        if size > len(devices):
+            raise value_error(
+                "there are fewer devices than parts",
+                where=f"filter_pmap of `{callable_name(self.fn)}`",
+                expected=f"mapped axes of {len(devices)} at most",
+                got=f"{size}",
+                instead="several parts for each device: filter_vmap inside of filter_pmap, or filter_jit and sharded "
+                "arrays",
+            )
 
     def _split(self, args: Any, kwargs: Any) -> tuple[Rest, list[Any], list[int | None]]:
         if kwargs:
@@ -114,7 +129,9 @@ class _Pmap(Transformed[P, T]):
             The lowered program: `.as_text()`, `.compile()`.
         """
         rest, arrays, axes = self._split(args, kwargs)
-        mapped_size(self.fn, rest, arrays, axes, self.options.value["axis_size"])
+        size = mapped_size(self.fn, rest, arrays, axes, self.options.value["axis_size"])
+        if size is not None:
+            self._check_devices(size)
         program, given = self._prepare(rest, arrays, axes)
         return Lowered(program.lower(*given), self.fn, rest.fill(arrays), self._run_compiled)
 
