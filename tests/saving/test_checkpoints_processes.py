@@ -53,6 +53,8 @@ for backend in ("safetensors", "orbax"):
         assert ("something under the name" if rank == 0 else "another process failed") in text
         text = refused(ValueError, checkpoints, 4, {**state, "position": rank})
         assert "not the same in every process" in text and "position" in text
+        text = refused(ValueError, checkpoints, 5 + rank, state)
+        assert "the processes save different steps" in text and "process 0: 5, process 1: 6" in text
     assert checkpoints.steps == [2, 3]
     like = {**state, "w": jax.ShapeDtypeStruct((8, 8), "float32", sharding=on(None, "d"))}
     found = checkpoints.restore(like)

@@ -226,8 +226,8 @@ class Checkpoints:
             Whether it saves this step.
 
         Raises:
-            ValueError: if the step is there already, or a later one; if `metadata` has no number
-                for `best`; if the elements of a leaf cannot be had, or are not the same in every
+            ValueError: if the step is there already, or a later one, or another one in another process; if `metadata`
+                has no number for `best`; if the elements of a leaf cannot be had, or are not the same in every
                 process.
             TypeError: if a leaf cannot be stored, or `metadata` is not JSON.
             OSError: if the folder cannot be written; or if the previous save failed. What was in

@@ -21,7 +21,7 @@ from ._checkpoints_folder import (
     unfinished_path,
     write_manifest,
 )
-from ._processes import agree, from_first, process_index
+from ._processes import agree, check_step, from_first, process_index
 
 # Begins to write arrays into a folder. What it returns is called in another thread: it completes
 # that, and returns what the reader has to know.
@@ -89,7 +89,7 @@ class Saving:
         step: of the checkpoint.
 
     Raises:
-        ValueError: if the step cannot be saved there.
+        ValueError: if the step cannot be saved there, or is not that of every process.
         OSError: if the folder cannot be written.
     """
 
@@ -98,6 +98,7 @@ class Saving:
         self._path = checkpoint_path(folder, step)
         self._turn: int | None = None
         self._error: BaseException | None = None
+        check_step(step)
         self._unfinished: str = from_first(self._open)
 
     def _open(self) -> str:

@@ -78,6 +78,24 @@ def gathered(leaf: Any) -> Any:
     return by_data(lambda x: multihost_utils.process_allgather(x, tiled=True), leaf)
 
 
+def check_step(step: int) -> None:
+    """Refuses, in every process, to save under numbers that differ, because only that of one would be used."""
+    if process_count() == 1:
+        return
+    # Without 64 bits JAX has no wider integers.
+    halves = np.array([step >> 32, step & 0xFFFFFFFF], np.uint32)
+    every = np.asarray(multihost_utils.process_allgather(halves)).astype(np.uint64)
+    steps = (every[:, 0] << np.uint64(32)) + every[:, 1]
+    if (steps != steps[0]).any():
+        raise value_error(
+            "the processes save different steps as one checkpoint",
+            where="Checkpoints.save(step, tree)",
+            expected="the same step in every process",
+            got=", ".join(f"process {rank}: {one}" for rank, one in enumerate(steps)),
+            instead="give every process the same number of batches: vernal.sharding.even_batches",
+        )
+
+
 def check_same(arrays: Mapping[str, np.ndarray]) -> None:
     """Refuses, in every process, arrays that are not the same in all, because only one of them is written."""
     if process_count() == 1 or not arrays:
