@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
+from ..loops import scan
 from ..modules import Module, field
 from ..show import short, type_error, value_error
-from ..transforms import varying_axes, varying_over
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ._dropout import Dropout, drops
@@ -174,10 +174,7 @@ def _over_time(
 
     first = cell.zero_state(dtype) if first is None else first
     given = cell.project(xs) if ahead else xs, valid
-    # On the devices of `jax.shard_map` the state differs after a step wherever anything does.
-    axes = varying_axes(*jax.tree.leaves((cell, first, given)))
-    first = jax.tree.map(lambda x: varying_over(x, axes), first)
-    final, ys = lax.scan(step, first, given, reverse=reverse)
+    final, ys = scan(step, first, given, reverse=reverse)
     return ys, final
 
 
