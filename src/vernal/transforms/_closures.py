@@ -115,8 +115,12 @@ class _Converted(_ByIdentity):
         """The result, likewise."""
         return self._out.fill([_struct(v.aval) for v in self.jaxpr.outvars])
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuses arguments that are not like those that it was converted for."""
         _check(self.name, self._in, args, kwargs)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        self.check(args, kwargs)
         arrays = split((args, kwargs), has_shape)[0]
         out = eval_jaxpr(self.jaxpr, (), *self.consts, *map(jnp.asarray, arrays))
         return self._out.fill(out)

@@ -1,6 +1,7 @@
 """`filter_closure_convert` as Equinox has it: the program is a leaf."""
 
 import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,28 @@ class _ClosureConvert(Module):
         return self._whole()(*args, **kwargs)
 
 
+class _TrivialClosureConvert(Module):
+    """A function without a closure, which is called as it is: what it reads from its module is no leaf."""
+
+    fn: Callable[..., Any]
+    shell: Any = field(static=True)
+
+    @property
+    def in_struct(self) -> Any:
+        """`(args, kwargs)` with a `jax.ShapeDtypeStruct` in place of every array."""
+        return self.shell.in_struct
+
+    @property
+    def out_struct(self) -> Any:
+        """The result, likewise; found by tracing the function."""
+        args, kwargs = self.in_struct
+        return transforms.filter_eval_shape(self.fn, *args, **kwargs)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        self.shell.check(args, kwargs)
+        return self.fn(*args, **kwargs)
+
+
 def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`vernal.filter_closure_convert`, with the program as a leaf of the result.
 
@@ -48,8 +71,10 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
     Returns:
         A module that is called like `fn`, with `in_struct` and `out_struct`.
     """
-    if isinstance(fn, _ClosureConvert):
+    if isinstance(fn, (_ClosureConvert, _TrivialClosureConvert)):
         return fn
     traced = transforms.filter_closure_convert(fn, *args, **kwargs)
     shell = dataclasses.replace(traced, jaxpr=None, consts=())
+    if isinstance(fn, types.FunctionType) and fn.__closure__ is None:
+        return _TrivialClosureConvert(fn, shell)
     return _ClosureConvert(traced.jaxpr, traced.consts, shell)

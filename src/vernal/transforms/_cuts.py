@@ -1,0 +1,72 @@
+"""Whether arrays can be cut as specs say: over axes that the mesh has, into equal parts."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.sharding import PartitionSpec
+
+from ..show import path_text, short, value_error
+from ._placement import axis_names
+
+
+def check_cut(array: Any, spec: PartitionSpec, sizes: Any, where: str) -> None:
+    """Refuses to cut an array into parts that it does not have.
+
+    Args:
+        array: the array.
+        spec: over which axes of the mesh each of its axes is cut.
+        sizes: the axes of the mesh, and how many devices there are along each.
+        where: the function and the argument.
+
+    Raises:
+        ValueError: if it cannot be cut so.
+    """
+    check_axes(spec, sizes, where)
+    shape = jnp.shape(array)
+    parts = [math.prod(sizes[name] for name in axis_names(entry)) for entry in spec]
+    if len(spec) > len(shape) or any(n % k for n, k in zip(shape, parts, strict=False)):
+        raise value_error(
+            "an array cannot be cut into equal parts like this",
+            where=where,
+            expected=f"at least {len(spec)} axes, whose sizes are multiples of {tuple(parts)}, for {spec}",
+            got=short(array),
+            instead="pad or drop what is too much; None in place of an axis that is not cut",
+        )
+
+
+def check_axes(spec: PartitionSpec, sizes: Any, where: str) -> None:
+    """Refuses a spec with axes that the mesh does not have.
+
+    Args:
+        spec: the spec.
+        sizes: the axes of the mesh.
+        where: the function and the place of the spec.
+
+    Raises:
+        ValueError: if there is such an axis.
+    """
+    unknown = [name for entry in spec for name in axis_names(entry) if name not in sizes]
+    if unknown:
+        raise value_error(
+            f"there is no axis {unknown[0]!r} to cut an array over",
+            where=where,
+            expected="axes of the mesh that are mapped: " + ", ".join(map(repr, sizes)),
+            got=str(spec),
+        )
+
+
+def check_axes_of(specs: Any, sizes: Any, where: str, root: str) -> None:
+    """`check_axes` for every spec in a tree.
+
+    Args:
+        specs: the tree.
+        sizes: as there.
+        where: the function.
+        root: what the tree is called.
+    """
+    for path, spec in jtu.tree_leaves_with_path(
+        specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+    ):
+        check_axes(spec, sizes, f"{where}, {path_text(path, root)}")
