@@ -209,3 +209,12 @@ def test_what_is_no_rule_is_refused():
         r"says which arrays.*got: \(.*\"\*\*\.bias\"",
         {("**.bias", nn.Linear): init.ones},
     )
+
+
+def test_a_path_that_means_weights_passes_over_buffers():
+    model = nn.Sequential([nn.Linear(3, 4, key=jax.random.key(0)), nn.BatchNorm(4)])
+    drawn = nn.initialise(model, {"**": jax.nn.initializers.constant(3.0)}, jax.random.key(1))
+    assert drawn[1].weight[0] == 3.0 and drawn[0].weight[0, 0] == 3.0
+    assert drawn[1].running_var.value[0] == 1.0 and drawn[1].num_batches_tracked.value == 0.0
+    rule = {"**.running_var": jax.nn.initializers.constant(2.0)}
+    assert nn.initialise(model, rule, jax.random.key(1))[1].running_var.value[0] == 2.0

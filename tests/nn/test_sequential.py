@@ -1,6 +1,7 @@
 """`Sequential` and `Lambda`: against Equinox, keys, plain functions, and behaving as a tuple."""
 
 import functools
+import inspect
 
 import equinox as eqx
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import vernal
 from vernal import nn
+from vernal.nn import _layer_arguments
 
 
 def test_layers_and_keys_agree_with_equinox(getkey):
@@ -171,3 +173,15 @@ def test_state_is_threaded_through_the_layers_that_want_it():
     y, state = model[1:3](jnp.array(10), state)
     assert y == 10 and state.get(model[0].calls) == 2
     assert model(jnp.array(10)) == 10
+
+
+def test_several_values_are_not_one_array():
+    # (Beartype would answer for most layers, and before the first of them.)
+    pair = nn.GRU(3, 3, key=jax.random.key(0))(jnp.ones((1, 3)))
+    check_shape = inspect.unwrap(_layer_arguments.check_shape)
+    for call in (
+        lambda: _layer_arguments.as_array(nn.Dropout(0.5), pair),
+        lambda: check_shape("Linear", pair, (..., 3)),
+    ):
+        with pytest.raises(TypeError, match="was given several values in place of one array"):
+            call()

@@ -276,3 +276,16 @@ def test_a_cell_that_takes_a_hidden_state_is_normalised(getkey):
     divided = vernal.tree_at("weight_hh", cell, cell.weight_hh / sigma)
     x, h = jnp.ones(3), jax.random.normal(getkey(), (4,))
     np.testing.assert_allclose(normed(x, h), divided(x, h), rtol=0.05)
+
+
+def test_a_new_direction_is_found_of_which_the_vectors_have_no_part():
+    layer = nn.Linear(4, 4, use_bias=False, key=jax.random.key(0))
+    layer = vernal.tree_at("weight", layer, jnp.diag(jnp.array([3.0, 1.0, 2.0, 1.0])))
+    normed = nn.SpectralNorm(layer, key=jax.random.key(1))
+    for _ in range(50):
+        _, normed = nn.apply(normed, jnp.ones(4))
+    for new in ([3.0, 50.0, 2.0, 1.0], [0.0, 1.0, 2.0, 1.0]):
+        changed = vernal.tree_at("layer.weight", normed, jnp.diag(jnp.array(new)))
+        for train in (False, True):
+            used = nn.apply(changed, jnp.eye(4), train=train)[0]
+            np.testing.assert_allclose(jnp.linalg.norm(used, 2), 1.0, rtol=1e-3)

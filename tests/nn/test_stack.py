@@ -386,3 +386,25 @@ def test_under_shard_map_the_parameters_alone_may_vary():
         got, expected = answers(spread, models), answers(one_by_one, models)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda stack: vernal.tree_at(lambda s: s[0].weight, stack, replace_fn=jnp.zeros_like),
+        lambda stack: vernal.freeze(stack, lambda s: s[0]),
+        lambda stack: vernal.trainable(stack, lambda s: s[0:1]),
+        lambda stack: vernal.tree_at(lambda s: list(s)[1].bias, stack, jnp.ones(3)),
+    ],
+)
+def test_one_layer_is_no_node_to_pick(pick):
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 3, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="a layer of a `Stack` is no node of its own"):
+        pick(stack)
+
+
+def test_a_layer_of_an_abstract_stack_has_its_own_shapes():
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 3, key=jax.random.key(0))
+    abstract = jax.eval_shape(lambda: stack)
+    assert abstract[1].weight.shape == (3, 3)
+    assert jax.tree.map(lambda _: True, stack)[1].weight is True

@@ -99,3 +99,19 @@ def test_a_module_that_takes_our_weights_computes_what_it_did_before():
     for a, b in zip(before, fresh(*inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert fresh.head.weight is fresh.embedding.weight
+
+
+@pytest.mark.parametrize("where", ["", "layers.0"])
+def test_a_kernel_of_another_form_is_no_kernel_of_ours_though_the_shapes_agree(where):
+    layer = nn.ConvTranspose2d(4, 4, 3, key=jax.random.key(0))
+    model = nn.Sequential([layer]) if where else layer
+    theirs = torch.nn.ConvTranspose2d(4, 4, 3)
+    source = torch.nn.Sequential(theirs) if where else theirs
+    for call in (lambda: from_torch(model, source.state_dict()), lambda: to_torch(model)):
+        with pytest.raises(ValueError, match="PyTorch keeps these arrays in another form"):
+            call()
+    rules = conv_transpose_rules(where, "0" if where else "")
+    loaded = from_torch(model, source.state_dict(), rules)
+    x = np.random.default_rng(0).normal(size=(4, 5, 5)).astype(np.float32)
+    expected = theirs(torch.tensor(x[None]))[0].detach().numpy()
+    np.testing.assert_allclose(loaded(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-5)

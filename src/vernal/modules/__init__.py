@@ -15,6 +15,7 @@ from ._hooks import hooked as hooked
 from ._lazy import Flat as Flat
 from ._lazy import lazily as lazily
 from ._lazy import remember_flat as remember_flat
+from ._marks import buffer_leaves as buffer_leaves
 from ._methods import BoundMethod as BoundMethod
 from ._module import Module as Module
 from ._module import ModuleMeta as ModuleMeta

@@ -71,7 +71,11 @@ def freeze_fields(
 
 def buffer_leaves(pytree: Any) -> list[bool]:
     """Which leaves of a tree are in a field that is declared `trainable=False`, or in a module in
-    such a field."""
+    such a field.
+
+    Args:
+        pytree: the tree.
+    """
     found: list[bool] = []
     for node in jtu.tree_leaves(pytree, is_leaf=is_module):
         if not is_module(node):

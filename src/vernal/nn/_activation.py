@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ._layer_arguments import wrong_shape
+from ._layer_arguments import as_array, wrong_shape
 from ._mesh import beside
 from ._precision import narrow, widen
 
@@ -58,7 +58,7 @@ class PReLU(Module):
         Raises:
             ValueError: if the slopes do not broadcast to the shape of `x`.
         """
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         slope = self.negative_slope
         tail = x.shape[x.ndim - slope.ndim :] if slope.ndim <= x.ndim else None
         if tail is None or any(n not in (1, m) for n, m in zip(slope.shape, tail, strict=True)):

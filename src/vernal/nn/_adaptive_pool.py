@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import value_error
-from ._layer_arguments import check_shape, check_size, image_shape, per_dim
+from ._layer_arguments import as_array, check_shape, check_size, image_shape, per_dim
 from ._taps import picked
 
 
@@ -80,7 +80,7 @@ class AdaptivePool(Module):
         """
         layer = type(self).__name__
         check_shape(layer, x, image_shape("channels", len(self.target_shape)))
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         leading = x.ndim - len(self.target_shape)
         spatial = x.shape[leading:]
         least = self.target_shape if self.disjoint else (1,) * len(spatial)

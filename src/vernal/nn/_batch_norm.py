@@ -21,7 +21,7 @@ from ..modules import field
 from ..show import short, value_error
 from ._inference import in_inference
 from ._init import weight_dtype
-from ._layer_arguments import check_size
+from ._layer_arguments import as_array, check_size
 from ._mesh import beside
 from ._precision import narrow, widen
 from ._state import State, StatefulLayer, check_state
@@ -181,7 +181,7 @@ class BatchNorm(StatefulLayer):
             RuntimeError: while training, if nobody takes the new running statistics: outside of `vernal.nn.apply` and
                 without `state`.
         """
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         channel = self._channel_axis(x)
         wide = widen(x)
         # With 1 for every axis but the channels': then it can be combined with `x`.

@@ -17,6 +17,7 @@ from ._batch import batched
 from ._convolve import convolve
 from ._init import limit, uniform, weight_dtype
 from ._layer_arguments import (
+    as_array,
     check_shape,
     check_size,
     check_window_fits,
@@ -105,7 +106,7 @@ class AbstractConv(Module):
     def _checked(self, x: ArrayLike) -> jax.Array:
         layer = type(self).__name__
         check_shape(layer, x, image_shape(("in_channels", self.in_channels), self.num_spatial_dims))
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         if x.dtype != self.weight.dtype:
             raise type_error(
                 f"`{layer}` was given an input of another dtype than its weights",

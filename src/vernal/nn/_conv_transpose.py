@@ -6,6 +6,7 @@ its channel axes are swapped). It is computed as an ordinary convolution over th
 `stride - 1` zeros put between its entries.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import jax
@@ -70,6 +71,9 @@ class ConvTranspose(AbstractConv):
         >>> nn.ConvTranspose(1, 4, 2, 3, stride=2, padding=1, output_padding=1, key=key)(small).shape
         (2, 8)
     """
+
+    # PyTorch keeps the kernel of the convolution: see `vernal.saving.from_torch`.
+    _vernal_other_in_torch: ClassVar[Mapping[str, str]] = {"weight": "conv_transpose_rules"}
 
     output_padding: tuple[int, ...] = field(static=True)
 

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import value_error
-from ._layer_arguments import check_size
+from ._layer_arguments import as_array, check_size
 from ._mesh import drawn_like, key_for
 from ._precision import narrow, widen
 from ._random import key_field, use_key
@@ -103,7 +103,7 @@ class Dropout(Module):
         Raises:
             RuntimeError: if a key is needed, and neither given nor stored.
         """
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         together = x.ndim if self.together is None else self.together
         if together > x.ndim:
             raise value_error(

@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
-from ..modules import Module
+from ..modules import Module, buffer_leaves
 from ..show import listed, short, type_error, value_error
 from ..trees import Paths, is_inexact_array, path_name
 from ._places import Names, Place, keys_of
@@ -62,6 +62,9 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
 
     A `WeightNorm` keeps the length of its weight beside it: `g` follows where the weight is drawn anew. A rule for an
     array that is `vernal.nn.Parametrised` is for all arrays that it is made of.
+
+    A path that means weights passes over buffers, such as running statistics: `**` draws no mean anew.
+    `**.running_mean` does.
 
     Two rules of one kind for one array are an error, and so is a rule for no array. Where a path in the whole model
     and a class both apply, the path decides. An array without a rule stays as it is, and so do shapes, dtypes,
@@ -120,7 +123,17 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
     weights = list(_weights(model, Place(), (), ()))
     paths = Paths(weight.path for weight in weights)
     by_path, idle = paths.rules(rule for rule in rules if isinstance(rule, str))
-    found: list[list[Rule]] = [list(texts) for texts in by_path]
+    leaves = [path for path, _ in jtu.tree_leaves_with_path(model)]
+    held = {p for p, buffer in zip(leaves, buffer_leaves(model), strict=True) if buffer}
+    buffers = [weight.path in held for weight in weights]
+    # A rule that means weights does not mean the running statistics among them.
+    of_weights = {
+        text for texts, buffer in zip(by_path, buffers, strict=True) if not buffer for text in texts
+    }
+    found: list[list[Rule]] = [
+        [text for text in texts if not (buffer and text in of_weights)]
+        for texts, buffer in zip(by_path, buffers, strict=True)
+    ]
     lost: list[str] = []
     for rule in rules:
         if not isinstance(rule, str):

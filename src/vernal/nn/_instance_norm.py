@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import value_error
 from ._init import weight_dtype
-from ._layer_arguments import check_shape, check_size, image_shape, wrong_shape
+from ._layer_arguments import as_array, check_shape, check_size, image_shape, wrong_shape
 from ._normalisation import _scale_and_shift, _unit_size, two_readings
 from ._precision import narrow, widen
 
@@ -93,7 +93,7 @@ class InstanceNorm(Module):
             ValueError: if `x` has not `channels` channels in the place of its channels, no spatial axis, or a single
                 position, which would always give zero; if, without `num_spatial_dims`, it may be a batch as well.
         """
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         n = self._spatial_dims(x)
         spatial = x.shape[x.ndim - n :]
         if all(isinstance(size, int) and size == 1 for size in spatial):

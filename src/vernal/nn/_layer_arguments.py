@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..show import short, value_error
+from ..show import short, type_error, value_error
 
 Axis = int | str | tuple[str, Any] | EllipsisType
 """One axis of an expected shape: an exact size, the name of an axis of any size, or a name and its
@@ -63,11 +65,30 @@ def wrong_shape(
     )
 
 
+def as_array(layer: Any, x: Any) -> jax.Array:
+    """The input of a layer as an array. Refuses what NumPy would make one of several arrays of, such as the pair that a
+    recurrent layer returns."""
+    _refuse_several(type(layer).__name__, x, "x")
+    return jnp.asarray(x)
+
+
+def _refuse_several(layer: str, x: Any, argument: str) -> None:
+    if isinstance(x, (tuple, list)):
+        raise type_error(
+            f"`{layer}` was given several values in place of one array",
+            where=f"argument `{argument}`",
+            expected="an array",
+            got=short(x),
+            instead="call it with one of them; a recurrent layer returns its outputs and its last state",
+        )
+
+
 def check_shape(
     layer: str, x: ArrayLike, expected: Sequence[Axis], argument: str = "x"
 ) -> tuple[Any, ...]:
     """Refuses an input whose shape is not the expected one; the arguments are those of
     `wrong_shape`. Returns the batch axes, which `...` stands for."""
+    _refuse_several(layer, x, argument)
     shape = np.shape(x)
     if not fits(shape, expected):
         raise wrong_shape(layer, shape, expected, argument)

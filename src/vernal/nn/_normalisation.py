@@ -18,7 +18,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import value_error
 from ._init import weight_dtype
-from ._layer_arguments import check_shape, check_size, image_shape, wrong_shape
+from ._layer_arguments import as_array, check_shape, check_size, image_shape, wrong_shape
 from ._mesh import beside
 from ._precision import narrow, widen
 
@@ -67,7 +67,7 @@ class _ShapeNorm(Module):
         self.bias = jnp.zeros(self.shape, dtype) if use_bias else None
 
     def _normalise(self, x: ArrayLike, centre: bool) -> Array:
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         batch = check_shape(type(self).__name__, x, (..., *self.shape))
         y = _unit_size(widen(x), tuple(range(len(batch), x.ndim)), self.eps, centre)
         return narrow(_scale_and_shift(y, self.weight, self.bias), x)
@@ -250,7 +250,7 @@ class GroupNorm(Module):
             ValueError: if `x` has not `channels` channels, or a number of them that cannot be
                 divided into groups; if, without `num_spatial_dims`, it may be a batch as well.
         """
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         channels, spatial = self._divided(x)
         if self.num_spatial_dims is None:
             self._refuse_two_readings(x, list(map(self._fits, spatial)))

@@ -1,7 +1,6 @@
 """`PixelShuffle` and `PixelUnshuffle`: channels become positions, and positions channels."""
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
@@ -9,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import value_error
 from ._batch import batched
-from ._layer_arguments import check_shape, check_size, image_shape
+from ._layer_arguments import as_array, check_shape, check_size, image_shape
 
 
 # One axis at a time: of more, JAX cannot say how the result lies on a mesh.
@@ -64,7 +63,7 @@ class PixelShuffle(Module):
         """
         r = self.factor
         check_shape("PixelShuffle", x, image_shape("channels", 2))
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         channels = x.shape[-3]
         if channels % r**2:
             raise value_error(
@@ -118,7 +117,7 @@ class PixelUnshuffle(Module):
         """
         r = self.factor
         check_shape("PixelUnshuffle", x, image_shape("channels", 2))
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         height, width = x.shape[-2:]
         if height % r or width % r:
             raise value_error(

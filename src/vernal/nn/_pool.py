@@ -14,6 +14,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import value_error
 from ._layer_arguments import (
+    as_array,
     check_shape,
     check_size,
     check_window_fits,
@@ -111,7 +112,7 @@ class Pool(Module):
         """
         layer = type(self).__name__
         check_shape(layer, x, image_shape("channels", self.num_spatial_dims))
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         leading = x.ndim - self.num_spatial_dims
         pads = self._reach(x.shape[leading:]) if self.use_ceil else self.padding
         check_window_fits(layer, x.shape[leading:], pads, self.kernel_size)
@@ -172,7 +173,7 @@ class _AvgPool(Pool):
     @jax.named_scope("vernal.nn.AvgPool")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
         """The mean of each window; arguments and result are those of `Pool`."""
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         # The sum of a window of bytes does not fit into a byte, nor that of 1024 ones into bfloat16.
         return narrow(super().__call__(widen(x)) / math.prod(self.kernel_size), x)
 

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import short, value_error
 from ._batch import in_front
-from ._layer_arguments import check_shape, check_size, wrong_shape
+from ._layer_arguments import as_array, check_shape, check_size, wrong_shape
 from ._precision import widen
 
 
@@ -81,7 +81,7 @@ class RotaryPositionalEmbedding(Module):
         """
         name = "RotaryPositionalEmbedding"
         check_shape(name, x, (..., "length", ("embedding_size", self.embedding_size)))
-        x = jnp.asarray(x)
+        x = as_array(self, x)
         x = x if jnp.issubdtype(x.dtype, jnp.inexact) else widen(x)
         dtype = self.dtype or x.dtype
         angle_dtype = widen(jnp.zeros((), dtype)).dtype

@@ -206,6 +206,15 @@ def _not_far_off(matrix: Array, u: Array, v: Array, eps: float) -> tuple[Array, 
     def with_size(u: Array, v: Array) -> tuple[Array, Array, Array]:
         return u, v, jnp.abs(jnp.vdot(u, matrix @ v))
 
+    def anew() -> tuple[Array, Array]:
+        """A vector with a part of every direction, mostly the longest row; and a size that the weight has at least."""
+        rows = jnp.sum(jnp.abs(matrix) ** 2, axis=1)
+        longest = _unit(matrix[jnp.argmax(rows)].conj(), eps)
+        some = _unit(jnp.cos(jnp.arange(v.size)).astype(v.dtype), eps)
+        begun = _power_iteration(matrix, some, 1, eps)[1]
+        sizes = [jnp.sqrt(jnp.sum(jnp.abs(matrix @ x) ** 2)) for x in (longest, begun)]
+        return _unit(longest + 0.1 * some, eps), jnp.maximum(*sizes)
+
     def going(state: Any) -> Array:
         count, (*_, before), (*_, after) = state
         grows = after > jnp.where(count == 0, _FAR, _NEAR).astype(before.dtype) * before
@@ -215,6 +224,11 @@ def _not_far_off(matrix: Array, u: Array, v: Array, eps: float) -> tuple[Array, 
         count, _, (u, v, size) = state
         return count + 1, (u, v, size), with_size(*_power_iteration(matrix, v, 1, eps))
 
-    start = jnp.int32(0), with_size(u, v), with_size(*_power_iteration(matrix, v, 1, eps))
+    # Vectors without a part of the largest direction never find it.
+    new, size = anew()
+    is_lost = size > _FAR * jnp.abs(jnp.vdot(u, matrix @ v))
+    v = jnp.where(is_lost, new, v)
+    count = is_lost.astype(jnp.int32)
+    start = count, with_size(u, v), with_size(*_power_iteration(matrix, v, 1, eps))
     _, (u, v, _), _ = lax.while_loop(going, more, start)
     return u, v

@@ -275,8 +275,23 @@ class Stack(Module):
         return self._pick(i)
 
     def _pick(self, i: Any) -> Any:
-        arrays, rest = partition(self.layers, is_array)
-        return combine(jtu.tree_map(lambda array: array[i], arrays), rest)
+        def pick(leaf: Any) -> Any:
+            if is_array(leaf):
+                return leaf[i]  # pyright: ignore[reportIndexIssue] (a stacked one)
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                return jax.eval_shape(lambda array: array[i], leaf)
+            if leaf is None or isinstance(leaf, (bool, int, float, complex, str)):
+                # Of a tree of masks or axes, one for all layers.
+                return leaf
+            raise value_error(
+                "a layer of a `Stack` is no node of its own: its arrays are parts of stacked ones",
+                where="stack[i] in a function that picks nodes",
+                expected="`stack.layers` and what is in it, which is all layers together",
+                got=f"stack[{i}]",
+                instead="tree_at(lambda s: s.layers.weight, stack, replace_fn=lambda w: w.at[i].set(new))",
+            )
+
+        return jtu.tree_map(pick, self.layers, is_leaf=lambda x: x is None)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(self.num_layers))

@@ -29,3 +29,25 @@ def _paths(tree: Any) -> Iterator[_Path]:
         else:
             first = () if path_name(key) == passed else key
             yield from ((*first, *rest) for rest in _paths(child))
+
+
+def other_forms(model: Any) -> dict[str, str]:
+    """The leaves that PyTorch keeps in another form, by name, and the ready rule for each.
+
+    A class says so in `_vernal_other_in_torch`, by the names of its fields.
+    """
+    return {
+        name: rule
+        for name, rule in zip(named_leaves(model), _rules(model, None), strict=True)
+        if rule is not None
+    }
+
+
+def _rules(tree: Any, rule: str | None) -> Iterator[str | None]:
+    """For each leaf the ready rule, or None."""
+    others = getattr(type(tree), "_vernal_other_in_torch", {})
+    for key, child in jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree):
+        if child is tree:
+            yield rule
+        else:
+            yield from _rules(child, others.get(path_name(key), rule))

@@ -7,7 +7,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..show import value_error
+from ..show import listed, value_error
 from ..trees import Pattern, has_shape, named_leaves
 from ._leaves import is_key, on_host, place
 from ._links import (
@@ -24,7 +24,7 @@ from ._links import (
     specs_of,
 )
 from ._report import LoadReport
-from ._their_names import their_names
+from ._their_names import other_forms, their_names
 from ._torch_rules import Conversion, Link, Rules, Tied, links_of
 from ._weights import Source, tensor_like, weights_of
 
@@ -160,7 +160,7 @@ def from_torch(
     specs, theirs, report = specs_of(leaves), weights_of(state_dict), LoadReport()
     unused = {name: None for name in theirs if not _is_one_of(name, ignore)}
     loaded: dict[str, Any] = dict(named_leaves(model))
-    for link in links_of(specs, rules or {}, their_names(model)):
+    for link in _links(model, specs, rules, "from_torch"):
         values = load_link(link, specs, theirs, report)
         for name, value in zip(link.ours, values or (), strict=False):
             loaded[name] = place(value, leaves[name], name)
@@ -170,6 +170,28 @@ def from_torch(
     _refuse(report, leaves, strict)
     tree = jtu.tree_structure(model).unflatten(loaded.values())
     return tree if strict else (tree, report)
+
+
+def _links(model: Any, specs: Any, rules: Rules | None, function: str) -> list[Link]:
+    """What comes from where; `ValueError` for what has another form there, and no rule that says so."""
+    links = list(links_of(specs, rules or {}, their_names(model)))
+    others = other_forms(model)
+    wrong = [
+        f"{name}: {others[name]}"
+        for link in links
+        if not isinstance(link.conversion, Conversion)
+        for name in link.ours
+        if name in others
+    ]
+    if wrong:
+        raise value_error(
+            "PyTorch keeps these arrays in another form, also where the shapes agree",
+            where=f"{function}(model, ...)",
+            expected="a ready rule for each, or a `Conversion` of your own",
+            got=listed(wrong, "\n"),
+            instead=f"{function}(model, ..., saving.conv_transpose_rules('layers.0', 'layers.0') | other_rules)",
+        )
+    return links
 
 
 def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
@@ -214,7 +236,7 @@ def to_torch(
     leaves = _arrays(model)
     specs, wanted = specs_of(leaves), None if like is None else weights_of(like)
     made: dict[str, np.ndarray] = {}
-    for link in links_of(specs, rules or {}, their_names(model)):
+    for link in _links(model, specs, rules, "to_torch"):
         ours = [on_host(leaves[name], name) for name in link.ours]
         try:
             for index in indices_of(link, specs):
