@@ -245,3 +245,9 @@ def test_a_mapped_layer_whose_elements_disagree_is_refused_and_one_per_element_i
         np.testing.assert_allclose(ys[i], y, rtol=1e-6)
         np.testing.assert_allclose(after.last.value[i], last, rtol=1e-6)
         np.testing.assert_allclose(after.sums.value["x"][i], total, rtol=1e-5)
+
+
+def test_a_number_put_in_the_place_of_a_value_is_refused_where_it_is_read():
+    norm = vernal.tree_at("num_batches_tracked", nn.BatchNorm(3), float("inf"))
+    with pytest.raises(TypeError, match=r"(?s)a variable consists of arrays.*jnp\.asarray"):
+        nn.apply(norm, jnp.ones((8, 3)))

@@ -142,6 +142,11 @@ class Variable(Module, Generic[V]):
                     "so to a StatefulLayer)",
                 )
             )
+        for path, x in jtu.tree_leaves_with_path(self.stored):
+            if type(x) in (int, float):  # The bools of a mask may be read.
+                raise _no_array(
+                    path, x, "jnp.asarray(value), where the new value is put into the model"
+                )
         return self.stored
 
 
@@ -149,14 +154,18 @@ def _as_array(path: Any, x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return x
     if not is_array_like(x):
-        raise type_error(
-            "a variable consists of arrays",
-            where=path_text(path, root="Variable(value)"),
-            expected="an array or a number",
-            got=short(x),
-            instead="keep what does not change in a field of the layer",
-        )
+        raise _no_array(path, x, "keep what does not change in a field of the layer")
     return strong(x)
+
+
+def _no_array(path: Any, x: Any, instead: str) -> TypeError:
+    return type_error(
+        "a variable consists of arrays",
+        where=path_text(path, root="Variable(value)"),
+        expected="an array",
+        got=short(x),
+        instead=instead,
+    )
 
 
 def is_variable(x: Any) -> bool:
