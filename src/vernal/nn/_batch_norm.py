@@ -58,7 +58,8 @@ class BatchNorm(StatefulLayer):
     `momentum**n`; statistics loaded from PyTorch are used as they are. If they were saved without their count, set
     `num_batches_tracked` to `jnp.array(jnp.inf)`, and training goes on by PyTorch's rule; with a count of 0 they would
     give way to the first batch.) The new statistics come back from `vernal.nn.apply`, or through `state`. They stay as
-    they are in inference, and if any of them is frozen (`vernal.freeze(model, "norm")`): then the layer normalises by them.
+    they are in inference, and if any of them is frozen (`vernal.freeze(model, "norm")`): then the layer normalises by
+    them.
 
     Args:
         input_size: the number of channels.
