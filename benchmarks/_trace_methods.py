@@ -15,6 +15,8 @@ from vernal import estimators, linalg
 METHODS = {
     "Hutchinson": estimators.Hutchinson(),
     "Hutch++": estimators.HutchPlusPlus(),
+    "NA-Hutch++": estimators.NAHutchPlusPlus(),
+    "Nystrom++": estimators.NystromPlusPlus(),
     "XTrace": estimators.XTrace(),
     "XNysTrace": estimators.XNysTrace(),
 }

@@ -7,11 +7,13 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator
-from ._gradient_pairs import GradientPairs
-from ._hutchinson import Drawn
-from ._method import Budget, DiagonalMethod, Outcome, default_probes
+from ..trees import tree_at
+from ._diagonal_method import DiagonalMethod
+from ._hutchinson import _Drawn
+from ._method import Budget, Outcome, default_probes
 from ._probes import Probes
-from ._samples import is_real, tag_tolerance
+from ._samples import is_real, tolerance
+from ._sensitivity import Sensitivity
 
 
 class HutchinsonDiagonal(DiagonalMethod):
@@ -42,13 +44,12 @@ class HutchinsonDiagonal(DiagonalMethod):
 
     probes: Probes | None = None
 
-    # From fewer, signs may agree by chance where a row has a single other element, and the error seems to be zero.
-    minimum = 5
+    minimum = 2
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the diagonal block by block; see `DiagonalMethod`."""
         distribution = self.probes or default_probes(operator)
-        drawn = Drawn.of(operator, key, distribution, budget)
+        drawn = _Drawn(operator, key, distribution, budget)
         real = is_real(operator)
 
         def add(index: int | Array, known: Slopes) -> Slopes:
@@ -62,8 +63,15 @@ class HutchinsonDiagonal(DiagonalMethod):
         found = add(0, nothing) if one else lax.fori_loop(0, blocks, add, nothing)
         consistent = jnp.asarray(True)
         if operator.positive_semidefinite:
-            consistent = found.form >= -tag_tolerance(operator) * found.size
-        return found.outcome(budget.used, consistent, drawn)
+            consistent = found.form >= -tolerance(operator) * found.size
+        outcome = found.outcome(budget.used, consistent, drawn)
+        correlation = distribution.correlation(operator.size)
+        if correlation == 0:
+            return outcome
+        # Slopes of orthogonal probes are correlated as their forms are.
+        count = jnp.asarray(budget.used, found.weight.dtype)
+        factor = (1 + correlation * drawn.pairs(count) / count) / (1 - correlation)
+        return tree_at(lambda outcome: outcome.variance, outcome, outcome.variance * factor)
 
 
 class Slopes(NamedTuple):
@@ -96,9 +104,7 @@ class Slopes(NamedTuple):
             self.size + other.size,
         )
 
-    def outcome(
-        self, used: int | Array, consistent: Array, gradient_pairs: GradientPairs
-    ) -> Outcome:
+    def outcome(self, used: int | Array, consistent: Array, sensitivity: Sensitivity) -> Outcome:
         """As the outcome of a method that used so many probes."""
         count = jnp.asarray(used, self.weight.dtype)
         free = (count - 1) * self.weight
@@ -108,7 +114,7 @@ class Slopes(NamedTuple):
             degrees_of_freedom=count - 1,
             matvecs=jnp.asarray(used, jnp.int32),
             consistent=consistent,
-            gradient_pairs=gradient_pairs,
+            sensitivity=sensitivity,
         )
 
 
