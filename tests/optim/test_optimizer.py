@@ -691,7 +691,7 @@ def test_a_factory_that_returns_no_transformation_is_refused(made):
 
 
 @pytest.mark.parametrize("factory", [optax.adam, optax.sgd])
-@pytest.mark.parametrize("shape", [(3,), (1,), (1, 3), (3, 1), ()])
+@pytest.mark.parametrize("shape", [(1,), (3,), (1, 3), (3, 1), (3, 1, 3), ()])
 def test_a_gradient_of_another_shape_is_refused_even_if_it_broadcasts(factory, shape):
     model = {"w": jnp.ones((3, 3))}
     opt = Optimizer(factory, 0.1)
