@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import field
 from ._inference import in_inference
-from ._layer_arguments import check_size
+from ._layer_arguments import check_key, check_size
 from ._mesh import whole
 from ._normalised_layer import NormalisedLayer, with_weight
 from ._parametrised import resolve
@@ -96,6 +96,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         self.eps = eps
         self.inference = inference
         matrix = _matrix(self.own_weight(0))
+        key = check_key("SpectralNorm", key)
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
         self.vectors = Variable(_power_iteration(matrix, v, _AT_FIRST, eps))
 
@@ -146,7 +147,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         return self._divided(weight, None, None)[0]
 
     def _divided(
-        self, weight: Array, state: State | None, inference: bool | None
+        self, weight: Array, state: State | None, inference: Any
     ) -> tuple[Array, State | None]:
         matrix = _matrix(weight)
         old = self.vectors.value if state is None else state.get(self.vectors)
