@@ -6,8 +6,10 @@ optimised, its gradients have holes, and a compiled step must return what it was
 type.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
@@ -121,6 +123,36 @@ def extra_arguments(
     if "grad" in prepared:
         prepared["grad"] = fill_missing(params, nones(prepared["grad"]))
     return prepared
+
+
+def refuse_other_state(
+    init: Callable[..., Any],
+    opt: Any,
+    params: Any,
+    state: Any,
+    error: Exception | None = None,
+) -> None:
+    """Refuses a state that is not one of these parameters; `error` is what a step with it has raised."""
+    try:
+        expected = jax.eval_shape(lambda params: init(opt, params), params)
+    except Exception:
+        return
+    if jtu.tree_structure(expected) == jtu.tree_structure(state) and shapes(expected) == shapes(
+        state
+    ):
+        return
+    raise value_error(
+        "the state of the optimiser is not one for this model",
+        where="Optimizer.update(model, grads, state)",
+        expected="what `init` or `update` returned for a model of this structure, with the same parts frozen",
+        got=diff_text(expected, state, weak_type=False, root="state"),
+        instead="state = optimiser.init(model), after `freeze`, `unfreeze` or `tree_at`",
+    ) from error
+
+
+def shapes(state: Any) -> list[Any]:
+    """The shapes of all leaves."""
+    return list(map(jnp.shape, jtu.tree_leaves(state)))
 
 
 def _like(new: Any, old: Any) -> Any:
