@@ -28,8 +28,8 @@ truth, and so is that of d_j^(-i), which probe i does not touch. Hence all cross
     cov(d_i, d_j) = E[ (d_i - d_i^(-j)) (d_j - d_j^(-i)) ]        for i != j,
 
 and with the sample variance s^2, of which the expectation is var - cov, var(mean) = E[s^2] / k + cov. The
-covariance is measured on a few pairs for each probe, and summed over all elements: its noise in a single element would
-be larger than itself. So one factor corrects the standard errors of all elements.
+covariance is measured on a few pairs for each probe. Its noise in a single element would be larger than itself, so it
+is summed over some elements: those whose sample variances are next to each other, which are most likely to be alike.
 
 Invariant: columns of probes that are not used are zero, and their estimates, quotients and pairs have no weight.
 
@@ -43,8 +43,8 @@ from jax import Array, lax
 
 # With how many others each probe is paired, to measure the covariance. More made no difference.
 _PAIRS = 4
-# A covariance above so many times s^2 / k was only seen where all that is left is rounding.
-_MOST = 3.0
+# How many elements have a correction together.
+_GROUP = 32
 
 
 class Parts(NamedTuple):
@@ -165,15 +165,22 @@ def averaged(
         )
         is_pair = is_used & is_used[j]
         both = jnp.where(is_pair[None, :], jnp.real(of_i * of_j.conj()), 0)
-        return total[0] + jnp.sum(both), total[1] + jnp.sum(is_pair.astype(dtype))
+        return total[0] + jnp.sum(both, axis=1), total[1] + jnp.sum(is_pair.astype(dtype))
 
-    zero = jnp.zeros((), dtype)
-    total, pairs = lax.fori_loop(1, min(_PAIRS, columns // 2) + 1, add, (zero, zero))
-    covariance = total / pairs
-    of_samples = jnp.sum(variance)
-    excess = covariance / jnp.where(of_samples > 0, of_samples, 1)
-    factor = 1 + jnp.clip(excess, 0, _MOST)
-    return value, variance * factor, jnp.maximum((count - 1) / factor, 1)
+    zeros = jnp.zeros_like(variance), jnp.zeros((), dtype)
+    total, pairs = lax.fori_loop(1, min(_PAIRS, columns // 2) + 1, add, zeros)
+    factor = 1 + jnp.clip(_excess(total / pairs, variance), 0, count - 1)
+    return value, variance * factor, jnp.maximum((count - 1) / jnp.mean(factor), 1)
+
+
+def _excess(covariance: Array, variance: Array) -> Array:
+    """The covariance over the variance, both summed over groups of elements with variances of like size."""
+    size = len(variance)
+    groups = max(1, size // _GROUP)
+    order = jnp.argsort(variance)
+    group = jnp.zeros(size, int).at[order].set(jnp.arange(size) * groups // size)
+    above, below = (jnp.zeros(groups, x.dtype).at[group].add(x) for x in (covariance, variance))
+    return (above / jnp.where(below > 0, below, 1))[group]
 
 
 def lost_alone(duals: Array, factor: Array) -> Array:
