@@ -131,7 +131,7 @@ def test_a_script_of_vernal_is_reported_with_vernals_reasons(tmp_path):
     write(tmp_path, train=VERNAL)
     code, out, report = compiles("train.py", cwd=tmp_path)
     assert (code, out) == (0, "[2. 2.] [3. 3.]\n")
-    assert re.match(r"train\.py:8 +2 .* n: 2 -> 3", row(report, "step"))
+    assert re.match(r"train\.py:4 +2 .* n: 2 -> 3", row(report, "step"))
 
 
 @pytest.mark.slow

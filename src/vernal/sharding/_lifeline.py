@@ -180,7 +180,10 @@ class _Hub(_Line):
 
     def _lose(self, rank: int | None, reason: str) -> None:
         if not self.refused:
-            self._tell("lost", [rank, reason])
+            # Not to itself: it may be alive still, and end as it does.
+            for spoke in self.spokes:
+                if spoke.rank != rank:
+                    spoke.say("lost", [rank, reason])
             _stop(_loss(rank or 0, reason), _LOST)
 
     def _announce(self, verdict: Verdict) -> None:
