@@ -1,5 +1,7 @@
 """`HutchPlusPlus`: the trace of a low-rank approximation, and Hutchinson for what it leaves."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -47,7 +49,7 @@ class HutchPlusPlus(TraceMethod):
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace from `budget.used` products; see `TraceMethod`."""
         distribution = self.probes or default_probes(operator)
-        third = budget.part(3)
+        third = Budget(_third(budget.most), _third(budget.used))
         # What is left, at least two probes. With a shared budget it may be two more than a third of the largest.
         count = budget.used - 2 * third.used
         most = third.most + 2 if budget.is_shared else budget.most - 2 * third.most
@@ -89,6 +91,12 @@ class HutchPlusPlus(TraceMethod):
                 jnp.concatenate([basis, rest], axis=1),
             ),
         )
+
+
+def _third(matvecs: int | Array) -> Any:
+    """The third that is nearest, such that two are left for probes: a better basis gains more than another probe."""
+    nearest, most = (matvecs + 1) // 3, (matvecs - 2) // 2
+    return min(nearest, most) if isinstance(matvecs, int) else jnp.minimum(nearest, most)
 
 
 def _outside(basis: Array, block: Array) -> Array:

@@ -29,7 +29,9 @@ truth, and so is that of d_j^(-i), which probe i does not touch. Hence all cross
 
 and with the sample variance s^2, of which the expectation is var - cov, var(mean) = E[s^2] / k + cov. The
 covariance is measured on a few pairs for each probe. Its noise in a single element would be larger than itself, so it
-is summed over some elements: those whose sample variances are next to each other, which are most likely to be alike.
+is summed over elements of like size: those whose sample variances differ by less than a factor of sixteen, which is
+more than chance makes of elements that are alike. Narrower groups would correct least just where the sample variance is
+small by chance: it and the covariance are large for the same elements, those along which what is missed lies.
 
 Invariant: columns of probes that are not used are zero, and their estimates, quotients and pairs have no weight.
 
@@ -43,8 +45,9 @@ from jax import Array, lax
 
 # With how many others each probe is paired, to measure the covariance. More made no difference.
 _PAIRS = 4
-# How many elements have a correction together.
-_GROUP = 32
+# By how many powers of two the variances of elements may differ that have a correction together, and how many such groups
+# there are; the last has all that are less.
+_OCTAVES, _GROUPS = 4, 8
 
 
 class Parts(NamedTuple):
@@ -175,11 +178,11 @@ def averaged(
 
 def _excess(covariance: Array, variance: Array) -> Array:
     """The covariance over the variance, both summed over groups of elements with variances of like size."""
-    size = len(variance)
-    groups = max(1, size // _GROUP)
-    order = jnp.argsort(variance)
-    group = jnp.zeros(size, int).at[order].set(jnp.arange(size) * groups // size)
-    above, below = (jnp.zeros(groups, x.dtype).at[group].add(x) for x in (covariance, variance))
+    largest = jnp.max(variance, initial=0)
+    octaves = jnp.log2(largest / jnp.where(variance > 0, variance, largest))
+    # NaN is of any group.
+    group = jnp.nan_to_num(jnp.clip(octaves // _OCTAVES, 0, _GROUPS - 1)).astype(int)
+    above, below = (jnp.zeros(_GROUPS, x.dtype).at[group].add(x) for x in (covariance, variance))
     return (above / jnp.where(below > 0, below, 1))[group]
 
 

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Preconditioner, as_operator, real_number
+from ..linalg import Preconditioner, as_operator
 from ..show import short, value_error
 from ..trees import tree_at
 from ._estimate import Estimate
-from ._functions import function_estimate
+from ._functions import function_estimate, lower_bound
 from ._plan import Wanted
 from ._quadrature import FunctionTrace, LanczosQuadrature
 
@@ -93,13 +93,11 @@ def logdet(
             instead="`MatrixOperator(matrix, positive_semidefinite=True)` or `FunctionOperator(fn, example, "
             "positive_semidefinite=True)`, if that is true of it",
         )
-    real = jnp.finfo(operator.dtype)
     if preconditioner is not None:
         _check_preconditioner(preconditioner, operator, least_eigenvalue, rtol)
         operator = preconditioner.whitened(operator)
-    least = operator.least_eigenvalue() if least_eigenvalue is None else least_eigenvalue
-    least = real_number(least, "least_eigenvalue", where, real.dtype)
-    way = FunctionTrace(jnp.log, method or LanczosQuadrature(), operator.eps, least)
+    least = lower_bound(operator, least_eigenvalue, where)
+    way = FunctionTrace(jnp.log, method or LanczosQuadrature(), operator.eps, least, True)
     found = function_estimate(way, operator, key, Wanted(matvecs, max_matvecs, rtol, atol), where)
     if preconditioner is None:
         return found

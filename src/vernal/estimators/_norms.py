@@ -12,7 +12,7 @@ from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
 from ._estimate import Estimate
-from ._functions import function_estimate
+from ._functions import function_estimate, lower_bound
 from ._gradient_pairs import StoredPairs, attach
 from ._method import default_probes
 from ._orthogonal import power_below
@@ -89,7 +89,8 @@ def _schatten(
     floor = 0.0 if target.positive_semidefinite else None
     where = "schatten_norm(matvecs)"
     quadrature = max(1, (matvecs - 1) // cost)
-    way = FunctionTrace(power, method or LanczosQuadrature(), floor, None)
+    least = lower_bound(target, None, where)
+    way = FunctionTrace(power, method or LanczosQuadrature(), floor, least)
     found = function_estimate(way, target, key, Wanted(quadrature, None), where)
     # NaN is not zero.
     some = ~(lax.stop_gradient(found.value) <= 0)

@@ -42,7 +42,7 @@ from ..show import value_error
 from ._gradient_pairs import GradientPairs, StoredPairs
 from ._method import Budget, Outcome, TraceMethod, default_probes
 from ._probes import Probes
-from ._rules import anti_gauss, eigen, gauss, lower_end, radau, shorter
+from ._rules import averaged, eigen, gauss, lower_end, radau
 from ._samples import Samples, samples_of, slopes_of
 
 # Bytes of basis vectors that are in memory at once.
@@ -225,7 +225,7 @@ class Sums(Module):
 def sums(
     operator: Operator, starts: Array, steps: int, f: Elementwise, floor: Any, least: Any = None
 ) -> Sums:
-    """The quadrature of f from each probe of a block. `least`: of a logarithm, what no eigenvalue is below."""
+    """The quadrature of f from each probe of a block. `least`: what no eigenvalue is below; None if it is not known."""
     found = decompose(operator, starts, steps)
     still, matrix = jax.tree.map(lax.stop_gradient, found), gauss(found)
     raw, vectors = eigen(lax.stop_gradient(matrix))
@@ -235,17 +235,12 @@ def sums(
     def integral(f: Elementwise, nodes: Array, vectors: Array) -> Array:
         return still.norm**2 * jnp.sum(vectors[:, 0] ** 2 * f(nodes), axis=-1)
 
-    def rule(matrix: Array) -> Array:
-        nodes, vectors = eigen(matrix)
-        # Those of the anti-Gauss rule may be outside of the spectrum.
-        return integral(f, limited(nodes, None if floor is None else operator.eps), vectors)
-
     values = integral(f, nodes, vectors)
     if least is None:
-        gaps = (rule(shorter(still)) - rule(anti_gauss(still))) / 2
+        gaps = values - integral(f, *eigen(averaged(still)))
     else:
         agrees &= is_above(least, raw, operator.size)
-        ends = lower_end(nodes, lax.stop_gradient(least), floor)
+        ends = lower_end(nodes, lax.stop_gradient(least), operator.eps)
         more_nodes, more_vectors = eigen(radau(ends, still))
         # The first node is known; found again, it would carry rounding errors of the size of the largest.
         more_nodes = jnp.maximum(more_nodes.at[:, 0].set(ends), ends[:, None])
@@ -286,13 +281,15 @@ class FunctionTrace(TraceMethod):
         f: the function, checked.
         quadrature: what the user chose.
         floor: eigenvalues below `floor` times the largest are replaced by that; None for none.
-        least: of a logarithm, what no eigenvalue is below; else None.
+        least: what no eigenvalue is below; None if nothing is known, not even that they are not negative.
+        is_logarithm: whether f is that, so that a factorisation of Cholesky will do for the exact answer.
     """
 
     f: Elementwise
     quadrature: LanczosQuadrature
     floor: float | None
     least: Any
+    is_logarithm: bool = False
 
     minimum = 6
 

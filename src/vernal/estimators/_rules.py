@@ -2,21 +2,24 @@
 
 Of a logarithm, all derivatives of even order are negative, and those of odd order positive. So the rule of Gauss is
 never below the integral, and that of Gauss and Radau, which has one node at a point that no eigenvalue is below, is
-never above it. Half of what lies between them bounds the error of the middle, whatever the spectrum is.
+never above it. Half of what lies between them bounds the error of the middle, whatever the spectrum is. So it is, with
+the signs of their derivatives, for roots and other powers, inverses and exp(-x). Of any other function the second rule,
+which is exact for one degree more, is a second opinion. Hence these two are used for every operator of which it is
+known what no eigenvalue is below, if only that it is positive semidefinite.
 
-Of other functions, the error of the rule of m - 1 nodes is half of its difference from the anti-Gauss rule of m nodes,
-which has the opposite error for all polynomials of degree 2 m - 1 at most, and so for what such polynomials are close
-to. The rule of m nodes, which is taken, is better than that of m - 1.
+Of an operator of which nothing is known the second opinion is that of the generalised averaged rule: it takes the
+recurrence to go on as it came, in the reverse order, has 2 m - 1 nodes, and is exact for one degree more than that of
+Gauss, at least. Where the rules converge, their difference is the error of that of Gauss.
 
-All rules come from the same recurrence: T with another last row.
+All rules come from the same recurrence: T with other or more rows.
 
 G. H. Golub and G. Meurant, "Matrices, Moments and Quadrature with Applications", Princeton University Press (2010),
 chapter 6. Z. Bai, M. Fahey, G. Golub, "Some large-scale matrix computation problems", Journal of Computational and
-Applied Mathematics 74 (1996), doi:10.1016/0377-0427(96)00018-0. D. P. Laurie, "Anti-Gaussian quadrature formulas",
-Mathematics of Computation 65 (1996), doi:10.1090/S0025-5718-96-00713-2.
+Applied Mathematics 74 (1996), doi:10.1016/0377-0427(96)00018-0. M. M. Spalevic, "On generalized averaged Gaussian
+formulas", Mathematics of Computation 76 (2007), doi:10.1090/S0025-5718-07-01975-8. L. Reichel, M. M. Spalevic, T. Tang,
+"Generalized averaged Gauss quadrature rules for the approximation of matrix functionals", BIT Numerical Mathematics 56
+(2016), doi:10.1007/s10543-015-0592-7.
 """
-
-import math
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -39,17 +42,15 @@ def gauss(found: Decomposition) -> Array:
     return _dense(diagonal, jnp.where(there[:, 1:], found.offdiagonal, 0))
 
 
-def shorter(found: Decomposition) -> Array:
-    """T without its last row, likewise in its place."""
-    matrix = gauss(found)
-    matrix = matrix.at[:, -1, -1].set(found.diagonal[:, 0])
-    return matrix.at[:, -1, -2].set(0).at[:, -2, -1].set(0)
-
-
-def anti_gauss(found: Decomposition) -> Array:
-    """T with its last element beside the diagonal times the root of two."""
-    matrix, root = gauss(found), math.sqrt(2)
-    return matrix.at[:, -1, -2].multiply(root).at[:, -2, -1].multiply(root)
+def averaged(found: Decomposition) -> Array:
+    """T and its own rows but the last in reverse, `(b, 2 m - 1, 2 m - 1)`, coupled by the last residual."""
+    there = found.active()
+    diagonal = jnp.where(there, found.diagonal, found.diagonal[:, :1])
+    off = jnp.where(there[:, 1:], found.offdiagonal, 0)
+    return _dense(
+        jnp.concatenate([diagonal, diagonal[:, -2::-1]], axis=1),
+        jnp.concatenate([off, found.residual[:, None], off[:, -2::-1]], axis=1),
+    )
 
 
 def eigen(matrices: Array) -> tuple[Array, Array]:
