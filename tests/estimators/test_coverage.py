@@ -10,6 +10,7 @@ from scipy import stats
 from tests.estimators._spectra import KERNELS, SPECTRA, symmetric
 from vernal import estimators
 from vernal.estimators import Budget, Probes, Rademacher
+from vernal.estimators._plan import attempts_within
 from vernal.linalg import FunctionOperator, MatrixOperator
 
 NOISES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -74,11 +75,16 @@ def test_logdets_of_kernels_with_noise(name, n, seeds):
     assert np.mean(held) >= 0.93
 
 
+# With the 94 products that are left for the last attempt, the five probes alone leave an error of 1.4% to 2.4%, but of 3.1%
+# to 3.7% for the third kernel: of that one, no honest interval has a half-width of 5%.
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("name", ["rbf", "matern 1/2", "clustered"])
-def test_logdets_that_claim_a_tolerance_are_within_it_and_others_say_that_they_are_not(name):
-    n, rtol = 200, 0.05
+@pytest.mark.parametrize(
+    ("name", "rtol"), [("rbf", 0.05), ("clustered", 0.05), ("matern 1/2", 0.12)]
+)
+def test_logdets_that_claim_a_tolerance_are_within_it_and_others_say_that_they_are_not(name, rtol):
+    n, most = 200, 190
+    last = attempts_within(most, n, 6)[-1].most
     keys = jax.random.split(jax.random.key(1), 30)
 
     def one(key, eigenvalues, vectors, least):
@@ -86,24 +92,32 @@ def test_logdets_that_claim_a_tolerance_are_within_it_and_others_say_that_they_a
             lambda v: eigenvalues * v, jnp.zeros(n), positive_semidefinite=True
         )
         method = estimators.LanczosQuadrature(probes=RotatedSigns(vectors))
-        found = estimators.logdet(
-            operator, key, rtol=rtol, max_matvecs=190, method=method, least_eigenvalue=least
-        )
-        return found.value, found.tolerance_met, found.standard_error
+        options = {"method": method, "least_eigenvalue": least}
+        found = estimators.logdet(operator, key, rtol=rtol, max_matvecs=most, **options)
+        at_last = estimators.logdet(operator, key, matvecs=last, **options).value
+        return found.value, found.tolerance_met, found.standard_error, at_last
 
     run = jax.jit(lambda *given: lax.map(lambda key: one(key, *given), keys))
-    claims = []
+    claims, resolved = [], 0
     with jax.enable_x64(True):
         eigenvalues, vectors = spectrum(name, n)
         for noise in NOISES:
+            truth = np.sum(np.log(eigenvalues + noise))
             for least in (noise, 0.0):
-                value, met, error = map(
-                    np.asarray, run(eigenvalues + noise, vectors, jnp.asarray(least))
-                )
-                truth = np.sum(np.log(eigenvalues + noise))
+                found = run(eigenvalues + noise, vectors, jnp.asarray(least))
+                value, met, error, at_last = map(np.asarray, found)
                 claims.extend(np.abs(value - truth)[met] <= rtol * np.abs(value)[met])
-                assert np.all(error[~met] > 0.01 * np.abs(value)[~met])
-    assert len(claims) > 30 and np.mean(claims) >= 0.93
+                assert np.all(error[~met] > rtol / 5 * np.abs(value)[~met])
+                # What the last attempt can do: it is asked for a claim where its steps have converged and three times its
+                # error are within the tolerance, and for none where its error is not.
+                off = (at_last - truth) / np.abs(truth)
+                size = np.sqrt(np.mean(off**2))
+                if 3 * size <= rtol and np.abs(np.mean(off)) < size / 3:
+                    assert np.mean(met) >= 0.8, (noise, least)
+                    resolved += 1
+                if size > rtol:
+                    assert not np.any(met), (noise, least)
+    assert resolved and len(claims) > 30 and np.mean(claims) >= 0.93
 
 
 def matrices(n):

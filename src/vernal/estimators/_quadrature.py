@@ -316,7 +316,7 @@ class FunctionTrace(TraceMethod):
         return Outcome(
             value=value,
             variance=tally.variance(),
-            degrees_of_freedom=jnp.asarray(count - 1, value.dtype),
+            degrees_of_freedom=tally.samples.freedom(),
             matvecs=jnp.asarray(count * steps, jnp.int32),
             consistent=tally.consistent,
             gradient_pairs=pairs,

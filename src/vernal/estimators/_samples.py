@@ -5,6 +5,12 @@ if the probes know them (see `_probes.py`), otherwise it is the sample variance.
 symmetric operator. For any other the form is that of its symmetric part S, and the slopes are of A, which is not less:
 |A|^2 = |S|^2 + |A - S|^2 in Frobenius norms. So the variance is then too large rather than too small.
 
+How far that variance is from its expectation depends on how many directions the slopes vary in. For the covariance S of
+the slopes it is worth (tr S)^2 / tr S^2 times as many degrees of freedom as there are independent slopes, one for each
+probe but the first (F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics
+Bulletin 2 (1946), doi:10.2307/3002019). Few slopes show fewer directions than there are, so that this is too few rather
+than too many.
+
 Measured with 4000 seeds: of the 95% intervals from 20 probes, slopes let 95% to 97% hold the truth, for every spectrum;
 the sample variance 89% to 95%, and 90% for a single large eigenvalue.
 """
@@ -13,7 +19,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from ..linalg import Operator
 from ._probes import Probes
@@ -31,6 +37,8 @@ class Samples(NamedTuple):
         spread: the sum of their squared distances from the mean.
         slope: the mean of the slopes, of shape `(size,)`; of shape `(0,)` if they are not known.
         slope_spread: the sum of their squared distances from the mean, over all elements.
+        slope_size: not less than the Frobenius norm of the sum of the outer products of these distances, of which
+            `slope_spread` is the trace.
         lowest: the least real part of a form.
         agrees: whether pairs of probes do not show that the operator is not symmetric, if it is declared to be.
     """
@@ -40,6 +48,7 @@ class Samples(NamedTuple):
     spread: Array
     slope: Array
     slope_spread: Array
+    slope_size: Array
     lowest: Array
     agrees: Array
 
@@ -49,12 +58,14 @@ class Samples(NamedTuple):
         share = other.number / jnp.where(count > 0, count, 1)
         step, turn = other.mean - self.mean, other.slope - self.slope
         between = self.number * share
+        moved = jnp.sum(jnp.abs(turn) ** 2) * between
         return Samples(
             count,
             self.mean + step * share.astype(step.dtype),
             self.spread + other.spread + jnp.abs(step) ** 2 * between,
             self.slope + turn * share.astype(turn.dtype),
-            self.slope_spread + other.slope_spread + jnp.sum(jnp.abs(turn) ** 2) * between,
+            self.slope_spread + other.slope_spread + moved,
+            self.slope_size + other.slope_size + moved,
             jnp.minimum(self.lowest, other.lowest),
             self.agrees & other.agrees,
         )
@@ -68,6 +79,12 @@ class Samples(NamedTuple):
         """An estimate of the variance of the mean: unbiased if the operator is symmetric, and else not too small."""
         spread = self.slope_spread if self.slope.size else self.spread
         return spread / (self.number * (self.number - 1))
+
+    def freedom(self) -> Array:
+        """The degrees of freedom of the variance, at least one fewer than there are probes."""
+        directions = (self.slope_spread / self.slope_size) ** 2 if self.slope.size else 1.0
+        # Slopes that are all alike vary in none.
+        return (self.number - 1) * jnp.where(directions > 1, directions, 1)
 
     def consistent(self, operator: Operator, size: Array | None = None) -> Array:
         """Whether the forms do not contradict the tags of the operator; `size` is that of the numbers that the
@@ -115,12 +132,14 @@ def samples_of(forms: Array, slopes: Array, used: int | Array, agrees: Array) ->
     mean = jnp.sum(jnp.where(mask, forms, 0)) / number.astype(forms.dtype)
     slope = jnp.sum(jnp.where(mask[None, :], slopes, 0), axis=1) / number.astype(slopes.dtype)
     apart = jnp.where(mask[None, :], slopes - slope[:, None], 0)
+    gram = jnp.matmul(apart.conj().T, apart, precision=lax.Precision.HIGHEST)
     return Samples(
         number=number,
         mean=mean,
         spread=jnp.sum(jnp.where(mask, jnp.abs(forms - mean) ** 2, 0)),
         slope=slope,
         slope_spread=jnp.sum(jnp.abs(apart) ** 2),
+        slope_size=jnp.linalg.norm(gram),
         lowest=jnp.min(jnp.where(mask, forms.real, jnp.inf)),
         agrees=agrees,
     )
