@@ -75,8 +75,8 @@ def test_logdets_of_kernels_with_noise(name, n, seeds):
     assert np.mean(held) >= 0.93
 
 
-# With the 94 products that are left for the last attempt, the five probes alone leave an error of 1.4% to 2.4%, but of 3.1%
-# to 3.7% for the third kernel: of that one, no honest interval has a half-width of 5%.
+# With the 94 products that are left for the last attempt, its five probes alone leave an error of 1.4% to 2.4%, but of
+# 3.1% to 3.7% for the third kernel: no honest 95% interval of that one is within 5%.
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_logdets_that_claim_a_tolerance_are_within_it_and_others_say_that_they_a
                 value, met, error, at_last = map(np.asarray, found)
                 claims.extend(np.abs(value - truth)[met] <= rtol * np.abs(value)[met])
                 assert np.all(error[~met] > rtol / 5 * np.abs(value)[~met])
-                # What the last attempt can do: it is asked for a claim where its steps have converged and three times its
-                # error are within the tolerance, and for none where its error is not.
+                # A claim has to be made where the steps of the last attempt have converged and three times its error is
+                # within the tolerance, and none may be made where even its error is not.
                 off = (at_last - truth) / np.abs(truth)
                 size = np.sqrt(np.mean(off**2))
                 if 3 * size <= rtol and np.abs(np.mean(off)) < size / 3:

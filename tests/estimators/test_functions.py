@@ -29,14 +29,14 @@ def test_functions_of_indefinite_operators_are_unbiased_with_honest_errors(name)
 
         def one(key):
             found = trace_of_function(f, operator, key, matvecs=50)
-            return found.value, found.standard_error
+            return found.value, found.standard_error, found.degrees_of_freedom
 
         keys = jax.random.split(KEY, 300)
-        values, errors = map(np.asarray, jax.jit(lambda ks: jax.lax.map(one, ks))(keys))
+        values, errors, freedom = map(np.asarray, jax.jit(lambda ks: jax.lax.map(one, ks))(keys))
         off = values - np.sum(np.asarray(f(jnp.asarray(eigenvalues))))
     assert abs(stats.ttest_1samp(off, 0.0).statistic) < 3
     assert 0.8 < np.sqrt(np.mean(errors**2) / np.mean(off**2)) < 1.5
-    assert np.mean(np.abs(off) < stats.t.ppf(0.975, 4) * errors) >= 0.93
+    assert np.mean(np.abs(off) < stats.t.ppf(0.975, freedom) * errors) >= 0.93
 
 
 @pytest.mark.slow
@@ -97,6 +97,23 @@ def test_arrays_that_the_function_closes_over_have_derivatives():
             value(jnp.asarray(2.0 + 1e-6), 40) - value(jnp.asarray(2.0 - 1e-6), 40)
         ) / 2e-6
         np.testing.assert_allclose(slope, differences, rtol=1e-6)
+
+
+@pytest.mark.parametrize("f", [lambda x: 1 / x, jnp.log, jnp.sqrt], ids=["inverse", "log", "root"])
+def test_a_known_least_eigenvalue_brings_the_bounds_together(f):
+    eigenvalues = np.geomspace(1e-3, 1.0, SIZE)
+    with jax.enable_x64(True):
+        matrix = symmetric(eigenvalues, np.random.default_rng(9))
+        operator = MatrixOperator(jnp.asarray(matrix), positive_semidefinite=True)
+        truth, errors = np.sum(np.asarray(f(jnp.asarray(eigenvalues)))), []
+        for least in (None, 1e-3):
+            found = trace_of_function(f, operator, KEY, matvecs=50, least_eigenvalue=least)
+            low, high = found.interval(0.999)
+            assert low < truth < high and found.tags_hold
+            errors.append(found.standard_error)
+        assert errors[1] < errors[0]
+        wrong = trace_of_function(f, operator, KEY, matvecs=50, least_eigenvalue=0.1)
+        assert not wrong.tags_hold
 
 
 def test_an_operator_that_is_declared_positive_has_no_negative_eigenvalues():
@@ -190,6 +207,8 @@ def test_they_say_what_they_cannot_do():
     operator = MatrixOperator(jnp.eye(9), symmetric=True)
     with pytest.raises(ValueError, match="not declared symmetric"):
         trace_of_function(jnp.exp, jnp.eye(9), KEY, matvecs=9)
+    with pytest.raises(ValueError, match="`least_eigenvalue` would be ignored"):
+        trace_of_function(jnp.exp, operator, KEY, matvecs=9, least_eigenvalue=0.1)
     with pytest.raises(TypeError, match="element by element"):
         trace_of_function(jnp.sum, operator, KEY, matvecs=9)
     with pytest.raises(TypeError, match="element by element"):

@@ -59,12 +59,11 @@ def trace_of_function(
     With as many products as the operator has rows, or more, the answer is exact but for rounding, and made with that
     many products. Tolerances and `max_matvecs` are as for `trace`.
 
-    Of an operator that is declared positive semidefinite the value is the middle of two rules, that of Gauss and that of
-    Gauss and Radau with a node at the least eigenvalue that there may be, and half of what lies between them is in the
-    standard error. For a logarithm, roots and other powers, inverses and `exp(-x)` they are bounds, however slowly the
-    steps converge. A function that is steep at zero, as these are, gains much by `least_eigenvalue`. Of any other
-    operator the error is that of a generalised averaged rule (Reichel, Spalevic and Tang), which is as good an estimate
-    as there is where the steps converge, but no bound.
+    For a positive semidefinite operator, the value is halfway between the rule of Gauss and that of Gauss and Radau
+    with a node at the least possible eigenvalue; half of their distance is in the standard error. For a logarithm,
+    roots and other powers, inverses and `exp(-x)` these rules are bounds, however slowly the steps converge. Where the
+    function is steep at zero, `least_eigenvalue` makes them much closer. For any other operator the error of the steps
+    is estimated by a generalised averaged rule (Reichel, Spalevic, Tang): accurate once they converge, but no bound.
 
     G. H. Golub and G. Meurant, "Matrices, Moments and Quadrature with Applications", Princeton University Press
     (2010), chapter 6.

@@ -29,9 +29,9 @@ truth, and so is that of d_j^(-i), which probe i does not touch. Hence all cross
 
 and with the sample variance s^2, of which the expectation is var - cov, var(mean) = E[s^2] / k + cov. The
 covariance is measured on a few pairs for each probe. Its noise in a single element would be larger than itself, so it
-is summed over elements of like size: those whose sample variances differ by less than a factor of sixteen, which is
-more than chance makes of elements that are alike. Narrower groups would correct least just where the sample variance is
-small by chance: it and the covariance are large for the same elements, those along which what is missed lies.
+is summed over elements of like size: those whose sample variances differ by less than a factor of 16, more than chance
+makes of elements that are alike. In narrower groups both are small for the same elements, those that have least of what
+is missed, and these would be corrected least.
 
 Invariant: columns of probes that are not used are zero, and their estimates, quotients and pairs have no weight.
 
@@ -45,8 +45,8 @@ from jax import Array, lax
 
 # With how many others each probe is paired, to measure the covariance. More made no difference.
 _PAIRS = 4
-# By how many powers of two the variances of elements may differ that have a correction together, and how many such groups
-# there are; the last has all that are less.
+# Elements have a correction together if their variances differ by fewer powers of two than this; the last of so many
+# groups has all that are smaller.
 _OCTAVES, _GROUPS = 4, 8
 
 

@@ -2,14 +2,14 @@
 
 Of a logarithm, all derivatives of even order are negative, and those of odd order positive. So the rule of Gauss is
 never below the integral, and that of Gauss and Radau, which has one node at a point that no eigenvalue is below, is
-never above it. Half of what lies between them bounds the error of the middle, whatever the spectrum is. So it is, with
-the signs of their derivatives, for roots and other powers, inverses and exp(-x). Of any other function the second rule,
-which is exact for one degree more, is a second opinion. Hence these two are used for every operator of which it is
-known what no eigenvalue is below, if only that it is positive semidefinite.
+never above it. Half of what lies between them bounds the error of the middle, whatever the spectrum is. Roots and other
+powers, inverses and exp(-x) are bounded in the same way, perhaps with the roles exchanged. For any other function the
+second rule, which is exact for one degree more than that of Gauss, is a second opinion. So these two are used for every
+operator with a known lower bound of its spectrum, if only that it is positive semidefinite.
 
-Of an operator of which nothing is known the second opinion is that of the generalised averaged rule: it takes the
-recurrence to go on as it came, in the reverse order, has 2 m - 1 nodes, and is exact for one degree more than that of
-Gauss, at least. Where the rules converge, their difference is the error of that of Gauss.
+For other operators the second opinion is that of the generalised averaged rule. Its recurrence goes on with its own
+elements in the reverse order; it has 2 m - 1 nodes, and is exact for at least one degree more than that of Gauss.
+Once the rules converge, their difference is the error of that of Gauss.
 
 All rules come from the same recurrence: T with other or more rows.
 
