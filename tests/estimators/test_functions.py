@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from vernal.estimators import frobenius_norm, schatten_norm, trace_of_function
+from vernal.estimators._samples import Scatter
 from vernal.linalg import FunctionOperator, MatrixOperator
 
 SIZE = 60
@@ -79,6 +80,22 @@ def test_the_error_is_honest_whether_probes_or_steps_are_too_few(eigenvalues):
             off = values - exact
             assert 0.8 < np.sqrt(np.mean(errors**2) / np.mean(off**2)) < 1.5
             assert np.mean(np.abs(off) < stats.t.ppf(0.975, freedom) * errors) >= 0.93
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-15, 1e15])
+def test_degrees_of_freedom_are_those_of_directions_and_lengths(unit):
+    used, number = jnp.arange(6) < 5, jnp.asarray(5.0)
+    # Five slopes of one length in as many directions as they can show; in one direction, where lengths vary, too.
+    apart, along = jnp.eye(40, 6), jnp.outer(jnp.ones(40), jnp.arange(6.0))
+    lengths = (jnp.arange(5.0) - 2) ** 2
+    varied = jnp.var(lengths, ddof=1) / (5 * jnp.mean(lengths) ** 2)
+    for slopes, freedom in ((apart, 16.0), (along, max(2 / (2 / 4 + varied), 4.0))):
+        found = Scatter.of(slopes * unit, used).freedom(number)
+        np.testing.assert_allclose(found, freedom, rtol=1e-5)
+    # Blocks are put together; without any slope there is nothing to be noisy.
+    both = Scatter.of(apart[:, :3], used[:3]).joined(Scatter.of(apart[:, 3:], used[3:]))
+    assert 4 < both.freedom(number) < 16
+    assert Scatter.of(0 * apart, used).freedom(number) == 4
 
 
 def test_arrays_that_the_function_closes_over_have_derivatives():

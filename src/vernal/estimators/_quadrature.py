@@ -43,7 +43,7 @@ from ._gradient_pairs import GradientPairs, StoredPairs
 from ._method import Budget, Outcome, TraceMethod, default_probes
 from ._probes import Probes
 from ._rules import averaged, eigen, gauss, lower_end, radau
-from ._samples import Samples, samples_of, slopes_of
+from ._samples import Samples, Scatter, samples_of, slopes_of
 
 # Bytes of basis vectors that are in memory at once.
 _BYTES = 2**27
@@ -316,7 +316,7 @@ class FunctionTrace(TraceMethod):
         return Outcome(
             value=value,
             variance=tally.variance(),
-            degrees_of_freedom=tally.samples.freedom(),
+            degrees_of_freedom=tally.scatter.freedom(tally.samples.number),
             matvecs=jnp.asarray(count * steps, jnp.int32),
             consistent=tally.consistent,
             gradient_pairs=pairs,
@@ -327,6 +327,7 @@ class _Tally(Module):
     """What all probes say together: sums over them, and whether nothing contradicted the tags."""
 
     samples: Samples
+    scatter: Scatter
     gaps: Array
     rounding: Array
     consistent: Array
@@ -336,6 +337,7 @@ class _Tally(Module):
         slopes = slopes_of(starts.probes, vectors.T, found.slopes.T)
         return _Tally(
             samples_of(found.values, slopes, jnp.sum(used), jnp.asarray(True)),
+            Scatter.of(slopes, used),
             jnp.sum(jnp.where(used, found.gaps, 0)),
             jnp.sum(jnp.where(used, found.rounding, 0)),
             jnp.all(found.consistent | ~used),
@@ -344,6 +346,7 @@ class _Tally(Module):
     def joined(self, other: "_Tally") -> "_Tally":
         return _Tally(
             self.samples.joined(other.samples),
+            self.scatter.joined(other.scatter),
             self.gaps + other.gaps,
             self.rounding + other.rounding,
             self.consistent & other.consistent,

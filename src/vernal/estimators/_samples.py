@@ -5,11 +5,6 @@ if the probes know them (see `_probes.py`), otherwise it is the sample variance.
 symmetric operator. For any other the form is that of its symmetric part S, and the slopes are of A, which is not less:
 |A|^2 = |S|^2 + |A - S|^2 in Frobenius norms. So the variance is then too large rather than too small.
 
-How noisy this variance is depends on how many directions the slopes vary in. With the covariance S of the slopes, it
-has (k - 1) (tr S)^2 / tr(S^2) degrees of freedom from k probes (F. E. Satterthwaite, "An approximate distribution of
-estimates of variance components", Biometrics Bulletin 2 (1946), doi:10.2307/3002019). S is that of the sample: k slopes
-show at most k - 1 directions, so that these are rather too few than too many.
-
 Measured with 4000 seeds: of the 95% intervals from 20 probes, slopes let 95% to 97% hold the truth, for every spectrum;
 the sample variance 89% to 95%, and 90% for a single large eigenvalue.
 """
@@ -18,9 +13,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from ..linalg import Operator
+from ._orthogonal import product
 from ._probes import Probes
 
 # The error of rounding of a sum, in units of eps times its size, is covered by the error that is reported.
@@ -36,8 +32,6 @@ class Samples(NamedTuple):
         spread: the sum of their squared distances from the mean.
         slope: the mean of the slopes, of shape `(size,)`; of shape `(0,)` if they are not known.
         slope_spread: the sum of their squared distances from the mean, over all elements.
-        slope_size: not less than the Frobenius norm of the sum of the outer products of these distances, of which
-            `slope_spread` is the trace.
         lowest: the least real part of a form.
         agrees: whether pairs of probes do not show that the operator is not symmetric, if it is declared to be.
     """
@@ -47,7 +41,6 @@ class Samples(NamedTuple):
     spread: Array
     slope: Array
     slope_spread: Array
-    slope_size: Array
     lowest: Array
     agrees: Array
 
@@ -57,14 +50,12 @@ class Samples(NamedTuple):
         share = other.number / jnp.where(count > 0, count, 1)
         step, turn = other.mean - self.mean, other.slope - self.slope
         between = self.number * share
-        moved = jnp.sum(jnp.abs(turn) ** 2) * between
         return Samples(
             count,
             self.mean + step * share.astype(step.dtype),
             self.spread + other.spread + jnp.abs(step) ** 2 * between,
             self.slope + turn * share.astype(turn.dtype),
-            self.slope_spread + other.slope_spread + moved,
-            self.slope_size + other.slope_size + moved,
+            self.slope_spread + other.slope_spread + jnp.sum(jnp.abs(turn) ** 2) * between,
             jnp.minimum(self.lowest, other.lowest),
             self.agrees & other.agrees,
         )
@@ -78,12 +69,6 @@ class Samples(NamedTuple):
         """An estimate of the variance of the mean: unbiased if the operator is symmetric, and else not too small."""
         spread = self.slope_spread if self.slope.size else self.spread
         return spread / (self.number * (self.number - 1))
-
-    def freedom(self) -> Array:
-        """The degrees of freedom of the variance, at least one fewer than there are probes."""
-        directions = (self.slope_spread / self.slope_size) ** 2 if self.slope.size else 1.0
-        # Slopes that are all alike vary in none.
-        return (self.number - 1) * jnp.where(directions > 1, directions, 1)
 
     def consistent(self, operator: Operator, size: Array | None = None) -> Array:
         """Whether the forms do not contradict the tags of the operator; `size` is that of the numbers that the
@@ -131,14 +116,12 @@ def samples_of(forms: Array, slopes: Array, used: int | Array, agrees: Array) ->
     mean = jnp.sum(jnp.where(mask, forms, 0)) / number.astype(forms.dtype)
     slope = jnp.sum(jnp.where(mask[None, :], slopes, 0), axis=1) / number.astype(slopes.dtype)
     apart = jnp.where(mask[None, :], slopes - slope[:, None], 0)
-    gram = jnp.matmul(apart.conj().T, apart, precision=lax.Precision.HIGHEST)
     return Samples(
         number=number,
         mean=mean,
         spread=jnp.sum(jnp.where(mask, jnp.abs(forms - mean) ** 2, 0)),
         slope=slope,
         slope_spread=jnp.sum(jnp.abs(apart) ** 2),
-        slope_size=jnp.linalg.norm(gram),
         lowest=jnp.min(jnp.where(mask, forms.real, jnp.inf)),
         agrees=agrees,
     )
@@ -183,6 +166,58 @@ def remainder(
     corrected = forms - others * (known - control[1]).astype(forms.dtype)
     rest = products - multiple.astype(products.dtype) * control[0]
     return samples_of(corrected, slopes_of(distribution, probes, rest), used, agrees)
+
+
+class Scatter(NamedTuple):
+    """How noisy the variance from the slopes of k probes is.
+
+    It is the mean of k numbers q, the squared distances of the slopes from their mean. These vary in length, and they
+    may be few directions that are long by chance: if the slopes with covariance S were normal, the variance would have
+    (k - 1) (tr S)^2 / tr(S^2) degrees of freedom. Both are added, because neither sees all of it: the lengths of a few
+    slopes say little if they are skewed, as for a single large eigenvalue, and directions nothing of lengths that all
+    elements have in common. S is that of the sample: k slopes show at most k - 1 directions, which is rather too few.
+
+    F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 2
+    (1946), doi:10.2307/3002019.
+
+    Attributes:
+        trace: of the sum of the outer products of the distances: the sum of the q.
+        norm: of that matrix, by Frobenius.
+        length: the root of the sum of the squares of the q.
+    """
+
+    trace: Array
+    norm: Array
+    length: Array
+
+    @staticmethod
+    def of(slopes: Array, used: Array) -> "Scatter":
+        """Of slopes of shape `(size, k)`; `used`, of shape `(k,)`, says which of them count."""
+        count = jnp.maximum(jnp.sum(used), 1).astype(slopes.dtype)
+        mean = jnp.sum(jnp.where(used[None, :], slopes, 0), axis=1) / count
+        apart = jnp.where(used[None, :], slopes - mean[:, None], 0)
+        # Of the size of one before it is squared twice.
+        unit = jnp.sqrt(jnp.sum(jnp.abs(apart) ** 2))
+        unit = jnp.where(unit > 0, unit, 1)
+        apart = apart / unit.astype(apart.dtype)
+        gram = product(apart.conj().T, apart)
+        each = jnp.diagonal(gram).real
+        sizes = jnp.sum(each), jnp.linalg.norm(gram), jnp.linalg.norm(each)
+        return Scatter(*(size * unit**2 for size in sizes))
+
+    def joined(self, other: "Scatter") -> "Scatter":
+        """Of two blocks, each about its own mean."""
+        return Scatter(
+            self.trace + other.trace, self.norm + other.norm, jnp.hypot(self.length, other.length)
+        )
+
+    def freedom(self, number: Array) -> Array:
+        """The degrees of freedom of the variance from so many probes; not below one fewer than there are."""
+        trace = jnp.where(self.trace > 0, self.trace, 1)
+        of_directions = 2 * (self.norm / trace) ** 2
+        of_lengths = jnp.maximum(number * (self.length / trace) ** 2 - 1, 0)
+        noise = of_directions + of_lengths
+        return (number - 1) * jnp.maximum(2 / jnp.where(noise > 0, noise, 2), 1)
 
 
 def no_samples(operator: Operator, distribution: Probes) -> Samples:
