@@ -3,8 +3,9 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from ..primitives import unvmap_any
+from ..transforms import check
 
 
 def breakpoint_if(pred: Any, **kwargs: Any) -> None:
@@ -12,7 +13,9 @@ def breakpoint_if(pred: Any, **kwargs: Any) -> None:
 
     Args:
         pred: a bool, or an array of them: it stops if any is true. Under `vmap` it stops if `pred`
-            holds for any element of the batch; the debugger then shows the elements one by one.
+            holds for any element of the batch; the debugger then shows the elements one by one. In
+            loops and branches of `vernal.loops`, elements that are done, or take another branch, do
+            not count.
         **kwargs: for `jax.debug.breakpoint`.
 
     Example:
@@ -26,4 +29,5 @@ def breakpoint_if(pred: Any, **kwargs: Any) -> None:
         >>> f(jnp.array(1.0))
         Array(0., dtype=float32, weak_type=True)
     """
-    jax.lax.cond(unvmap_any(pred), lambda: jax.debug.breakpoint(**kwargs), lambda: None)
+    holds = check(jnp.asarray(pred).astype(bool), explain="breakpoint_if", kind="ask")
+    jax.lax.cond(holds, lambda: jax.debug.breakpoint(**kwargs), lambda: None)

@@ -23,6 +23,9 @@ _AT_FIRST = 15
 # Vectors are far off if one more iteration makes the estimate larger by more than the first factor. Then there are as
 # many as at construction, and more, up to the last number, while each makes it larger by more than the second.
 _FAR, _NEAR, _MOST = 1.1, 1.0001, 200
+# Vectors are lost, and begun anew, if the weight is larger than their estimate by this factor. A large training step
+# makes it 1.2 times larger, and PyTorch follows that with a single iteration, so it must be more.
+_LOST = 1.5
 
 
 Layer = TypeVar("Layer")
@@ -226,7 +229,7 @@ def _not_far_off(matrix: Array, u: Array, v: Array, eps: float) -> tuple[Array, 
 
     # Vectors without a part of the largest direction never find it.
     new, size = anew()
-    is_lost = size > _FAR * jnp.abs(jnp.vdot(u, matrix @ v))
+    is_lost = size > _LOST * jnp.abs(jnp.vdot(u, matrix @ v))
     v = jnp.where(is_lost, new, v)
     count = is_lost.astype(jnp.int32)
     start = count, with_size(u, v), with_size(*_power_iteration(matrix, v, 1, eps))

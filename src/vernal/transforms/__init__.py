@@ -30,14 +30,14 @@ from ._jacobians import filter_jacfwd as filter_jacfwd
 from ._jacobians import filter_jacrev as filter_jacrev
 from ._jit import filter_jit as filter_jit
 from ._kept_rules import keep_rules as keep_rules
+from ._known_operations import one_way as one_way
+from ._known_operations import program_of as program_of
+from ._known_operations import traits_of as traits_of
 from ._linear import filter_jvp as filter_jvp
 from ._linear import filter_vjp as filter_vjp
 from ._lowered import Compiled as Compiled
 from ._lowered import Lowered as Lowered
 from ._operations import define as define
-from ._operations import one_way as one_way
-from ._operations import program_of as program_of
-from ._operations import traits_of as traits_of
 from ._operations import vprim_p as vprim_p
 from ._place import place_of_equation as place_of_equation
 from ._placement import axis_names as axis_names

@@ -34,8 +34,6 @@ from .._ground import (
     close_jaxpr,
     convert_constvars_jaxpr,
     custom_staging_rules,
-    custom_vjp_call_p,
-    equations_in,
     fancy_primitive_batchers,
     lower_fun,
     mapped_aval,
@@ -225,47 +223,12 @@ def define(
         return _map(rules.given(params), axis, args, dims)
 
     fancy_primitive_batchers[primitive] = batch
-    _defined.add(primitive)
+    defined[primitive] = rules
     return primitive
 
 
-_defined: set[Any] = set()
-
-
-def program_of(eqn: Any) -> Any:
-    """What an operation of ours computes.
-
-    Args:
-        eqn: an operation in a program.
-
-    Returns:
-        A jaxpr; or None if `define` has not made the operation: then its parameters say it.
-    """
-    if eqn.primitive not in _defined:
-        return None
-    types = [v.aval for v in eqn.invars]
-    return jax.make_jaxpr(lambda *args: eqn.primitive.impl(*args, **eqn.params))(*types).jaxpr
-
-
-def traits_of(eqn: Any) -> Traits:
-    """What an operation in a program is.
-
-    Args:
-        eqn: the operation.
-    """
-    if eqn.primitive is vprim_p:
-        return eqn.params["rules"].traits
-    of_jax = eqn.primitive is custom_vjp_call_p
-    return Traits(one_way=of_jax, may_check=of_jax)
-
-
-def one_way(jaxpr: Any) -> bool:
-    """Whether a function with a derivative for reverse mode alone is somewhere in a program.
-
-    Args:
-        jaxpr: the program.
-    """
-    return any(traits_of(eqn).one_way for eqn in equations_in(jaxpr))
+# The operations that this has made.
+defined: dict[Any, _Rules] = {}
 
 
 def _primitive(rules: _Rules) -> Any:

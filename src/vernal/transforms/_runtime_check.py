@@ -85,9 +85,9 @@ _left_out: contextvars.ContextVar[Any] = contextvars.ContextVar("left_out", defa
 
 _logger = logging.getLogger("vernal.runtime")
 
-# What to do when a check fails: end the program; do so only if it is a compiled one; or print the
-# error and go on, with the flag set.
-Kind = Literal["end", "end compiled", "tell"]
+# What to do when a check fails: end the program; do so only if it is a compiled one; print the error
+# and go on, with the flag set; or set the flag alone, which whoever asks acts upon.
+Kind = Literal["end", "end compiled", "tell", "ask"]
 # From the condition and the operands, all NumPy arrays, to the message.
 Explain = Callable[..., str]
 
@@ -213,6 +213,8 @@ _call_p.multiple_results = True
 
 @check_p.def_impl
 def _check_now(condition: Any, *operands: Any, report: Report, loops: int) -> Any:
+    if report.kind == "ask":
+        return np.any(condition)
     if report.kind == "tell":
         return report.tell(condition, *operands, loops=loops)[0]
     if report.kind == "end" and np.any(condition):
@@ -222,6 +224,8 @@ def _check_now(condition: Any, *operands: Any, report: Report, loops: int) -> An
 
 
 def _check_lowered(condition: Any, *operands: Any, report: Report, loops: int) -> Any:
+    if report.kind == "ask":
+        return condition.any()
     left_out = _left_out.get()
     if left_out is not None:
         left_out.append(report)
@@ -284,7 +288,8 @@ def check(condition: Any, *operands: Any, explain: str | Explain, kind: Kind = "
             the mapped axes in front, that returns the message. It is called on the host when the
             check has failed.
         kind: what to do when the check fails: `"end"` the program; `"end compiled"`, the same, but
-            nothing outside of compiled code; or `"tell"`: print the error and go on.
+            nothing outside of compiled code; `"tell"`: print the error and go on; or `"ask"`: only
+            return whether the condition holds anywhere, loops and branches considered.
 
     Returns:
         A scalar bool: whether the check has failed and the program goes on nevertheless. If it is
@@ -371,5 +376,6 @@ def fail_if(
 
 
 def reports_in(jaxpr: Any) -> tuple[Report, ...]:
-    """What is known of each check of a program, wherever it stands."""
-    return tuple(e.params["report"] for e in equations_in(jaxpr) if e.primitive is check_p)
+    """What is known of each check of a program that may raise, wherever it stands."""
+    reports = (e.params["report"] for e in equations_in(jaxpr) if e.primitive is check_p)
+    return tuple(report for report in reports if report.kind != "ask")
