@@ -98,11 +98,12 @@ def test_degrees_of_freedom_are_those_of_directions_and_lengths(unit):
     assert Scatter.of(0 * apart, used).freedom(number) == 4
 
 
-def test_arrays_that_the_function_closes_over_have_derivatives():
+@pytest.mark.parametrize("tag", ["symmetric", "positive_semidefinite"])
+def test_arrays_that_the_function_closes_over_have_derivatives(tag):
     rng = np.random.default_rng(3)
     with jax.enable_x64(True):
         eigenvalues = np.linspace(0.5, 2.0, SIZE)
-        operator = MatrixOperator(symmetric(eigenvalues, rng), symmetric=True)
+        operator = MatrixOperator(symmetric(eigenvalues, rng), **{tag: True})
 
         def value(power, matvecs):
             return trace_of_function(lambda x: x**power, operator, KEY, matvecs=matvecs).value

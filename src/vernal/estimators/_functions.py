@@ -78,7 +78,8 @@ def trace_of_function(
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
-            differentiable as often as derivatives are asked for, plus once for each of these.
+            differentiable as often as derivatives are asked for, plus once for each of these, and defined from the
+            least eigenvalue on that there may be.
         operator: symmetric (Hermitian, if it is complex), and declared so.
         key: a key of `jax.random`.
         matvecs: how many products to make at most, a Python int.
