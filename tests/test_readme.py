@@ -113,7 +113,11 @@ def test_what_is_said_to_be_printed_is_found():
 
 @pytest.mark.parametrize(
     ("source", "output"),
-    [("print(1)\nprint('a b ')", "1\na b"), ("print(7.5)", "7..."), ("int('x')", "ValueError: ...")],
+    [
+        ("print(1)\nprint('a b ')", "1\na b"),
+        ("print(7.5)", "7..."),
+        ("int('x')", "ValueError: ..."),
+    ],
 )
 def test_a_block_of_text_below_code_is_what_it_prints(source, output):
     page = f"```python\n{source}\n```\n\n```text\n{output}\n```\n"

@@ -37,13 +37,17 @@ def fill_missing(params: Any, grads: Any) -> Any:
     """Gradients for all parameters: zeros where none was computed, for Optax knows no holes."""
     params = params.fast if _is_pair(params) else params
 
-    def fill(grad: Any, part: Any) -> Any:
+    misshapen: list[Any] = []
+
+    def fill(path: Any, grad: Any, part: Any) -> Any:
         if grad is None:
             return jtu.tree_map(jnp.zeros_like, part)
+        if is_array(part) and jnp.shape(grad) != part.shape:
+            misshapen.append((path, grad, part))
         return None if part is None else grad
 
     try:
-        return jtu.tree_map(fill, grads, params, is_leaf=is_none)
+        filled = jtu.tree_map_with_path(fill, grads, params, is_leaf=is_none)
     except (ValueError, TypeError, KeyError) as error:
         raise value_error(
             "the gradients do not have the structure of the model",
@@ -52,6 +56,15 @@ def fill_missing(params: Any, grads: Any) -> Any:
             got=f"{diff_text(params, grads, leaves='ignore')}\n({error})",
             instead="pass the model they were computed for, and the arguments in this order",
         ) from None
+    for path, grad, part in misshapen:
+        raise value_error(
+            "a gradient does not have the shape of its array",
+            where=f"Optimizer.update: {path_text(path, 'grads')}",
+            expected=f"shape {part.shape}",
+            got=short(grad),
+            instead="the gradients of this very model",
+        )
+    return filled
 
 
 def refuse_numbers(model: Any, grads: Any) -> None:
