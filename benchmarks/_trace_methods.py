@@ -15,8 +15,6 @@ from vernal import estimators, linalg
 METHODS = {
     "Hutchinson": estimators.Hutchinson(),
     "Hutch++": estimators.HutchPlusPlus(),
-    "NA-Hutch++": estimators.NAHutchPlusPlus(),
-    "Nystrom++": estimators.NystromPlusPlus(),
     "XTrace": estimators.XTrace(),
     "XNysTrace": estimators.XNysTrace(),
 }

@@ -9,13 +9,30 @@ from jax import lax
 from scipy import stats
 
 from vernal.estimators import Budget
-from vernal.linalg import Operator
+from vernal.linalg import MatrixOperator, Operator
 
 SPECTRA = {
     "flat": lambda n: np.linspace(3.0, 1.0, n),
     "poly": lambda n: np.arange(1.0, n + 1) ** -2,
     "exp": lambda n: 0.7 ** np.arange(n),
     "step": lambda n: np.where(np.arange(n) < n // 20, 1.0, 1e-3),
+}
+
+
+def distances(x):
+    return np.abs(x[:, None] - x[None, :])
+
+
+KERNELS = {
+    "rbf": lambda x: np.exp(-(distances(x) ** 2) / 2),
+    "matern 1/2": lambda x: np.exp(-distances(x)),
+    "matern 3/2": lambda x: (1 + 3**0.5 * distances(x)) * np.exp(-(3**0.5) * distances(x)),
+    "matern 5/2": lambda x: (
+        (1 + 5**0.5 * distances(x) + 5 / 3 * distances(x) ** 2) * np.exp(-(5**0.5) * distances(x))
+    ),
+    "periodic": lambda x: np.exp(-2 * np.sin(distances(x)) ** 2),
+    "linear": lambda x: np.outer(x, x),
+    "clustered": lambda x: np.exp(-(distances(np.round(x, 0) + 0.05 * np.sin(97 * x)) ** 2) / 2),
 }
 
 
@@ -120,3 +137,7 @@ def errors_of(method, operators, matvecs, seeds, most=None):
             bias=float(error.mean() / (error.std(ddof=1) / seeds**0.5)),
         )
     return found
+
+
+# For pairs of vectors that do not depend on the operator.
+ANY_OPERATOR = MatrixOperator(jnp.eye(1))

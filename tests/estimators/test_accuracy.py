@@ -30,18 +30,6 @@ LEVELS = {
         "exp": (2.29e-02, 1.53e-04, 8.34e-08, 4.74e-12),
         "step": (4.79e-02, 2.33e-02, 1.04e-02, 1.87e-05),
     },
-    "NAHutchPlusPlus": {
-        "flat": (1.13e-02, 6.16e-03, 4.74e-03, 3.22e-03),
-        "poly": (2.54e-02, 3.88e-03, 8.91e-04, 3.35e-04),
-        "exp": (6.90e-02, 1.99e-03, 7.86e-06, 6.99e-09),
-        "step": (6.41e-02, 3.57e-02, 1.74e-02, 1.33e-03),
-    },
-    "NystromPlusPlus": {
-        "flat": (2.65e-03, 1.76e-03, 1.58e-03, 1.27e-03),
-        "poly": (1.40e-02, 1.63e-03, 4.16e-04, 1.49e-04),
-        "exp": (1.87e-02, 3.15e-05, 8.74e-10, 1.02e-12),
-        "step": (3.43e-02, 1.74e-02, 2.23e-03, 3.48e-04),
-    },
     "XTrace": {
         "flat": (2.62e-03, 1.83e-03, 1.28e-03, 8.97e-04),
         "poly": (7.51e-03, 6.41e-04, 1.84e-04, 5.83e-05),
@@ -58,7 +46,7 @@ LEVELS = {
 # Below it, an error is one of rounding.
 ROUNDING = 1e-15
 # More where they are cheap, and where a few bad sketches make most of the error.
-SEEDS = {"Hutchinson": 300, "NAHutchPlusPlus": 300}
+SEEDS = {"Hutchinson": 300}
 
 
 @pytest.mark.slow

@@ -9,12 +9,11 @@ import pytest
 from jax import lax
 
 import vernal
-from tests.estimators._spectra import SPECTRA, symmetric
+from tests.estimators._spectra import ANY_OPERATOR, SPECTRA, symmetric
 from vernal.estimators import (
     Budget,
     HutchinsonDiagonal,
     Normal,
-    Orthogonal,
     Sphere,
     XDiag,
     XNysDiag,
@@ -72,7 +71,7 @@ def test_the_value_is_a_tree_like_the_vectors_and_real_for_a_hermitian_operator(
         assert found.value["a"].dtype == dtype
         assert found.standard_error["a"].shape == (2, 2)
         assert found.standard_error["a"].dtype == jnp.float32
-    estimated = diagonal(FunctionOperator(product, example, symmetric=True), KEY, matvecs=4)
+    estimated = diagonal(FunctionOperator(product, example, symmetric=True), KEY, matvecs=5)
     assert estimated.value["b"][0].shape == (2,) and estimated.value["a"].dtype == jnp.float32
 
 
@@ -80,8 +79,8 @@ def test_a_method_is_chosen_by_tags_and_budget():
     def chosen(matvecs, **tags):
         return type(_choose(MatrixOperator(jnp.eye(N), **tags), matvecs))
 
-    assert chosen(6, positive_semidefinite=True) is XNysDiag
-    assert chosen(5, positive_semidefinite=True) is HutchinsonDiagonal
+    assert chosen(5, positive_semidefinite=True) is XNysDiag
+    assert chosen(4, positive_semidefinite=True) is HutchinsonDiagonal
     assert chosen(20, symmetric=True) is XDiag
     assert chosen(20) is XDiag
     assert chosen(19, symmetric=True) is HutchinsonDiagonal
@@ -110,7 +109,10 @@ def test_all_budgets_below_one_maximum_share_a_compilation_and_agree_with_their_
         traces.append(used)
         return diagonal(given, KEY, matvecs=used, max_matvecs=24, method=method)
 
-    for used in (4, 7, 24):
+    # A number that is too small, which nobody can know while tracing, becomes the smallest one.
+    least = {"hutchinson": 5, "xdiag": 10, "xnysdiag": 5}[name]
+    assert int(run(jnp.asarray(2)).matvecs) == least
+    for used in (12, 15, 24):
         found = run(jnp.asarray(used))
         assert int(found.matvecs) == (used - used % 2 if name == "xdiag" else used)
         assert np.all(np.isfinite(found.value)) and np.all(np.isfinite(found.standard_error))
@@ -136,9 +138,9 @@ def test_wrong_budgets_and_methods_are_refused():
     call = inspect.unwrap(diagonal)
     with pytest.raises(ValueError, match="`matvecs` is too small"):
         call(given, KEY, matvecs=0)
-    with pytest.raises(ValueError, match=r"matvecs >= 4"):
+    with pytest.raises(ValueError, match=r"matvecs >= 10"):
         call(given, KEY, matvecs=3, method=XDiag())
-    with pytest.raises(ValueError, match=r"max_matvecs >= 4"):
+    with pytest.raises(ValueError, match=r"max_matvecs >= 10"):
         call(given, KEY, matvecs=3, max_matvecs=3, method=XDiag())
     with pytest.raises(TypeError, match="not a whole number"):
         call(given, KEY, matvecs=2.5)
@@ -170,7 +172,7 @@ def test_hutchinson_is_the_mean_of_products_for_signs():
     with jax.enable_x64(True):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((N, N)))
         outcome = HutchinsonDiagonal().estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
-        left, probes = outcome.sensitivity.block(0)
+        left, probes = outcome.gradient_pairs.block(ANY_OPERATOR, 0)
         each = probes * (matrix @ probes)
         np.testing.assert_allclose(left, probes / 12)
         np.testing.assert_allclose(outcome.value, each.mean(axis=1), atol=1e-12)
@@ -180,8 +182,8 @@ def test_hutchinson_is_the_mean_of_products_for_signs():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("probes", "matvecs"),
-    [(Normal(), 8), (Sphere(), 8), (Orthogonal(), 25)],
-    ids=["normal", "sphere", "orthogonal"],
+    [(Normal(), 8), (Sphere(), 8)],
+    ids=["normal", "sphere"],
 )
 def test_hutchinson_is_unbiased_and_honest_with_other_probes(probes, matvecs):
     with jax.enable_x64(True):
@@ -203,11 +205,11 @@ def test_hutchinson_adds_blocks_up_without_losing_digits(monkeypatch):
         # Nearly a multiple of the identity, so that sums of squares would cancel.
         matrix = jnp.asarray(1e6 * np.eye(N) + positive())
         whole = HutchinsonDiagonal(Normal()).estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
-        _, probes = whole.sensitivity.block(0)
+        _, probes = whole.gradient_pairs.block(ANY_OPERATOR, 0)
         monkeypatch.setattr("vernal.estimators._hutchinson._BYTES", 5 * N * 8)
         blocks = HutchinsonDiagonal(Normal()).estimate(MatrixOperator(matrix), KEY, Budget(12, 12))
-        assert blocks.sensitivity.blocks() == 3
-        parts = [blocks.sensitivity.block(i)[1] for i in range(3)]
+        assert blocks.gradient_pairs.blocks() == 3
+        parts = [blocks.gradient_pairs.block(ANY_OPERATOR, i)[1] for i in range(3)]
         for outcome, w in ((whole, probes), (blocks, jnp.concatenate(parts, axis=1))):
             y = matrix @ w
             slope = jnp.sum(w * y, axis=1) / jnp.sum(w**2, axis=1)
@@ -237,7 +239,7 @@ def test_gradients_are_unbiased_in_both_directions(name):
 
         def value(s, key):
             given = operator(matrix + s * change, jnp.float64)
-            return diagonal(given, key, matvecs=8, method=METHODS[name]).value
+            return diagonal(given, key, matvecs=10, method=METHODS[name]).value
 
         def both(key):
             zero = jnp.zeros(())
@@ -254,6 +256,6 @@ def test_gradients_are_unbiased_in_both_directions(name):
 def test_half_precision_works():
     given = operator(positive(), jnp.bfloat16)
     found = diagonal(given, KEY, matvecs=10)
-    assert found.value.dtype == jnp.bfloat16 and found.standard_error.dtype == jnp.bfloat16
+    assert found.value.dtype == jnp.float32 and found.standard_error.dtype == jnp.float32
     error = np.abs(found.value.astype("float32") - jnp.diagonal(given.matrix).astype("float32"))
     assert float(error.max()) < 1

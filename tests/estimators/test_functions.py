@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from vernal.estimators import frobenius_norm, schatten_norm, trace_of_function
+from vernal.estimators._samples import Scatter
 from vernal.linalg import FunctionOperator, MatrixOperator
 
 SIZE = 60
@@ -29,14 +30,14 @@ def test_functions_of_indefinite_operators_are_unbiased_with_honest_errors(name)
 
         def one(key):
             found = trace_of_function(f, operator, key, matvecs=50)
-            return found.value, found.standard_error
+            return found.value, found.standard_error, found.degrees_of_freedom
 
         keys = jax.random.split(KEY, 300)
-        values, errors = map(np.asarray, jax.jit(lambda ks: jax.lax.map(one, ks))(keys))
+        values, errors, freedom = map(np.asarray, jax.jit(lambda ks: jax.lax.map(one, ks))(keys))
         off = values - np.sum(np.asarray(f(jnp.asarray(eigenvalues))))
     assert abs(stats.ttest_1samp(off, 0.0).statistic) < 3
     assert 0.8 < np.sqrt(np.mean(errors**2) / np.mean(off**2)) < 1.5
-    assert np.mean(np.abs(off) < stats.t.ppf(0.975, 4) * errors) >= 0.93
+    assert np.mean(np.abs(off) < stats.t.ppf(0.975, freedom) * errors) >= 0.93
 
 
 @pytest.mark.slow
@@ -81,11 +82,28 @@ def test_the_error_is_honest_whether_probes_or_steps_are_too_few(eigenvalues):
             assert np.mean(np.abs(off) < stats.t.ppf(0.975, freedom) * errors) >= 0.93
 
 
-def test_arrays_that_the_function_closes_over_have_derivatives():
+@pytest.mark.parametrize("unit", [1.0, 1e-15, 1e15])
+def test_degrees_of_freedom_are_those_of_directions_and_lengths(unit):
+    used, number = jnp.arange(6) < 5, jnp.asarray(5.0)
+    # Five slopes of one length in as many directions as they can show; in one direction, where lengths vary, too.
+    apart, along = jnp.eye(40, 6), jnp.outer(jnp.ones(40), jnp.arange(6.0))
+    lengths = (jnp.arange(5.0) - 2) ** 2
+    varied = jnp.var(lengths, ddof=1) / (5 * jnp.mean(lengths) ** 2)
+    for slopes, freedom in ((apart, 16.0), (along, max(2 / (2 / 4 + varied), 4.0))):
+        found = Scatter.of(slopes * unit, used).freedom(number)
+        np.testing.assert_allclose(found, freedom, rtol=1e-5)
+    # Blocks are put together; without any slope there is nothing to be noisy.
+    both = Scatter.of(apart[:, :3], used[:3]).joined(Scatter.of(apart[:, 3:], used[3:]))
+    assert 4 < both.freedom(number) < 16
+    assert Scatter.of(0 * apart, used).freedom(number) == 4
+
+
+@pytest.mark.parametrize("tag", ["symmetric", "positive_semidefinite"])
+def test_arrays_that_the_function_closes_over_have_derivatives(tag):
     rng = np.random.default_rng(3)
     with jax.enable_x64(True):
         eigenvalues = np.linspace(0.5, 2.0, SIZE)
-        operator = MatrixOperator(symmetric(eigenvalues, rng), symmetric=True)
+        operator = MatrixOperator(symmetric(eigenvalues, rng), **{tag: True})
 
         def value(power, matvecs):
             return trace_of_function(lambda x: x**power, operator, KEY, matvecs=matvecs).value
@@ -97,6 +115,23 @@ def test_arrays_that_the_function_closes_over_have_derivatives():
             value(jnp.asarray(2.0 + 1e-6), 40) - value(jnp.asarray(2.0 - 1e-6), 40)
         ) / 2e-6
         np.testing.assert_allclose(slope, differences, rtol=1e-6)
+
+
+@pytest.mark.parametrize("f", [lambda x: 1 / x, jnp.log, jnp.sqrt], ids=["inverse", "log", "root"])
+def test_a_known_least_eigenvalue_brings_the_bounds_together(f):
+    eigenvalues = np.geomspace(1e-3, 1.0, SIZE)
+    with jax.enable_x64(True):
+        matrix = symmetric(eigenvalues, np.random.default_rng(9))
+        operator = MatrixOperator(jnp.asarray(matrix), positive_semidefinite=True)
+        truth, errors = np.sum(np.asarray(f(jnp.asarray(eigenvalues)))), []
+        for least in (None, 1e-3):
+            found = trace_of_function(f, operator, KEY, matvecs=50, least_eigenvalue=least)
+            low, high = found.interval(0.999)
+            assert low < truth < high and found.tags_hold
+            errors.append(found.standard_error)
+        assert errors[1] < errors[0]
+        wrong = trace_of_function(f, operator, KEY, matvecs=50, least_eigenvalue=0.1)
+        assert not wrong.tags_hold
 
 
 def test_an_operator_that_is_declared_positive_has_no_negative_eigenvalues():
@@ -125,7 +160,8 @@ def test_schatten_norms_are_those_of_the_singular_values(p, is_symmetric):
         operator = MatrixOperator(jnp.asarray(matrix), symmetric=is_symmetric)
         found = schatten_norm(operator, KEY, p, matvecs=2 * SIZE + 1)
         np.testing.assert_allclose(found.value, exact, rtol=1e-8)
-        assert found.standard_error == 0
+        # Rounding is reported.
+        assert 0 < found.standard_error < 1e-11 * exact
         assert found.matvecs == (SIZE + 1 if is_symmetric else 2 * SIZE + 1)
         rough = schatten_norm(operator, KEY, p, matvecs=55)
         assert rough.matvecs <= 55 and abs(rough.value - exact) < 5 * rough.standard_error
@@ -189,6 +225,8 @@ def test_they_say_what_they_cannot_do():
     operator = MatrixOperator(jnp.eye(9), symmetric=True)
     with pytest.raises(ValueError, match="not declared symmetric"):
         trace_of_function(jnp.exp, jnp.eye(9), KEY, matvecs=9)
+    with pytest.raises(ValueError, match="`least_eigenvalue` would be ignored"):
+        trace_of_function(jnp.exp, operator, KEY, matvecs=9, least_eigenvalue=0.1)
     with pytest.raises(TypeError, match="element by element"):
         trace_of_function(jnp.sum, operator, KEY, matvecs=9)
     with pytest.raises(TypeError, match="element by element"):

@@ -1,4 +1,4 @@
-"""`HutchPlusPlus` and `NAHutchPlusPlus` are unbiased, exact where they should be, and use the whole budget."""
+"""`HutchPlusPlus` is unbiased, exact where it should be, and uses the whole budget."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.estimators._spectra import SPECTRA, errors_of, rotated, symmetric
+from tests.estimators._spectra import ANY_OPERATOR, SPECTRA, rotated, symmetric
 from vernal import estimators
-from vernal.estimators import Budget, HutchPlusPlus, NAHutchPlusPlus, Orthogonal, _hutch_pp
+from vernal.estimators import Budget, HutchPlusPlus
 from vernal.linalg import FunctionOperator, MatrixOperator
 
-METHODS = {"hutch++": HutchPlusPlus(), "na-hutch++": NAHutchPlusPlus()}
+METHOD = HutchPlusPlus()
 RNG = np.random.default_rng(0)
 REAL = RNG.normal(size=(16, 16)) + 2 * np.eye(16)
 COMPLEX = REAL + 1j * RNG.normal(size=(16, 16))
@@ -23,15 +23,14 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", METHODS)
-def test_value_and_gradient_are_unbiased(name, case):
+def test_value_and_gradient_are_unbiased(case):
     matrix, tag = CASES[case]
     dtype = jnp.complex64 if np.iscomplexobj(matrix) else jnp.float32
     matrix = jnp.asarray(matrix, dtype)
 
     def estimate(scale, key):
         operator = MatrixOperator(scale.astype(dtype) * matrix, symmetric=tag)
-        found = estimators.trace(operator, key, matvecs=9, method=METHODS[name])
+        found = estimators.trace(operator, key, matvecs=9, method=METHOD)
         # The real part, so that one gradient is enough.
         return jnp.real(found.value), found
 
@@ -45,12 +44,12 @@ def test_value_and_gradient_are_unbiased(name, case):
     for error in (values - truth, np.asarray(slopes) - truth.real):
         assert abs(error.mean()) < 4 * error.std() / 2000**0.5
     ratio = np.mean(np.asarray(found.standard_error) ** 2) / np.mean(np.abs(values - truth) ** 2)
-    assert 0.8 < ratio < 1.25
+    # Of an operator that is not symmetric, the variance is never too small.
+    assert 0.8 < ratio < (1.25 if tag else 2.5)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_low_rank_zero_and_multiples_of_the_identity_are_exact(name):
-    n, method = 60, METHODS[name]
+def test_low_rank_zero_and_multiples_of_the_identity_are_exact():
+    n, method = 60, METHOD
     left, right = RNG.normal(size=(n, 4)), RNG.normal(size=(4, n))
     low_rank = left @ right / n
 
@@ -65,15 +64,7 @@ def test_low_rank_zero_and_multiples_of_the_identity_are_exact(name):
         assert float(found.standard_error) <= 1e-5 * size and bool(found.tags_hold)
 
 
-@pytest.mark.parametrize("rule", [_hutch_pp._thirds, _hutch_pp._quarters])
-def test_every_product_of_the_budget_is_made(rule):
-    for matvecs in range(4, 300):
-        parts = rule(matvecs)
-        assert sum(parts) == matvecs and min(parts) >= 1 and parts[-1] >= 2
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_as_many_products_are_made_as_the_budget_has(name):
+def test_as_many_products_are_made_as_the_budget_has():
     made = []
 
     class Counting(MatrixOperator):
@@ -89,23 +80,21 @@ def test_as_many_products_are_made_as_the_budget_has(name):
         made.clear()
 
         def run(operator=operator):
-            return METHODS[name].estimate(operator, jax.random.key(0), Budget(20, 20)).value
+            return METHOD.estimate(operator, jax.random.key(0), Budget(20, 20)).value
 
         jax.make_jaxpr(run)()
         assert sum(made) == 20
         # What can be made together is.
-        together = {"hutch++": 2, "na-hutch++": 1 if operator.symmetric else 2}
-        assert len(made) == together[name]
+        assert len(made) == 2
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_budget_that_shares_a_compilation_gives_the_same_estimate(name):
-    operator, key, method = rotated("poly", 100, jnp.float32), jax.random.key(3), METHODS[name]
+def test_a_budget_that_shares_a_compilation_gives_the_same_estimate():
+    operator, key, method = rotated("poly", 100, jnp.float32), jax.random.key(3), METHOD
 
     @jax.jit
     def run(used):
         found = method.estimate(operator, key, Budget(41, used))
-        left, right = found.sensitivity.block(0)
+        left, right = found.gradient_pairs.block(ANY_OPERATOR, 0)
         return found.value, found.variance, found.matvecs, jnp.sum(left * operator.matmul(right))
 
     for used in (4, 20):
@@ -113,38 +102,27 @@ def test_a_budget_that_shares_a_compilation_gives_the_same_estimate(name):
         @jax.jit
         def alone(used=used):
             found = method.estimate(operator, key, Budget(used, used))
-            left, right = found.sensitivity.block(0)
+            left, right = found.gradient_pairs.block(ANY_OPERATOR, 0)
             return found.value, found.variance, used, jnp.sum(left * operator.matmul(right))
 
         for a, b in zip(run(jnp.asarray(used)), alone(), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_false_tag_is_seen(name):
+def test_a_false_tag_is_seen():
     matrix = jnp.asarray(RNG.normal(size=(60, 60)), jnp.float32)
     for tags in ({"symmetric": True}, {"positive_semidefinite": True}):
         operator = MatrixOperator(matrix, **tags)
-        found = estimators.trace(operator, jax.random.key(0), matvecs=30, method=METHODS[name])
+        found = estimators.trace(operator, jax.random.key(0), matvecs=30, method=METHOD)
         assert not bool(found.tags_hold)
         assert np.isfinite(found.value) and np.isfinite(found.standard_error)
     negative = MatrixOperator(jnp.diag(jnp.linspace(-1.0, 0.5, 60)), positive_semidefinite=True)
-    assert not estimators.trace(
-        negative, jax.random.key(0), matvecs=30, method=METHODS[name]
-    ).tags_hold
+    assert not estimators.trace(negative, jax.random.key(0), matvecs=30, method=METHOD).tags_hold
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_too_few_products_are_refused(name):
+def test_too_few_products_are_refused():
     with pytest.raises(ValueError, match="matvecs >= 4"):
-        estimators.trace(jnp.eye(60), jax.random.key(0), matvecs=3, method=METHODS[name])
-
-
-@pytest.mark.slow
-def test_errors_with_orthogonal_probes_are_reported_honestly():
-    operators = {"flat": (rotated("flat", 60, jnp.float32), SPECTRA["flat"](60).sum())}
-    found = errors_of(HutchPlusPlus(Orthogonal()), operators, 45, 500)["flat"]
-    assert 0.85 < found.ratio < 1.2 and abs(found.bias) < 4 and found.inside > 0.93
+        estimators.trace(jnp.eye(60), jax.random.key(0), matvecs=3, method=METHOD)
 
 
 def test_functions_of_trees_have_a_trace():

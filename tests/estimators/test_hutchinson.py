@@ -8,7 +8,7 @@ from jax import lax
 
 from tests.estimators._spectra import SPECTRA, errors_of, rotated
 from vernal import estimators
-from vernal.estimators import Budget, Hutchinson, Normal, Orthogonal, Signs, _hutchinson
+from vernal.estimators import Budget, Hutchinson, Normal, Rademacher, _hutchinson
 from vernal.linalg import FunctionOperator, MatrixOperator
 
 RNG = np.random.default_rng(0)
@@ -39,8 +39,8 @@ def outcomes(method, operator, budget, seeds):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "probes"),
-    [*((case, None) for case in CASES), ("hermitian", Normal()), ("hermitian", Orthogonal())],
-    ids=[*CASES, "normal", "orthogonal"],
+    [*((case, None) for case in CASES), ("hermitian", Normal())],
+    ids=[*CASES, "normal"],
 )
 def test_value_and_variance_are_unbiased(case, probes):
     matrix, symmetric = CASES[case]
@@ -50,23 +50,17 @@ def test_value_and_variance_are_unbiased(case, probes):
     assert np.iscomplexobj(values) == (case == "complex") and np.all(fine)
     error = values - np.trace(matrix)
     assert abs(error.mean()) < 4 * error.std() / 4000**0.5
-    np.testing.assert_allclose(variances.mean(), np.mean(np.abs(error) ** 2), rtol=0.1)
+    ratio = variances.mean() / np.mean(np.abs(error) ** 2)
+    # Real forms are those of the symmetric part, which varies no more than what the slopes are of.
+    assert 0.9 < ratio < (2 if case == "nonsymmetric" else 1.1)
 
 
 def test_the_variance_of_signs_is_that_of_the_literature():
     matrix, _ = CASES["symmetric"]
     operator = MatrixOperator(jnp.asarray(matrix, jnp.float32), symmetric=True)
-    _, variances, _ = outcomes(Hutchinson(Signs()), operator, Budget(5, 5), 4000)
+    _, variances, _ = outcomes(Hutchinson(Rademacher()), operator, Budget(5, 5), 4000)
     off = np.sum(matrix**2) - np.sum(np.diagonal(matrix) ** 2)
     np.testing.assert_allclose(variances.mean(), 2 * off / 5, rtol=0.02)
-
-
-@pytest.mark.slow
-def test_orthogonal_probes_have_less_variance_by_the_share_of_the_space():
-    operator = rotated("flat", 40, jnp.float32)
-    _, plain, _ = outcomes(Hutchinson(estimators.Sphere()), operator, Budget(30, 30), 200)
-    _, fewer, _ = outcomes(Hutchinson(Orthogonal()), operator, Budget(30, 30), 200)
-    np.testing.assert_allclose(fewer.mean() / plain.mean(), 10 / 39, rtol=0.05)
 
 
 def small_blocks(monkeypatch, columns, size):
@@ -74,34 +68,22 @@ def small_blocks(monkeypatch, columns, size):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("symmetric", [False, True], ids=["forms", "slopes"])
+@pytest.mark.parametrize("symmetric", [False, True], ids=["any", "symmetric"])
 def test_blocks_give_the_mean_and_the_variance_of_all_forms(monkeypatch, symmetric, shared):
     small_blocks(monkeypatch, 4, 12)
     matrix = REAL + REAL.T
     operator = MatrixOperator(jnp.asarray(matrix, jnp.float32), symmetric=symmetric)
     budget = Budget(11, jnp.asarray(10)) if shared else Budget(10, 10)
     outcome = Hutchinson().estimate(operator, jax.random.key(1), budget)
-    drawn = outcome.sensitivity
+    drawn = outcome.gradient_pairs
     assert int(drawn.blocks()) == 3
     w = np.concatenate([np.asarray(drawn.vectors(i)[0]) for i in range(3)], axis=1)
     w = w[:, np.any(w != 0, axis=0)].astype(np.float64)
     assert w.shape == (12, 10)
     np.testing.assert_allclose(outcome.value, np.sum(w * (matrix @ w)) / 10, rtol=1e-5)
-    if symmetric:
-        variance = 2 * np.sum((w * (matrix @ w)).var(axis=1, ddof=1)) / 10
-    else:
-        variance = np.sum(w * (matrix @ w), axis=0).var(ddof=1) / 10
+    variance = 2 * np.sum((w * (matrix @ w)).var(axis=1, ddof=1)) / 10
     np.testing.assert_allclose(outcome.variance, variance, rtol=1e-4)
     assert int(outcome.matvecs) == 10 and float(outcome.degrees_of_freedom) == 9
-
-
-def test_pairs_from_one_draw_are_counted(monkeypatch):
-    small_blocks(monkeypatch, 4, 12)
-    drawn = _hutchinson._Drawn(
-        MatrixOperator(jnp.eye(12)), jax.random.key(0), Orthogonal(), Budget(11, 11)
-    )
-    assert float(drawn.pairs(jnp.asarray(11.0))) == 4 * 3 + 4 * 3 + 3 * 2
-    assert float(drawn.pairs(jnp.asarray(8.0))) == 2 * 4 * 3
 
 
 @pytest.mark.parametrize("used", [2, 17, 40])

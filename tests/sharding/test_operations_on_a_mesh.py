@@ -230,16 +230,13 @@ ESTIMATES = {
     "Hutchinson": of(estimators.trace, hessian, matvecs=4, method=estimators.Hutchinson()),
     "HutchPlusPlus": of(estimators.trace, hessian, matvecs=9, method=estimators.HutchPlusPlus()),
     "XTrace": of(estimators.trace, hessian, matvecs=6, method=estimators.XTrace()),
-    "NystromPlusPlus": of(
-        estimators.trace, curvature, matvecs=6, method=estimators.NystromPlusPlus()
-    ),
-    "XNysTrace": of(estimators.trace, curvature, matvecs=4, method=estimators.XNysTrace()),
+    "XNysTrace": of(estimators.trace, curvature, matvecs=8, method=estimators.XNysTrace()),
     "trace to a tolerance": of(estimators.trace, hessian, rtol=0.5, max_matvecs=12),
     "trace of a matrix": of(estimators.trace, matrix, matvecs=4, method=estimators.XTrace()),
     "HutchinsonDiagonal": of(
-        estimators.diagonal, hessian, matvecs=4, method=estimators.HutchinsonDiagonal()
+        estimators.diagonal, hessian, matvecs=5, method=estimators.HutchinsonDiagonal()
     ),
-    "XDiag": of(estimators.diagonal, hessian, matvecs=6, method=estimators.XDiag()),
+    "XDiag": of(estimators.diagonal, hessian, matvecs=10, method=estimators.XDiag()),
     "XNysDiag": of(estimators.diagonal, curvature, matvecs=6, method=estimators.XNysDiag()),
     "logdet": of(estimators.logdet, shifted, matvecs=12),
     "frobenius_norm": of(estimators.frobenius_norm, hessian, matvecs=6),

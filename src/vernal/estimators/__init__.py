@@ -2,30 +2,26 @@
 
 from .._ground import publish
 from ._diagonal import diagonal as diagonal
-from ._diagonal_method import DiagonalMethod as DiagonalMethod
 from ._estimate import Estimate as Estimate
 from ._functions import trace_of_function as trace_of_function
+from ._gradient_pairs import GradientPairs as GradientPairs
+from ._gradient_pairs import StoredPairs as StoredPairs
 from ._hutch_pp import HutchPlusPlus as HutchPlusPlus
-from ._hutch_pp import NAHutchPlusPlus as NAHutchPlusPlus
 from ._hutchinson import Hutchinson as Hutchinson
 from ._hutchinson_diagonal import HutchinsonDiagonal as HutchinsonDiagonal
 from ._logdet import logdet as logdet
 from ._method import Budget as Budget
+from ._method import DiagonalMethod as DiagonalMethod
 from ._method import Outcome as Outcome
 from ._method import TraceMethod as TraceMethod
 from ._norms import frobenius_norm as frobenius_norm
 from ._norms import schatten_norm as schatten_norm
-from ._nystrom_pp import NystromPlusPlus as NystromPlusPlus
-from ._probes import ComplexNormal as ComplexNormal
-from ._probes import ComplexSigns as ComplexSigns
 from ._probes import Normal as Normal
-from ._probes import Orthogonal as Orthogonal
 from ._probes import Probes as Probes
-from ._probes import Signs as Signs
+from ._probes import Rademacher as Rademacher
 from ._probes import Sphere as Sphere
+from ._probes import Steinhaus as Steinhaus
 from ._quadrature import LanczosQuadrature as LanczosQuadrature
-from ._sensitivity import Sensitivity as Sensitivity
-from ._sensitivity import Stored as Stored
 from ._spectral_density import SpectralDensity as SpectralDensity
 from ._spectral_density import spectral_density as spectral_density
 from ._trace import trace as trace

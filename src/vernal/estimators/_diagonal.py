@@ -7,22 +7,22 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator, as_operator, to_tree
 from ..transforms import filter_jit
-from ._diagonal_method import DiagonalMethod
 from ._estimate import Estimate
-from ._exact import UnitVectors, exact_diagonal, looks_semidefinite
+from ._exact import exact_diagonal
+from ._gradient_pairs import attach, stop_gradient
 from ._hutchinson_diagonal import HutchinsonDiagonal
-from ._method import Budget, Outcome, found_or_exact, planned
-from ._samples import is_real
-from ._sensitivity import attach, still
+from ._method import DiagonalMethod
+from ._plan import Plan, Wanted, carried_out, planned
 from ._xdiag import XDiag
 from ._xnysdiag import XNysDiag
 
-# With fewer, a basis costs more than it gains, and its error is estimated from too few leave-one-out estimates.
-_LEAST_FREE, _LEAST = 6, 20
+# With fewer, a basis costs more than it gains.
+_LEAST = 20
 # Bytes of a block of vectors, of which a method with a basis keeps about ten.
 _MOST_BYTES = 2**28
 
@@ -31,11 +31,17 @@ def diagonal(
     operator: Any,
     key: PRNGKeyArray,
     *,
-    matvecs: SupportsIndex,
+    matvecs: SupportsIndex | None = None,
     max_matvecs: SupportsIndex | None = None,
     method: DiagonalMethod | None = None,
+    rtol: ArrayLike | None = None,
+    atol: ArrayLike | None = None,
 ) -> Estimate:
     """Estimates the diagonal of a linear operator from its products with random vectors.
+
+    `matvecs`, `max_matvecs` and the tolerances are as for `trace`. A tolerance is for every element: its error is at
+    most `max(atol, rtol * largest)`, with a probability of 95% for each, where `largest` is the largest modulus of
+    all.
 
     Products with the unit vectors give the exact diagonal, so no method makes more than `n` products with an operator
     of size `n`: when the budget reaches `n`, the answer is exact and its error 0.
@@ -45,7 +51,7 @@ def diagonal(
     | operator | products | method |
     | --- | --- | --- |
     | any | at least `n` | exact |
-    | positive semidefinite | at least 6 | `XNysDiag`: one product for each vector of its basis |
+    | positive semidefinite | at least 5 | `XNysDiag`: one product for each vector of its basis |
     | any other | at least 20 | `XDiag`: two products for each, one of them with the adjoint |
     | any | fewer, or a basis of more than 256 MiB | `HutchinsonDiagonal`: no basis |
 
@@ -63,6 +69,8 @@ def diagonal(
         max_matvecs: what shapes are made for: a Python int. All `matvecs` up to it share one compilation, and may be
             traced. Without it, another `matvecs` is another compilation.
         method: how to estimate.
+        rtol: the tolerance relative to the largest element: a number, which may be traced.
+        atol: the absolute tolerance, likewise.
 
     Returns:
         The diagonal as a tree of arrays like the operator's vectors, with an error for each element; real if the
@@ -71,8 +79,8 @@ def diagonal(
     Raises:
         TypeError: if something is not an operator, or not a number; `TracedShapeError`, if a number is traced where it
             cannot be.
-        ValueError: if a number is too small, or if the method needs an operator that is declared to be positive
-            semidefinite.
+        ValueError: if a number is too small, if arguments do not go together, or if the method needs an operator that
+            is declared to be positive semidefinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -86,56 +94,44 @@ def diagonal(
     """
     where = "diagonal(operator, key)"
     operator = as_operator(operator, where)
-    wanted = matvecs, max_matvecs
-    method, budget = planned(operator, method, _choose, wanted, where, otherwise="XDiag()")
-    return _estimated(operator, key, method, budget)
+    wanted = Wanted(matvecs, max_matvecs, rtol, atol)
+    method, plan = planned(operator, method, _choose, wanted, where, otherwise="XDiag()")
+    return _estimated(operator, key, method, plan)
 
 
 def _choose(operator: Operator, matvecs: int) -> DiagonalMethod:
     """The method for so many products; the table is in the docstring of `diagonal`."""
     free = operator.positive_semidefinite
     row = operator.size * jnp.dtype(operator.dtype).itemsize
-    if matvecs < (_LEAST_FREE if free else _LEAST) or matvecs * row > _MOST_BYTES:
+    if matvecs < (XNysDiag.minimum if free else _LEAST) or matvecs * row > _MOST_BYTES:
         return HutchinsonDiagonal()
     return XNysDiag() if free else XDiag()
 
 
 @filter_jit
 def _estimated(
-    operator: Operator, key: PRNGKeyArray, method: DiagonalMethod, budget: Budget
+    operator: Operator, key: PRNGKeyArray, method: DiagonalMethod, plan: Plan
 ) -> Estimate:
-    quiet = still(operator)
-    outcome = still(found_or_exact(quiet, key, method, budget, partial(_exact, quiet)))
+    quiet = stop_gradient(operator)
+    outcome, met = carried_out(quiet, key, method, plan, partial(exact_diagonal, quiet))
+    outcome = stop_gradient(outcome)
     return Estimate.of(
-        _tree(operator, attach(outcome.value, operator, outcome.sensitivity)),
+        _tree(operator, attach(outcome.value, operator, outcome.gradient_pairs)),
         _tree(operator, jnp.sqrt(outcome.variance)),
         matvecs=outcome.matvecs,
         degrees_of_freedom=outcome.degrees_of_freedom,
         tags_hold=outcome.consistent,
-    )
-
-
-def _exact(operator: Operator, wanted: Array | None) -> Outcome:
-    """The diagonal without an error; zeros and no work if it is not wanted."""
-    value = exact_diagonal(operator, wanted=wanted)
-    zeros = jnp.zeros_like(value.real)
-    return Outcome(
-        value=value.real if is_real(operator) else value,
-        variance=zeros,
-        degrees_of_freedom=jnp.full((), jnp.inf, zeros.dtype),
-        matvecs=jnp.asarray(operator.size, jnp.int32),
-        consistent=looks_semidefinite(value)
-        if operator.positive_semidefinite
-        else jnp.asarray(True),
-        sensitivity=UnitVectors(operator.size, operator.dtype),
+        tolerance_met=met,
     )
 
 
 def _tree(operator: Operator, flat: Array) -> Any:
-    """A tree like the operator's vectors, real where the flat array is."""
+    """A tree like the operator's vectors, of single precision at least, and real where the flat array is."""
 
     def like(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        dtype = leaf.dtype if jnp.iscomplexobj(flat) else jnp.finfo(leaf.dtype).dtype
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+        # Of half precision nothing would be left of a small error.
+        real = jnp.finfo(leaf.dtype).dtype
+        real = jnp.float32 if real.itemsize < 4 else real
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if jnp.iscomplexobj(flat) else real)
 
     return to_tree(jtu.tree_map(like, operator.in_structure()), flat)

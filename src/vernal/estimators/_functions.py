@@ -1,10 +1,12 @@
-"""Traces of functions of symmetric operators, and the norms that are made of them."""
+"""Traces of functions of symmetric operators."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from .._ground import callable_name
@@ -14,27 +16,29 @@ from ..linalg import (
     carried_dense,
     derivative,
     divided_differences,
-    positive_int,
+    real_number,
     symmetric_operator,
 )
 from ..modules import Module
-from ..show import spec_text, type_error
+from ..show import spec_text, type_error, value_error
 from ..transforms import closure_to_pytree, filter_jit
+from ..trees import tree_at
 from ._estimate import Estimate
+from ._gradient_pairs import StoredPairs, attach
+from ._method import Outcome
 from ._orthogonal import power_below
+from ._plan import Plan, Wanted, carried_out, planned
 from ._quadrature import (
-    Kept,
+    FunctionTrace,
     LanczosQuadrature,
-    MadeAgain,
-    Starts,
     consistent,
     is_above,
     limited,
     rounding_of,
-    sums,
 )
-from ._sensitivity import attach
-from ._tally import Tally
+
+# Of eps, how wrong an element of a factorised matrix is, relative.
+_ROUNDINGS = 1.0
 
 
 def trace_of_function(
@@ -42,13 +46,29 @@ def trace_of_function(
     operator: Any,
     key: PRNGKeyArray,
     *,
-    matvecs: int,
+    matvecs: int | None = None,
     method: LanczosQuadrature | None = None,
+    least_eigenvalue: Any = None,
+    rtol: ArrayLike | None = None,
+    atol: ArrayLike | None = None,
+    max_matvecs: int | None = None,
 ) -> Estimate:
     """Estimates the trace of `f(A)`, the sum of `f` over the eigenvalues of a symmetric operator.
 
     By stochastic Lanczos quadrature; see `LanczosQuadrature` for the paper and for what the products are used for.
-    With as many products as the operator has rows, or more, the answer is exact, and made with that many products.
+    With as many products as the operator has rows, or more, the answer is exact but for rounding, and made with that
+    many products. Tolerances and `max_matvecs` are as for `trace`.
+
+    For a positive semidefinite operator, the value is halfway between the rule of Gauss and that of Gauss and Radau
+    with a node at the least possible eigenvalue; half of their distance is in the standard error. For a logarithm,
+    roots and other powers, inverses and `exp(-x)` these rules are bounds, however slowly the steps converge. Where the
+    function is steep at zero, `least_eigenvalue` makes them much closer. For any other operator the error of the steps
+    is estimated by a generalised averaged rule (Reichel, Spalevic, Tang): accurate once they converge, but no bound.
+
+    G. H. Golub and G. Meurant, "Matrices, Moments and Quadrature with Applications", Princeton University Press
+    (2010), chapter 6.
+    L. Reichel, M. M. Spalevic, T. Tang, "Generalized averaged Gauss quadrature rules for the approximation of matrix
+    functionals", BIT Numerical Mathematics 56 (2016), doi:10.1007/s10543-015-0592-7.
 
     Derivatives with respect to the operator and to arrays that `f` closes over are those of the trace: estimates of
     `tr(f'(A) dA)` and of the trace of the derivative of `f`, without bias but for the error of the quadrature. They
@@ -58,22 +78,29 @@ def trace_of_function(
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
-            differentiable as often as derivatives are asked for, plus once for each of these.
+            differentiable as often as derivatives are asked for, plus once for each of these, and defined from the
+            least eigenvalue on that there may be.
         operator: symmetric (Hermitian, if it is complex), and declared so.
         key: a key of `jax.random`.
         matvecs: how many products to make at most, a Python int.
         method: how to use them.
+        least_eigenvalue: a real number, which may be traced, that no eigenvalue of a positive semidefinite operator is
+            below. None takes what the operator knows, as `kernel_operator` does of its noise, or zero.
+        rtol: the tolerance relative to the value: a number, which may be traced.
+        atol: the absolute tolerance, likewise.
+        max_matvecs: how many products all attempts to meet a tolerance may make together, a Python int.
 
     Returns:
-        An `Estimate`, real. `standard_error` covers the error of the probes and of the quadrature. `tags_hold` is
-        False if the operator is visibly not what it is declared to be (asymmetric; clearly negative on some vector,
-        if it is declared positive semidefinite). The eigenvalues of an operator that is declared positive semidefinite
-        are never taken to be negative.
+        An `Estimate`, real. `standard_error` covers the errors of the probes, of the quadrature and of rounding.
+        `tags_hold` is False if the operator is visibly not what it is declared to be (asymmetric; clearly negative on
+        some vector, if it is declared positive semidefinite). The eigenvalues of an operator that is declared positive
+        semidefinite are never taken to be negative.
 
     Raises:
         TypeError: if `operator` is none, `matvecs` is traced or no int, or `f` does not map real arrays to real
             arrays of the same shape.
-        ValueError: if the operator is not declared symmetric, or `matvecs` is too small.
+        ValueError: if the operator is not declared symmetric, a number is too small, or arguments do not go
+            together, as `least_eigenvalue` and an operator that is not declared positive semidefinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -85,104 +112,144 @@ def trace_of_function(
         >>> bool(abs(estimate.value - exact) < 4 * estimate.standard_error)
         True
     """
-    where = "trace_of_function(operator)"
+    where = "trace_of_function(f, operator, key)"
     operator = symmetric_operator(operator, where)
     floor = 0.0 if operator.positive_semidefinite else None
-    return quadrature_estimate(
-        f, operator, key, matvecs, method, floor, "trace_of_function(matvecs)"
-    )
+    least = lower_bound(operator, least_eigenvalue, where)
+    wanted = Wanted(matvecs, max_matvecs, rtol, atol)
+    way = FunctionTrace(closure_to_pytree(f), method or LanczosQuadrature(), floor, least)
+    return function_estimate(way, operator, key, wanted, where)
 
 
-def quadrature_estimate(
-    f: Elementwise,
-    operator: Operator,
-    key: PRNGKeyArray,
-    matvecs: Any,
-    method: LanczosQuadrature | None,
-    floor: float | None,
-    where: str,
-    least: Any = None,
-) -> Estimate:
-    """The trace of `f` at the eigenvalues, those below `floor` times the largest replaced by that; None for none.
-    `least`: of a logarithm, what no eigenvalue is below."""
-    matvecs = positive_int(matvecs, "matvecs", where)
-    method = LanczosQuadrature() if method is None else method
-    f = closure_to_pytree(f)
-    if matvecs >= operator.size:
-        return _exact(f, operator, floor, least)
-    count, steps = method.split(matvecs)
-    return _estimated(f, operator, key, method, count, steps, floor, least)
-
-
-@filter_jit
-def _estimated(
-    f: Elementwise,
-    operator: Operator,
-    key: PRNGKeyArray,
-    method: LanczosQuadrature,
-    count: int,
-    steps: int,
-    floor: float | None,
-    least: Any,
-) -> Estimate:
-    starts, f = Starts.of(operator, key, method.probes, count, steps), Checked(f)
-    between = least is not None
-
-    def of_block(index: int | Array) -> tuple[Tally, Array]:
-        found = sums(operator, starts.block(index), steps, f, floor, least)
-        return Tally.of(operator, starts, found, index, between), found.products
-
-    tally, products = of_block(0)
-    if starts.blocks == 1:
-        left = products.T / jnp.asarray(count, products.dtype)
-        pairs = Kept.of(operator, left, starts.block(0).T)
-    else:
-        pairs = MadeAgain(operator, starts, steps, f, floor)
-        tally = lax.fori_loop(
-            1, starts.blocks, lambda i, known: known.joined(of_block(i)[0]), tally
+def lower_bound(operator: Operator, given: Any, where: str) -> Array | None:
+    """What no eigenvalue is below, as it is given or as the operator knows; None if it may have any."""
+    if operator.positive_semidefinite:
+        least = operator.least_eigenvalue() if given is None else given
+        return real_number(least, "least_eigenvalue", where, jnp.finfo(operator.dtype).dtype)
+    if given is not None:
+        raise value_error(
+            "`least_eigenvalue` would be ignored: the operator may have negative eigenvalues",
+            where=where,
+            expected="an operator that is declared positive semidefinite, or no `least_eigenvalue`",
+            got=f"least_eigenvalue={given}, positive_semidefinite=False",
         )
-    value = tally.samples.mean
-    return Estimate.of(
-        attach(value, operator, pairs),
-        tally.error(steps, between),
-        matvecs=jnp.asarray(count * steps, jnp.int32),
-        degrees_of_freedom=jnp.asarray(count - 1, value.dtype),
-        tags_hold=tally.consistent,
-    )
+    return None
+
+
+def function_estimate(
+    way: FunctionTrace, operator: Operator, key: PRNGKeyArray, wanted: Wanted, where: str
+) -> Estimate:
+    """The trace of a function that was not checked."""
+    if wanted.matvecs is not None and wanted.max_matvecs is not None:
+        raise value_error(
+            "`max_matvecs` is for a tolerance here: every number of products is another compilation",
+            where=where,
+            expected="`matvecs`; or `rtol` or `atol`, with `max_matvecs`",
+            got="matvecs and max_matvecs",
+        )
+    least = way.quadrature.minimum
+    _, plan = planned(operator, way, lambda *_: way, wanted, where, least=least)
+    way = tree_at(lambda way: way.f, way, Checked(way.f))
+    return _estimated(way, operator, key, plan)
 
 
 @filter_jit
-def _exact(f: Elementwise, operator: Operator, floor: float | None, least: Any) -> Estimate:
-    """By the eigenvalues of the matrix, which is made with unit vectors."""
-    f, g = Checked(f), derivative(Checked(f))
+def _estimated(way: FunctionTrace, operator: Operator, key: PRNGKeyArray, plan: Plan) -> Estimate:
+    outcome, met = carried_out(operator, key, way, plan, lambda: _exact(way, operator))
+    return Estimate.of(
+        attach(outcome.value, operator, outcome.gradient_pairs),
+        jnp.sqrt(lax.stop_gradient(outcome.variance)),
+        matvecs=outcome.matvecs,
+        degrees_of_freedom=outcome.degrees_of_freedom,
+        tags_hold=outcome.consistent,
+        tolerance_met=met,
+    )
+
+
+class _Dense(NamedTuple):
+    """The trace of a function of a matrix, how far rounding may move it, and `f'(A)`."""
+
+    value: Array
+    error: Array
+    slope: Array
+    agrees: Array
+
+
+def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
+    """By the whole matrix, which is made with unit vectors."""
     size, dtype = operator.size, operator.dtype
     eye = jnp.eye(size, dtype=dtype)
     given = operator.matmul(eye)
     matrix = (given + given.conj().T) / 2
-    largest = jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0)
-    unit = power_below(largest)
+    unit = power_below(jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0))
+    asymmetry = jnp.max(jnp.abs(given - given.conj().T), initial=0)
+    if not way.is_logarithm:
+        found = _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps)
+    else:
+        scaled = matrix / unit.astype(dtype)
+        lower = jnp.linalg.cholesky(scaled)
+        eps, largest = operator.eps, jnp.max(jnp.abs(jnp.diagonal(scaled)), initial=0)
+        bound = jnp.maximum(way.least / unit - 16 * size**0.5 * eps * largest, eps * largest)
+        # There is such a factor if no eigenvalue is below the bound.
+        above = jnp.linalg.cholesky(scaled - bound.astype(dtype) * eye)
+        is_fine = jnp.all(jnp.isfinite(lower)) & jnp.all(jnp.isfinite(above)) & (largest > 0)
+        found = lax.cond(
+            lax.stop_gradient(is_fine),
+            lambda: _logdet_by_cholesky(lower, unit, asymmetry, operator.eps),
+            lambda: _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps),
+        )
+    return Outcome(
+        value=found.value,
+        variance=found.error**2,
+        degrees_of_freedom=jnp.asarray(jnp.inf, found.value.dtype),
+        matvecs=jnp.asarray(size, jnp.int32),
+        consistent=found.agrees,
+        gradient_pairs=StoredPairs.of(operator, found.slope, eye),
+    )
+
+
+def _by_eigenvalues(
+    way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array, eps: float
+) -> _Dense:
+    f, g, dtype = way.f, derivative(way.f), matrix.dtype
     raw, vectors = jnp.linalg.eigh(matrix / unit.astype(dtype), symmetrize_input=False)
     raw = raw * unit
-    nodes = limited(raw[None], floor)[0]
+    nodes = limited(raw[None], way.floor)[0]
     still, basis = lax.stop_gradient(nodes), lax.stop_gradient(vectors)
-    values = f(still)
     weighted = basis * g(still).astype(dtype)[None, :]
     product = jnp.matmul(weighted, basis.conj().T, precision=lax.Precision.HIGHEST)
     differences = divided_differences(g, nodes[None])[0]
-    product = carried_dense(product, matrix, vectors, differences)
-    asymmetry = jnp.max(jnp.abs(given - given.conj().T), initial=0)
-    agrees = consistent(asymmetry, raw, size, floor)
-    value, error = jnp.sum(values), jnp.zeros_like(unit)
-    if least is not None:
-        agrees &= is_above(least, raw, size)
+    agrees = consistent(asymmetry, raw, len(matrix), way.floor)
+    if way.least is not None:
+        agrees &= is_above(way.least, raw, len(matrix))
+    return _Dense(
+        jnp.sum(f(still)),
         # The errors of the eigenvalues are independent.
-        error = jnp.linalg.norm(rounding_of(g, still))
-    return Estimate.of(
-        attach(value, operator, Kept.of(operator, product, eye)),
-        error,
-        matvecs=jnp.asarray(size, jnp.int32),
-        degrees_of_freedom=jnp.asarray(jnp.inf, value.dtype),
-        tags_hold=agrees,
+        jnp.linalg.norm(rounding_of(f, still, way.floor, eps)),
+        carried_dense(product, matrix, vectors, differences),
+        agrees,
+    )
+
+
+def _logdet_by_cholesky(lower: Array, unit: Array, asymmetry: Array, eps: float) -> _Dense:
+    """Of a matrix with the factor L, times `unit`.
+
+    Rounding makes L the factor of another matrix, of which the element (i, j) is wrong by some eps sqrt(a_ii a_jj)
+    (N. J. Higham, "Accuracy and Stability of Numerical Algorithms", SIAM (2002), theorem 10.3). Take these errors to be
+    independent: then the logarithm is wrong by eps times the Frobenius norm of the inverse of the matrix that is scaled
+    to a unit diagonal.
+    """
+    size, eye = len(lower), jnp.eye(len(lower), dtype=lower.dtype)
+    half = solve_triangular(lower, eye, lower=True)
+    inverse = jnp.matmul(half.conj().T, half, precision=lax.Precision.HIGHEST)
+    roots = jnp.linalg.norm(lax.stop_gradient(lower), axis=1)
+    value = 2 * jnp.sum(jnp.log(jnp.diagonal(lower).real)) + size * jnp.log(unit)
+    wrong = jnp.abs(lax.stop_gradient(inverse)) * roots[:, None] * roots[None, :]
+    return _Dense(
+        lax.stop_gradient(value),
+        _ROUNDINGS * eps * jnp.linalg.norm(wrong),
+        inverse / unit.astype(lower.dtype),
+        consistent(asymmetry / unit, roots**2, size, None),
     )
 
 

@@ -1,12 +1,16 @@
 """`Hutchinson`: the mean of quadratic forms."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator
-from ._method import Budget, Outcome, TraceMethod, default_probes, masked, products
+from ..modules import field
+from ._gradient_pairs import GradientPairs
+from ._method import Budget, Outcome, TraceMethod, default_probes, products
 from ._probes import Probes
 from ._samples import (
     Samples,
@@ -17,7 +21,6 @@ from ._samples import (
     samples_of,
     slopes_of,
 )
-from ._sensitivity import Sensitivity
 
 # Bytes of probes that are in memory at once.
 _BYTES = 2**26
@@ -27,8 +30,8 @@ class Hutchinson(TraceMethod):
     r"""The mean of `w^* A w` over random probes `w`. Works for every square operator.
 
     The error of `m` products is about `sqrt(2 / m)` times the Frobenius norm of the part of `A` off the diagonal.
-    Unbiased, with an unbiased variance: from the slopes of the forms, if the operator is declared symmetric (see
-    `Probes.slopes`), and else from the forms themselves. Memory does not grow with the number of products.
+    Unbiased, with a variance from the slopes of the forms (see `Probes.slopes`): unbiased if the operator is symmetric,
+    and else too large rather than too small. Memory does not grow with the number of products.
 
     M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
     Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.
@@ -53,12 +56,12 @@ class Hutchinson(TraceMethod):
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace block by block; see `TraceMethod`."""
         distribution = self.probes or default_probes(operator)
-        drawn = _Drawn(operator, key, distribution, budget)
+        drawn = Drawn.of(operator, key, distribution, budget)
 
         def add(index: int | Array, known: Samples | None) -> Samples:
             probes, used = drawn.vectors(index)
             block = probes, products(operator, probes, used)
-            forms, slopes = forms_of(operator, *block), slopes_of(operator, distribution, *block)
+            forms, slopes = forms_of(operator, *block), slopes_of(distribution, *block)
             here = samples_of(forms, slopes, used, pairs_agree(operator, *block))
             return here if known is None else known.joined(here)
 
@@ -67,54 +70,53 @@ class Hutchinson(TraceMethod):
             samples = add(0, None)
         else:
             samples = lax.fori_loop(0, blocks, add, no_samples(operator, distribution))
-        correlated = distribution.correlation(operator.size) * drawn.pairs(samples.number)
         return Outcome(
             value=samples.mean,
-            variance=samples.variance(correlated) + rounding(operator, samples.size),
+            variance=samples.variance() + rounding(operator, samples.size),
             degrees_of_freedom=samples.number - 1,
             matvecs=jnp.asarray(budget.used, jnp.int32),
             consistent=samples.consistent(operator),
-            sensitivity=drawn,
+            gradient_pairs=drawn,
         )
 
 
-class _Drawn(Sensitivity):
+class Drawn(GradientPairs):
     """Probes that are drawn again, block by block, wherever they are needed."""
 
-    operator: Operator
     key: PRNGKeyArray
     probes: Probes
     budget: Budget
+    size: int
+    dtype: Any = field(static=True)
+
+    @staticmethod
+    def of(operator: Operator, key: PRNGKeyArray, probes: Probes, budget: Budget) -> "Drawn":
+        """Probes for an operator."""
+        return Drawn(key, probes, budget, operator.size, operator.dtype)
 
     @property
     def columns(self) -> int:
         """Of a block."""
-        row = self.operator.size * jnp.dtype(self.operator.dtype).itemsize
+        row = self.size * jnp.dtype(self.dtype).itemsize
         return max(1, min(self.budget.most, _BYTES // max(row, 1)))
 
     def blocks(self) -> int | Array:
         """How many blocks there are."""
         return -(-self.budget.used // self.columns)
 
-    def pairs(self, count: Array) -> Array:
-        """How many ordered pairs of different probes come from the same draw, if so many are used."""
-        columns = jnp.asarray(self.columns, count.dtype)
-        whole = jnp.floor(count / columns)
-        rest = count - whole * columns
-        return whole * columns * (columns - 1) + rest * (rest - 1)
-
     def vectors(self, index: int | Array) -> tuple[Array, int | Array]:
         """The probes of a block, and how many of them are used; the others are zero."""
         columns = self.columns
         key = jax.random.fold_in(self.key, index)
-        probes = self.probes.draw(key, self.operator.size, columns, self.operator.dtype)
+        probes = self.probes.draw(key, self.size, columns, self.dtype)
         if not self.budget.is_shared and self.budget.most % columns == 0:
             return probes, columns
         used = jnp.minimum(self.budget.used - index * columns, columns)
-        return masked(probes, jnp.arange(columns) < used), used
+        return jnp.where((jnp.arange(columns) < used)[None, :], probes, 0), used
 
-    def block(self, index: int | Array) -> tuple[Array, Array]:
+    def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
         """The probes twice, once divided by their number."""
+        del operator
         probes, _ = self.vectors(index)
         count = jnp.asarray(self.budget.used, jnp.finfo(probes.dtype).dtype)
         return probes / count.astype(probes.dtype), probes

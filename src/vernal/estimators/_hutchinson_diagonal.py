@@ -7,13 +7,11 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator
-from ..trees import tree_at
-from ._diagonal_method import DiagonalMethod
-from ._hutchinson import _Drawn
-from ._method import Budget, Outcome, default_probes
+from ._gradient_pairs import GradientPairs
+from ._hutchinson import Drawn
+from ._method import Budget, DiagonalMethod, Outcome, default_probes
 from ._probes import Probes
-from ._samples import is_real, tolerance
-from ._sensitivity import Sensitivity
+from ._samples import is_real, tag_tolerance
 
 
 class HutchinsonDiagonal(DiagonalMethod):
@@ -44,12 +42,13 @@ class HutchinsonDiagonal(DiagonalMethod):
 
     probes: Probes | None = None
 
-    minimum = 2
+    # From fewer, signs may agree by chance where a row has a single other element, and the error seems to be zero.
+    minimum = 5
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the diagonal block by block; see `DiagonalMethod`."""
         distribution = self.probes or default_probes(operator)
-        drawn = _Drawn(operator, key, distribution, budget)
+        drawn = Drawn.of(operator, key, distribution, budget)
         real = is_real(operator)
 
         def add(index: int | Array, known: Slopes) -> Slopes:
@@ -63,15 +62,8 @@ class HutchinsonDiagonal(DiagonalMethod):
         found = add(0, nothing) if one else lax.fori_loop(0, blocks, add, nothing)
         consistent = jnp.asarray(True)
         if operator.positive_semidefinite:
-            consistent = found.form >= -tolerance(operator) * found.size
-        outcome = found.outcome(budget.used, consistent, drawn)
-        correlation = distribution.correlation(operator.size)
-        if correlation == 0:
-            return outcome
-        # Slopes of orthogonal probes are correlated as their forms are.
-        count = jnp.asarray(budget.used, found.weight.dtype)
-        factor = (1 + correlation * drawn.pairs(count) / count) / (1 - correlation)
-        return tree_at(lambda outcome: outcome.variance, outcome, outcome.variance * factor)
+            consistent = found.form >= -tag_tolerance(operator) * found.size
+        return found.outcome(budget.used, consistent, drawn)
 
 
 class Slopes(NamedTuple):
@@ -104,7 +96,9 @@ class Slopes(NamedTuple):
             self.size + other.size,
         )
 
-    def outcome(self, used: int | Array, consistent: Array, sensitivity: Sensitivity) -> Outcome:
+    def outcome(
+        self, used: int | Array, consistent: Array, gradient_pairs: GradientPairs
+    ) -> Outcome:
         """As the outcome of a method that used so many probes."""
         count = jnp.asarray(used, self.weight.dtype)
         free = (count - 1) * self.weight
@@ -114,7 +108,7 @@ class Slopes(NamedTuple):
             degrees_of_freedom=count - 1,
             matvecs=jnp.asarray(used, jnp.int32),
             consistent=consistent,
-            sensitivity=sensitivity,
+            gradient_pairs=gradient_pairs,
         )
 
 

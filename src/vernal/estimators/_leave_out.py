@@ -33,13 +33,14 @@ from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator
 from ..show import value_error
-from ._method import Budget, Outcome, TraceMethod, masked, products
+from ._gradient_pairs import GradientPairs
+from ._method import Budget, Outcome, TraceMethod, products
 from ._orthogonal import orthonormal, power_of_two, product
-from ._probes import ComplexSigns, Normal, Probes, Signs
-from ._sensitivity import Sensitivity
+from ._probes import Normal, Probes, Rademacher, Steinhaus
+from ._samples import tag_tolerance
 
-# Of the variance: the spread of the estimates, of which it is never less, has k - 1.
-_LEAST_FREEDOM = 5
+# Of the variance. How noisy it is, is known from the same few probes, and not to be believed beyond that.
+_LEAST_FREEDOM = 2
 
 
 class LeaveOneOut(TraceMethod):
@@ -53,7 +54,7 @@ class LeaveOneOut(TraceMethod):
 
     def __check_init__(self) -> None:
         name, probes = type(self).__name__, type(self.probes).__name__
-        if self.resphered and isinstance(self.probes, Signs | ComplexSigns):
+        if self.resphered and isinstance(self.probes, Rademacher | Steinhaus):
             raise value_error(
                 "signs cannot be resphered: it needs probes of which every direction is equally likely",
                 where=name,
@@ -61,23 +62,13 @@ class LeaveOneOut(TraceMethod):
                 got=f"probes={probes}(), resphered=True",
                 instead=f"{name}(probes={probes}(), resphered=False)",
             )
-        if self.probes is not None and self.probes.correlation(2):
-            raise value_error(
-                "the probes depend on each other, and what one of them tests must not depend on the others",
-                where=name,
-                expected="independent probes, such as Normal() or Sphere()",
-                got=f"probes={probes}()",
-                instead=f"{name}()",
-            )
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace from as many probes as the budget is enough for; see `TraceMethod`."""
         part = budget.part(self.per_probe)
-        drawn = (self.probes or Normal()).draw(key, operator.size, part.most, operator.dtype)
-        drawn = masked(drawn, part.mask())
+        drawn = part.drawn(operator, self.probes or Normal(), key)
         return self.from_sketch(operator, drawn, products(operator, drawn, part.used), part.used)
 
-    @abc.abstractmethod
     def from_sketch(
         self, operator: Operator, probes: Array, products: Array, used: int | Array
     ) -> Outcome:
@@ -89,6 +80,53 @@ class LeaveOneOut(TraceMethod):
             products: of the operator with the probes, of shape `(n, k)`.
             used: how many probes there are, at least 2.
         """
+        sketch = prepared(operator, probes, products, used)
+        made = self.left_out(operator, sketch, used)
+        best = mean_of_singles(made.single, made.double, made.usable, used)
+        plain = _hutchinson(jnp.sum(sketch.probes.conj() * sketch.products, axis=0), used)
+        if operator.symmetric:
+            best, plain = (mean._replace(value=mean.value.real) for mean in (best, plain))
+        # Without what was added to make products independent, and with the rounding of what was summed up.
+        value = best.value - (made.shift * operator.size).astype(best.value.dtype)
+        rounding = made.rounding * jnp.maximum(made.size, jnp.abs(value))
+        best = Mean(value, best.variance + rounding**2, best.degrees_of_freedom)
+        value, variance, freedom = (
+            jnp.where(made.consistent, x, y) for x, y in zip(best, plain, strict=True)
+        )
+        return Outcome(
+            value=value * sketch.undo.astype(value.dtype),
+            variance=variance * sketch.undo**2,
+            degrees_of_freedom=freedom,
+            matvecs=self.per_probe * jnp.asarray(used, jnp.int32),
+            consistent=made.consistent,
+            gradient_pairs=LeftOut(sketch.probes, sketch.shifted(), used, self.resphered),
+        )
+
+    @abc.abstractmethod
+    def left_out(self, operator: Operator, sketch: "Sketch", used: int | Array) -> "Estimates":
+        """The estimates from so many probes of a sketch of the operator."""
+
+
+class Estimates(NamedTuple):
+    """What a method makes of a sketch.
+
+    Attributes:
+        single: the leave-one-out estimates, of shape `(k,)`; see `mean_of_singles`.
+        double: without another probe, of shape `(k, k)`; likewise.
+        usable: the pairs to look at, likewise.
+        shift: how many times the identity was added to the operator.
+        size: of the numbers that an estimate is the sum of.
+        rounding: relative to that.
+        consistent: whether the tags may be true.
+    """
+
+    single: Array
+    double: Array
+    usable: Array
+    shift: Array
+    size: Array
+    rounding: float
+    consistent: Array
 
 
 class Mean(NamedTuple):
@@ -97,26 +135,6 @@ class Mean(NamedTuple):
     value: Array
     variance: Array
     degrees_of_freedom: Array
-
-    def shifted(self, by: Array, roundings: float, size: Array) -> "Mean":
-        """Without what a multiple of the identity adds to a trace, and with errors of rounding.
-
-        Args:
-            by: the trace of that multiple, which is of the size of rounding.
-            roundings: of numbers of the given size; how many is a matter of measurement.
-            size: of what was summed up, real.
-        """
-        value = self.value - by.astype(self.value.dtype)
-        rounding = (
-            roundings
-            * float(jnp.finfo(self.variance.dtype).eps)
-            * jnp.maximum(size, jnp.abs(value))
-        )
-        return Mean(value, self.variance + rounding**2, self.degrees_of_freedom)
-
-    def real(self) -> "Mean":
-        """Of the real part."""
-        return self._replace(value=self.value.real)
 
 
 def mean_of_singles(single: Array, double: Array, usable: Array, count: int | Array) -> Mean:
@@ -158,7 +176,7 @@ def usable_pairs(sine_squared: Array, count: int | Array) -> Array:
     return used[:, None] & used[None, :] & ~jnp.eye(k, dtype=bool) & apart
 
 
-def hutchinson(forms: Array, count: int | Array) -> Mean:
+def _hutchinson(forms: Array, count: int | Array) -> Mean:
     """The mean of quadratic forms, of which those from `count` on are zero; for an operator with a false tag."""
     number = jnp.asarray(count, jnp.finfo(forms.dtype).dtype)
     mean = forms.sum() / number.astype(forms.dtype)
@@ -167,38 +185,7 @@ def hutchinson(forms: Array, count: int | Array) -> Mean:
     return Mean(mean, spread / (number * (number - 1)), number - 1)
 
 
-def outcome(
-    best: Mean,
-    plain: Mean,
-    sketch: "Sketch",
-    consistent: Array,
-    matvecs: Array,
-    sensitivity: Sensitivity,
-) -> Outcome:
-    """What a method returns.
-
-    Args:
-        best: its estimate, of the operator of the sketch.
-        plain: the one to take if a tag is false.
-        sketch: says how to undo its scale.
-        consistent: whether the tags may be true.
-        matvecs: how many products were made.
-        sensitivity: for derivatives.
-    """
-    value, variance, freedom = (
-        jnp.where(consistent, x, y) for x, y in zip(best, plain, strict=True)
-    )
-    return Outcome(
-        value=value * sketch.undo.astype(value.dtype),
-        variance=variance * sketch.undo**2,
-        degrees_of_freedom=freedom,
-        matvecs=jnp.asarray(matvecs, jnp.int32),
-        consistent=consistent,
-        sensitivity=sensitivity,
-    )
-
-
-class LeftOut(Sensitivity):
+class LeftOut(GradientPairs):
     """Derivatives as the mean over i of tr(Q_i^* dA Q_i) + r_i^* dA r_i, with the error of all samples together.
 
     Q_i is a basis of the products with all probes but i, and r_i what is left of probe i beside it. With the unit
@@ -221,9 +208,9 @@ class LeftOut(Sensitivity):
         """One."""
         return 1
 
-    def block(self, index: int | Array) -> tuple[Array, Array]:
+    def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
         """Basis and remainders; made here, because the value does not need them."""
-        del index
+        del operator, index
         n, k = self.probes.shape
         mask = (
             None if isinstance(self.count, int) and self.count == k else jnp.arange(k) < self.count
@@ -288,8 +275,7 @@ def prepared(operator: Operator, probes: Array, products: Array, used: int | Arr
     scale = power_of_two(products)
     products = products / scale.astype(products.dtype)
     size = jnp.linalg.norm(products)
-    eps = float(jnp.finfo(operator.dtype).eps)
-    shift = jnp.where(size > 0, size * (eps / n**0.5), 1)
+    shift = jnp.where(size > 0, size * (operator.eps / n**0.5), 1)
     mask = None if isinstance(used, int) and used == k else jnp.arange(k) < used
     undo = jnp.where(size > 0, scale, 0)
     return Sketch(probes, products, scale, shift, mask, undo)
@@ -298,5 +284,4 @@ def prepared(operator: Operator, probes: Array, products: Array, used: int | Arr
 def near_hermitian(matrix: Array, size: Array, operator: Operator) -> Array:
     """Whether a matrix that is made from products of a Hermitian operator is Hermitian but for rounding: `size` is
     that of the numbers that were summed up, and the operator says the precision."""
-    tolerance = 10 * float(jnp.finfo(operator.dtype).eps) ** 0.5
-    return jnp.linalg.norm(matrix - matrix.conj().T) <= tolerance * size
+    return jnp.linalg.norm(matrix - matrix.conj().T) <= tag_tolerance(operator) * size

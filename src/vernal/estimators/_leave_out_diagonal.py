@@ -28,8 +28,10 @@ truth, and so is that of d_j^(-i), which probe i does not touch. Hence all cross
     cov(d_i, d_j) = E[ (d_i - d_i^(-j)) (d_j - d_j^(-i)) ]        for i != j,
 
 and with the sample variance s^2, of which the expectation is var - cov, var(mean) = E[s^2] / k + cov. The
-covariance is measured on a few pairs for each probe, and summed over all elements: its noise in a single element would
-be larger than itself. So one factor corrects the standard errors of all elements.
+covariance is measured on a few pairs for each probe. Its noise in a single element would be larger than itself, so it
+is summed over elements of like size: those whose sample variances differ by less than a factor of 16, more than chance
+makes of elements that are alike. In narrower groups both are small for the same elements, those that have least of what
+is missed, and these would be corrected least.
 
 Invariant: columns of probes that are not used are zero, and their estimates, quotients and pairs have no weight.
 
@@ -43,8 +45,9 @@ from jax import Array, lax
 
 # With how many others each probe is paired, to measure the covariance. More made no difference.
 _PAIRS = 4
-# A covariance above so many times s^2 / k was only seen where all that is left is rounding.
-_MOST = 3.0
+# Elements have a correction together if their variances differ by fewer powers of two than this; the last of so many
+# groups has all that are smaller.
+_OCTAVES, _GROUPS = 4, 8
 
 
 class Parts(NamedTuple):
@@ -165,15 +168,22 @@ def averaged(
         )
         is_pair = is_used & is_used[j]
         both = jnp.where(is_pair[None, :], jnp.real(of_i * of_j.conj()), 0)
-        return total[0] + jnp.sum(both), total[1] + jnp.sum(is_pair.astype(dtype))
+        return total[0] + jnp.sum(both, axis=1), total[1] + jnp.sum(is_pair.astype(dtype))
 
-    zero = jnp.zeros((), dtype)
-    total, pairs = lax.fori_loop(1, min(_PAIRS, columns // 2) + 1, add, (zero, zero))
-    covariance = total / pairs
-    of_samples = jnp.sum(variance)
-    excess = covariance / jnp.where(of_samples > 0, of_samples, 1)
-    factor = 1 + jnp.clip(excess, 0, _MOST)
-    return value, variance * factor, jnp.maximum((count - 1) / factor, 1)
+    zeros = jnp.zeros_like(variance), jnp.zeros((), dtype)
+    total, pairs = lax.fori_loop(1, min(_PAIRS, columns // 2) + 1, add, zeros)
+    factor = 1 + jnp.clip(_excess(total / pairs, variance), 0, count - 1)
+    return value, variance * factor, jnp.maximum((count - 1) / jnp.mean(factor), 1)
+
+
+def _excess(covariance: Array, variance: Array) -> Array:
+    """The covariance over the variance, both summed over groups of elements with variances of like size."""
+    largest = jnp.max(variance, initial=0)
+    octaves = jnp.log2(largest / jnp.where(variance > 0, variance, largest))
+    # NaN is of any group.
+    group = jnp.nan_to_num(jnp.clip(octaves // _OCTAVES, 0, _GROUPS - 1)).astype(int)
+    above, below = (jnp.zeros(_GROUPS, x.dtype).at[group].add(x) for x in (covariance, variance))
+    return (above / jnp.where(below > 0, below, 1))[group]
 
 
 def lost_alone(duals: Array, factor: Array) -> Array:

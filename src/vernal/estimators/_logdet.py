@@ -3,30 +3,36 @@
 from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Preconditioner, as_operator, real_number
+from ..linalg import Preconditioner, as_operator
 from ..show import short, value_error
 from ..trees import tree_at
 from ._estimate import Estimate
-from ._functions import quadrature_estimate
-from ._quadrature import LanczosQuadrature
+from ._functions import function_estimate, lower_bound
+from ._plan import Wanted
+from ._quadrature import FunctionTrace, LanczosQuadrature
 
 
 def logdet(
     operator: Any,
     key: PRNGKeyArray,
     *,
-    matvecs: int,
+    matvecs: int | None = None,
     method: LanczosQuadrature | None = None,
     least_eigenvalue: Any = None,
     preconditioner: Preconditioner | None = None,
+    rtol: ArrayLike | None = None,
+    atol: ArrayLike | None = None,
+    max_matvecs: int | None = None,
 ) -> Estimate:
     """Estimates the logarithm of the determinant of a positive definite operator.
 
     The trace of the logarithm, by stochastic Lanczos quadrature; see `LanczosQuadrature` for the paper and for what
     the products are used for, and `trace_of_function` for the derivatives. With as many products as the operator has
-    rows, or more, the answer is exact but for rounding, and made with that many products.
+    rows, or more, the answer is that of a Cholesky factorisation, of which the rounding is reported. Tolerances and
+    `max_matvecs` are as for `trace`.
 
     For each probe there is a bound from above (the rule of Gauss) and one from below (that of Gauss and Radau); the
     value lies in the middle, and half of what lies between them is in the standard error, besides the error of the
@@ -48,6 +54,9 @@ def logdet(
         key: a key of `jax.random`.
         matvecs: how many products to make at most, a Python int.
         method: how to use them.
+        rtol: the tolerance relative to the value: a number, which may be traced.
+        atol: the absolute tolerance, likewise.
+        max_matvecs: how many products all attempts to meet a tolerance may make together, a Python int.
         least_eigenvalue: a real number, which may be traced, that no eigenvalue is below: the variance of the noise of
             a kernel, a damping. None takes that of `kernel_operator`'s noise, or of another operator rounding errors.
         preconditioner: P, near to the operator, as `vernal.linalg.pivoted_cholesky(operator, rank)` makes it. Only
@@ -60,8 +69,8 @@ def logdet(
 
     Raises:
         TypeError: if `operator` is none, `matvecs` is traced or no int, or `least_eigenvalue` is no real number.
-        ValueError: if the operator is not declared positive semidefinite, `matvecs` is too small, or both
-            `least_eigenvalue` and `preconditioner` are given, or one that was made for another size.
+        ValueError: if the operator is not declared positive semidefinite, a number is too small, the preconditioner was
+            made for another size, or arguments do not go together.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -73,40 +82,39 @@ def logdet(
         >>> bool(abs(estimate.value - jnp.linalg.slogdet(kernel)[1]) < 4 * estimate.standard_error)
         True
     """
-    operator = as_operator(operator, "logdet(operator)")
+    where = "logdet(operator, key)"
+    operator = as_operator(operator, where)
     if not operator.positive_semidefinite:
         raise value_error(
             "the operator is not declared positive semidefinite, and the logarithm needs positive eigenvalues",
-            where="logdet(operator)",
+            where=where,
             expected="an operator with `positive_semidefinite=True`",
             got=short(operator),
             instead="`MatrixOperator(matrix, positive_semidefinite=True)` or `FunctionOperator(fn, example, "
             "positive_semidefinite=True)`, if that is true of it",
         )
-    real = jnp.finfo(operator.dtype)
     if preconditioner is not None:
-        _check_preconditioner(preconditioner, operator, least_eigenvalue)
+        _check_preconditioner(preconditioner, operator, least_eigenvalue, rtol)
         operator = preconditioner.whitened(operator)
-    least = operator.least_eigenvalue() if least_eigenvalue is None else least_eigenvalue
-    where = "logdet(least_eigenvalue)"
-    least = real_number(least, "least_eigenvalue", where, real.dtype)
-    rest = quadrature_estimate(
-        jnp.log,
-        operator,
-        key,
-        matvecs,
-        method,
-        float(real.eps),
-        "logdet(matvecs)",
-        least,
-    )
+    least = lower_bound(operator, least_eigenvalue, where)
+    way = FunctionTrace(jnp.log, method or LanczosQuadrature(), operator.eps, least, True)
+    found = function_estimate(way, operator, key, Wanted(matvecs, max_matvecs, rtol, atol), where)
     if preconditioner is None:
-        return rest
-    known = preconditioner.logdet()
-    return tree_at(lambda found: found.value, rest, rest.value + known)
+        return found
+    return tree_at(lambda found: found.value, found, found.value + preconditioner.logdet())
 
 
-def _check_preconditioner(preconditioner: Preconditioner, operator: Any, least: Any) -> None:
+def _check_preconditioner(
+    preconditioner: Preconditioner, operator: Any, least: Any, rtol: Any
+) -> None:
+    if rtol is not None:
+        raise value_error(
+            "`rtol` would be relative to what the preconditioner leaves, and not to the value",
+            where="logdet(rtol, preconditioner)",
+            expected="an absolute tolerance",
+            got="rtol",
+            instead="logdet(..., preconditioner=P, atol=1e-2)",
+        )
     if least is not None:
         raise value_error(
             "`least_eigenvalue` would be ignored: the preconditioner says how small eigenvalues may be",

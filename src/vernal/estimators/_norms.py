@@ -12,12 +12,13 @@ from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
 from ._estimate import Estimate
-from ._functions import quadrature_estimate
+from ._functions import function_estimate, lower_bound
+from ._gradient_pairs import StoredPairs, attach
 from ._method import default_probes
 from ._orthogonal import power_below
+from ._plan import Wanted
 from ._probes import Probes
-from ._quadrature import Kept, LanczosQuadrature
-from ._sensitivity import attach
+from ._quadrature import FunctionTrace, LanczosQuadrature
 
 
 def schatten_norm(
@@ -88,7 +89,9 @@ def _schatten(
     floor = 0.0 if target.positive_semidefinite else None
     where = "schatten_norm(matvecs)"
     quadrature = max(1, (matvecs - 1) // cost)
-    found = quadrature_estimate(power, target, key, quadrature, method, floor, where)
+    least = lower_bound(target, None, where)
+    way = FunctionTrace(power, method or LanczosQuadrature(), floor, least)
+    found = function_estimate(way, target, key, Wanted(quadrature, None), where)
     # NaN is not zero.
     some = ~(lax.stop_gradient(found.value) <= 0)
     root = jnp.where(some, found.value, 1) ** (1 / p)
@@ -200,7 +203,9 @@ def _frobenius(
     total = jnp.sum(squares) if exact else jnp.mean(squares)
     # d |A w|^2 = 2 Re <A w, dA w>, which depends on A itself: so second derivatives are right.
     weight = jnp.asarray(2 / (1 if exact else count), total.dtype) / unit**2
-    total = attach(total, operator, Kept.of(operator, products * weight.astype(dtype), vectors))
+    total = attach(
+        total, operator, StoredPairs.of(operator, products * weight.astype(dtype), vectors)
+    )
     # NaN is not zero.
     some = ~(lax.stop_gradient(total) <= 0)
     root = jnp.where(some, jnp.sqrt(jnp.where(some, total, 1)), 0)

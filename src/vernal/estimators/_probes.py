@@ -19,8 +19,7 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
-from ..show import type_error, value_error
-from ._orthogonal import orthonormal
+from ..show import type_error
 
 _BITS = 32
 
@@ -43,26 +42,22 @@ class Probes(Module):
         """
 
     def slopes(self, probes: Array, products: Array) -> Array | None:
-        """Vectors `e` from which the variance of `w^* A w` follows, if `A` equals its conjugate transpose.
+        """Vectors `e` that say how much `w^* A w` varies.
 
         Args:
             probes: as drawn, of shape `(size, count)`.
             products: `A` times each, of the same shape.
 
         Returns:
-            Of the same shape: the sum over the elements of `e` of their variances is the variance of `w^* A w`. None
-            if nothing is known, as for a distribution of your own; then the forms themselves say how they vary.
+            Of the same shape: the sum over the elements of `e` of their variances is the variance of `w^* A w` if `A`
+            equals its conjugate transpose, and else not below it. None if nothing is known, as for a distribution of
+            your own; then the forms themselves say how they vary.
         """
         del probes, products
         return None
 
-    def correlation(self, size: int) -> float:
-        """The correlation of `w^* A w` of two vectors from one draw: 0 if they are independent."""
-        del size
-        return 0.0
 
-
-class Signs(Probes):
+class Rademacher(Probes):
     """Elements 1 or -1, each with probability 1/2 (Rademacher): the least variance of all real probes.
 
     The variance of `w^* A w`, for a symmetric `A`, is `2 * (norm(A)**2 - norm(diag(A))**2)` in Frobenius norms; exact
@@ -73,8 +68,8 @@ class Signs(Probes):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal.estimators import Signs
-        >>> probes = Signs().draw(jax.random.key(0), 100, 3, jnp.float32)
+        >>> from vernal.estimators import Rademacher
+        >>> probes = Rademacher().draw(jax.random.key(0), 100, 3, jnp.float32)
         >>> probes.shape, bool(jnp.all(jnp.abs(probes) == 1))
         ((100, 3), True)
     """
@@ -91,9 +86,8 @@ class Signs(Probes):
         return jnp.where(bits == 0, jnp.ones((), dtype), -jnp.ones((), dtype))
 
     def slopes(self, probes: Array, products: Array) -> Array:
-        """`sqrt(2) * Re(w * A w)`, element by element."""
-        real = (probes.conj() * products).real
-        return _root(2, real) * real
+        """`sqrt(2) * w * A w`, element by element."""
+        return _root(2, products) * (probes.conj() * products)
 
 
 class Normal(Probes):
@@ -157,50 +151,7 @@ class Sphere(Probes):
         )
 
 
-class Orthogonal(Probes):
-    """As `Sphere`, but the vectors of one draw are orthogonal to each other: columns of a random rotation.
-
-    Forms of different vectors have the correlation `-1 / (n - 1)`, because all `n` of a rotation add up to `n` times
-    the trace. So the mean of `m` of them has `1 - m / n` of the variance of that of independent ones, about. That gains
-    where `m` is not small beside `n`, and needs a QR factorisation, which takes 0.2 to 2 times as long as the products
-    with a dense matrix. For `Hutchinson`, `HutchPlusPlus`, `NAHutchPlusPlus` and `NystromPlusPlus`; leave-one-out
-    methods need independent vectors.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from vernal.estimators import Orthogonal
-        >>> probes = Orthogonal().draw(jax.random.key(0), 100, 3, jnp.float32)
-        >>> bool(jnp.allclose(probes.T @ probes, 100 * jnp.eye(3), atol=1e-3))
-        True
-    """
-
-    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
-        """Orthogonal vectors of length `sqrt(size)` as the columns of a matrix of shape `(size, count)`.
-
-        Raises:
-            ValueError: if there are more than `size`.
-        """
-        if count > size:
-            raise value_error(
-                "there are not so many orthogonal vectors",
-                where="Orthogonal.draw(key, size, count, dtype)",
-                expected=f"count <= size, which is {size}",
-                got=f"count={count}",
-                instead="`Sphere()`, whose vectors are independent",
-            )
-        basis, _ = orthonormal(Normal().draw(key, size, count, _wide(dtype)))
-        return (_root(size, basis) * basis).astype(dtype)
-
-    def slopes(self, probes: Array, products: Array) -> Array:
-        """As those of `Sphere`."""
-        return Sphere().slopes(probes, products)
-
-    def correlation(self, size: int) -> float:
-        """`-1 / (size - 1)`."""
-        return -1.0 / max(size - 1, 1)
-
-
-class ComplexSigns(Probes):
+class Steinhaus(Probes):
     """Complex numbers of modulus 1 with uniform phase (Steinhaus): the least variance of all, for complex operators.
 
     The variance of `w^* A w`, for a Hermitian `A`, is `norm(A)**2 - norm(diag(A))**2`, half of that of real signs.
@@ -210,8 +161,8 @@ class ComplexSigns(Probes):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from vernal.estimators import ComplexSigns
-        >>> probes = ComplexSigns().draw(jax.random.key(0), 100, 3, jnp.complex64)
+        >>> from vernal.estimators import Steinhaus
+        >>> probes = Steinhaus().draw(jax.random.key(0), 100, 3, jnp.complex64)
         >>> probes.shape, bool(jnp.allclose(jnp.abs(probes), 1))
         ((100, 3), True)
     """
@@ -222,7 +173,14 @@ class ComplexSigns(Probes):
         Raises:
             TypeError: if the dtype is real.
         """
-        _check_complex(dtype, "ComplexSigns", "Signs")
+        if not jnp.issubdtype(dtype, jnp.complexfloating):
+            raise type_error(
+                "complex probes for a real operator",
+                where="Steinhaus().draw(key, size, count, dtype)",
+                expected="a complex dtype, which is that of the operator",
+                got=jnp.dtype(dtype).name,
+                instead="`Rademacher()`",
+            )
         real = jnp.finfo(dtype).dtype
         angle = jax.random.uniform(key, (count, size), real, 0, 2 * jnp.pi)
         return lax.complex(jnp.cos(angle), jnp.sin(angle)).astype(dtype).T
@@ -230,46 +188,6 @@ class ComplexSigns(Probes):
     def slopes(self, probes: Array, products: Array) -> Array:
         """`conj(w) * A w`, element by element."""
         return probes.conj() * products
-
-
-class ComplexNormal(Probes):
-    """Real and imaginary parts independent and normal, each with variance 1/2. Refuses a real dtype.
-
-    The variance of `w^* A w`, for a Hermitian `A`, is `norm(A)**2`, half of that of real normal probes.
-
-    H. Avron, S. Toledo, "Randomized algorithms for estimating the trace of an implicit symmetric positive semi-definite
-    matrix", Journal of the ACM 58 (2011), doi:10.1145/1944345.1944349.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from vernal.estimators import ComplexNormal
-        >>> ComplexNormal().draw(jax.random.key(0), 100, 3, jnp.complex64).shape
-        (100, 3)
-    """
-
-    def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
-        """Complex normal vectors as the columns of a matrix of shape `(size, count)`.
-
-        Raises:
-            TypeError: if the dtype is real.
-        """
-        _check_complex(dtype, "ComplexNormal", "Normal")
-        return Normal().draw(key, size, count, dtype)
-
-    def slopes(self, probes: Array, products: Array) -> Array:
-        """`A w`."""
-        return Normal().slopes(probes, products)
-
-
-def _check_complex(dtype: Any, name: str, real_name: str) -> None:
-    if not jnp.issubdtype(dtype, jnp.complexfloating):
-        raise type_error(
-            "complex probes for a real operator",
-            where=f"{name}().draw(key, size, count, dtype)",
-            expected="a complex dtype, which is that of the operator",
-            got=jnp.dtype(dtype).name,
-            instead=f"`{real_name}()`",
-        )
 
 
 def _wide(dtype: Any) -> Any:

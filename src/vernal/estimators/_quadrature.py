@@ -5,14 +5,12 @@ which m products give the Gauss rule. Two errors come together, that of m nodes 
 reported one must be about both.
 
 Plan. The rule of m nodes is made from Lanczos' recurrence (the eigenvalues of T are the nodes, the squares of the
-first elements of its eigenvectors the weights). For the logarithm it is a bound from above, another one is a bound from
-below, and what lies between them is the error (`_brackets.py`). For other functions the rules of m - 1 and m - 2 nodes
-come from the leading parts of the same T, and what the last two nodes changed says how much the next ones would.
-The probes' error is their sample variance. The
-derivative is that of the trace, not of the computation: d tr f(A) = tr(f'(A) dA), estimated by pairs (f'(A) w, w), of
-which the first vector comes from the same basis. Probes come in blocks, by the memory of their bases. The pairs of a
-single block take less than its bases did, and are kept. Those of several blocks are not: the derivative draws the
-probes and makes the bases again, block by block, so that no memory grows with the number of probes.
+first elements of its eigenvectors the weights). A second rule from the same T says how far from the integral it is
+(`_rules.py`). The probes' error comes from the slopes of the forms w^* f(A) w (`_samples.py`), of which f(A) w is known
+as well. The derivative is that of the trace, not of the computation: d tr f(A) = tr(f'(A) dA), estimated by pairs
+(f'(A) w, w), of which the first vector comes from the same basis. Probes come in blocks, by the memory of their bases.
+The pairs of a single block take less than its bases did, and are kept. Those of several blocks are not: the derivative
+draws the probes and makes the bases again, block by block, so that no memory grows with the number of probes.
 
 Invariants. Nodes of steps that were not made (after a breakdown) have no weight and lie where f is evaluated anyway.
 Multiplying A by a power of two multiplies the nodes by it, and changes nothing else.
@@ -30,7 +28,6 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import (
-    Decomposition,
     Elementwise,
     Nodes,
     Operator,
@@ -42,16 +39,16 @@ from ..linalg import (
 )
 from ..modules import Module, field
 from ..show import value_error
-from ._brackets import dense, lower_end, with_node_at
-from ._method import default_probes
-from ._orthogonal import power_below
+from ._gradient_pairs import GradientPairs, StoredPairs
+from ._method import Budget, Outcome, TraceMethod, default_probes
 from ._probes import Probes
-from ._sensitivity import Sensitivity
+from ._rules import averaged, eigen, gauss, lower_end, radau
+from ._samples import Samples, Scatter, samples_of, slopes_of
 
 # Bytes of basis vectors that are in memory at once.
 _BYTES = 2**27
 # What is chosen by default: few probes, which cost little where the condition number is small, for many steps.
-_PROBES, _FEWEST, _MOST = 5, 10, 60
+_PROBES, _LEAST_STEPS, _FEWEST, _MOST = 5, 3, 10, 60
 
 
 class LanczosQuadrature(Module):
@@ -95,29 +92,24 @@ class LanczosQuadrature(Module):
                 got=f"steps={self.steps}",
             )
 
+    @property
+    def minimum(self) -> int:
+        """The fewest products: those of two probes, without which there is no error estimate."""
+        return 2 * (self.steps or _LEAST_STEPS)
+
     def split(self, matvecs: int) -> tuple[int, int]:
         """How many probes there are and how many steps each, for a number of products.
 
         Args:
-            matvecs: a Python int.
+            matvecs: a Python int of at least `minimum`.
 
         Returns:
             `(probes, steps)`; `probes * steps` is at most `matvecs`.
-
-        Raises:
-            ValueError: if the products do not suffice for two probes, without which there is no error estimate.
         """
         steps = self.steps
         if steps is None:
             steps = min(max(_FEWEST, matvecs // _PROBES), _MOST)
-            steps = min(steps, max(3, matvecs // 4))
-        if matvecs < 2 * steps:
-            raise value_error(
-                "there are too few products for two probes, and without two there is no error estimate",
-                where="LanczosQuadrature, `matvecs`",
-                expected=f"matvecs >= {2 * steps} with {steps} steps from each probe",
-                got=f"matvecs={matvecs}",
-            )
+            steps = min(steps, max(_LEAST_STEPS, matvecs // 4))
         return matvecs // steps, steps
 
 
@@ -173,28 +165,6 @@ class Starts(Module):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: self.count], found)
 
 
-def tridiagonals(found: Decomposition, levels: int) -> Array:
-    """T and its leading parts, of shape `(levels, b, m, m)`: level j is without the last j rows.
-
-    Rows that are not there have the first diagonal element instead, which lies among the eigenvalues and gets no
-    weight.
-    """
-    steps = found.diagonal.shape[1]
-    kept = jnp.arange(steps)[None, :] < steps - jnp.arange(levels)[:, None]
-    there = found.active()[None] & kept[:, None, :]
-    diagonal = jnp.where(there, found.diagonal[None], found.diagonal[None, :, :1])
-    off = jnp.where(there[:, :, 1:], found.offdiagonal[None], 0)
-    return dense(diagonal, off)
-
-
-def eigen(matrices: Array) -> tuple[Array, Array]:
-    """Eigenvalues and vectors, scaled by a power of two before, so that nothing under- or overflows."""
-    largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), keepdims=True)
-    scale = power_below(largest)
-    nodes, vectors = jnp.linalg.eigh(matrices / scale, symmetrize_input=False)
-    return nodes * scale[..., 0], vectors
-
-
 def consistent(asymmetry: Array, nodes: Array, size: int, floor: float | None) -> Array:
     """Whether an operator looks like what it is declared to be.
 
@@ -236,15 +206,16 @@ class Sums(Module):
     """What a block of probes contributes.
 
     Args:
-        values: w^* f(A) w by the rules of m, m - 1 and m - 2 nodes (as many as there are), `(b, levels)`; for a
-            logarithm its bounds from above and below.
-        rounding: how far rounding errors may move the first of them, `(b,)`.
+        values: w^* f(A) w, of shape `(b,)`.
+        gaps: how far they may be from what infinitely many steps would give, `(b,)`.
+        rounding: how far rounding errors may move them, `(b,)`.
         slopes: f(A) w, of which the variance is made, `(b, n)`.
         products: f'(A) w, `(b, n)`, differentiable with respect to the operator.
         consistent: whether nothing contradicted the operator's tags, `(b,)`.
     """
 
     values: Array
+    gaps: Array
     rounding: Array
     slopes: Array
     products: Array
@@ -254,93 +225,149 @@ class Sums(Module):
 def sums(
     operator: Operator, starts: Array, steps: int, f: Elementwise, floor: Any, least: Any = None
 ) -> Sums:
-    """The quadrature of f from each probe of a block. `least`: of a logarithm, what no eigenvalue is below."""
+    """The quadrature of f from each probe of a block. `least`: what no eigenvalue is below; None if it is not known."""
     found = decompose(operator, starts, steps)
-    still = jax.tree.map(lax.stop_gradient, found)
-    matrices = tridiagonals(found, 1 if least is not None else min(3, steps))
-    all_nodes, all_vectors = eigen(lax.stop_gradient(matrices))
-    agrees = consistent(still.asymmetry, all_nodes[0], operator.size, floor)
-    rounding = jnp.zeros_like(still.norm)
-    nodes, g = limited(all_nodes, floor), derivative(f)
+    still, matrix = jax.tree.map(lax.stop_gradient, found), gauss(found)
+    raw, vectors = eigen(lax.stop_gradient(matrix))
+    agrees = consistent(still.asymmetry, raw, operator.size, floor)
+    nodes, g = limited(raw, floor), derivative(f)
 
     def integral(f: Elementwise, nodes: Array, vectors: Array) -> Array:
-        for_unit_vectors = jnp.sum(vectors[..., 0, :] ** 2 * f(nodes), axis=-1)
-        return for_unit_vectors * jnp.broadcast_to(still.norm, for_unit_vectors.shape) ** 2
+        return still.norm**2 * jnp.sum(vectors[:, 0] ** 2 * f(nodes), axis=-1)
 
-    values = integral(f, nodes, all_vectors)
-    if least is not None:
-        agrees &= is_above(least, all_nodes[0], operator.size)
-        ends = lower_end(nodes[0], lax.stop_gradient(least), floor)
-        more_nodes, more_vectors = eigen(with_node_at(ends, still))
+    values = integral(f, nodes, vectors)
+    if least is None:
+        gaps = values - integral(f, *eigen(averaged(still)))
+    else:
+        agrees &= is_above(least, raw, operator.size)
+        ends = lower_end(nodes, lax.stop_gradient(least), operator.eps)
+        more_nodes, more_vectors = eigen(radau(ends, still))
         # The first node is known; found again, it would carry rounding errors of the size of the largest.
         more_nodes = jnp.maximum(more_nodes.at[:, 0].set(ends), ends[:, None])
-        below = integral(f, more_nodes, more_vectors)
-        values = jnp.concatenate([values, below[None]])
-        rounding = integral(lambda x: rounding_of(g, x), nodes[0], all_vectors[0])
+        gaps = (values - integral(f, more_nodes, more_vectors)) / 2
+        values = values - gaps
 
     def applied(f: Elementwise) -> Array:
         """f(A) w."""
-        at = still.norm[:, None] * f(nodes[0]) * all_vectors[0, :, 0]
-        along = jnp.einsum("bki,bi->bk", all_vectors[0], at, precision=lax.Precision.HIGHEST)
+        at = still.norm[:, None] * f(nodes) * vectors[:, 0]
+        along = jnp.einsum("bki,bi->bk", vectors, at, precision=lax.Precision.HIGHEST)
         return combined(along.astype(starts.dtype), still.basis)
 
-    moving_nodes, vectors = eigen(matrices[0])
-    small = Nodes(limited(moving_nodes, floor), vectors)
-    products = carried(applied(g), operator, found, small, divided_differences(g, small.nodes))
-    return Sums(values.T, rounding, applied(f), products, agrees)
+    moving_nodes, moving_vectors = eigen(matrix)
+    small = Nodes(limited(moving_nodes, floor), moving_vectors)
+    return Sums(
+        values,
+        gaps,
+        integral(lambda x: rounding_of(f, x, floor, operator.eps), nodes, vectors),
+        applied(f),
+        carried(applied(g), operator, found, small, divided_differences(g, small.nodes)),
+        agrees,
+    )
 
 
-def rounding_of(g: Elementwise, nodes: Array) -> Array:
-    """How far rounding errors, which are relative to the largest eigenvalue, move a function with derivative g."""
-    scale = jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
-    return jnp.finfo(nodes.dtype).eps * jnp.abs(scale * g(nodes))
+def rounding_of(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Array:
+    """How far errors of the nodes, which are eps relative to the largest, move the values of a function."""
+    step = eps * jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
+    below, here = nodes - step, f(nodes)
+    if floor is not None:
+        below = jnp.maximum(below, nodes / 2)
+    return jnp.maximum(jnp.abs(f(nodes + step) - here), jnp.abs(f(below) - here))
 
 
-class Kept(Sensitivity):
-    """Pairs that are kept, in blocks of as many products as the operator makes at once.
+class FunctionTrace(TraceMethod):
+    """The trace of a function as a method of trace estimation, of an operator with its derivatives.
 
     Args:
-        left: of shape `(size, k)`, with the weights.
-        right: of shape `(size, k)`.
-        columns: of a block.
+        f: the function, checked.
+        quadrature: what the user chose.
+        floor: eigenvalues below `floor` times the largest are replaced by that; None for none.
+        least: what no eigenvalue is below; None if nothing is known, not even that they are not negative.
+        is_logarithm: whether f is that, so that a factorisation of Cholesky will do for the exact answer.
     """
 
-    left: Array
-    right: Array
-    columns: int
+    f: Elementwise
+    quadrature: LanczosQuadrature
+    floor: float | None
+    least: Any
+    is_logarithm: bool = False
 
-    @staticmethod
-    def of(operator: Operator, left: Array, right: Array) -> "Kept":
-        """Pairs in blocks that suit an operator."""
-        columns = max(1, min(left.shape[1], operator.products_at_once(left.shape[1])))
-        width = ((0, 0), (0, -left.shape[1] % columns))
-        return Kept(jnp.pad(left, width), jnp.pad(right, width), columns)
+    minimum = 6
 
-    def blocks(self) -> int:
-        """How many there are."""
-        return self.left.shape[1] // self.columns
+    def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
+        """Estimates the trace of the function; see `TraceMethod`."""
+        count, steps = self.quadrature.split(budget.most)
+        starts = Starts.of(operator, key, self.quadrature.probes, count, steps)
 
-    def block(self, index: int | Array) -> tuple[Array, Array]:
-        """The pairs of a block."""
-        start = index * self.columns
-        return (
-            lax.dynamic_slice_in_dim(self.left, start, self.columns, axis=1),
-            lax.dynamic_slice_in_dim(self.right, start, self.columns, axis=1),
+        def of_block(index: int | Array) -> tuple[_Tally, Array]:
+            vectors = starts.block(index)
+            found = sums(operator, vectors, steps, self.f, self.floor, self.least)
+            return _Tally.of(starts, vectors, found, starts.used(index)), found.products
+
+        tally, products = of_block(0)
+        if starts.blocks == 1:
+            left = products.T / jnp.asarray(count, products.dtype)
+            pairs = StoredPairs.of(operator, left, starts.block(0).T)
+        else:
+            pairs = MadeAgain(starts, steps, self.f, self.floor)
+            tally = lax.fori_loop(
+                1, starts.blocks, lambda i, known: known.joined(of_block(i)[0]), tally
+            )
+        value = tally.samples.mean
+        return Outcome(
+            value=value,
+            variance=tally.variance(),
+            degrees_of_freedom=tally.scatter.freedom(tally.samples.number),
+            matvecs=jnp.asarray(count * steps, jnp.int32),
+            consistent=tally.consistent,
+            gradient_pairs=pairs,
         )
 
 
-class MadeAgain(Sensitivity):
+class _Tally(Module):
+    """What all probes say together: sums over them, and whether nothing contradicted the tags."""
+
+    samples: Samples
+    scatter: Scatter
+    gaps: Array
+    rounding: Array
+    consistent: Array
+
+    @staticmethod
+    def of(starts: Starts, vectors: Array, found: Sums, used: Array) -> "_Tally":
+        slopes = slopes_of(starts.probes, vectors.T, found.slopes.T)
+        return _Tally(
+            samples_of(found.values, slopes, jnp.sum(used), jnp.asarray(True)),
+            Scatter.of(slopes, used),
+            jnp.sum(jnp.where(used, found.gaps, 0)),
+            jnp.sum(jnp.where(used, found.rounding, 0)),
+            jnp.all(found.consistent | ~used),
+        )
+
+    def joined(self, other: "_Tally") -> "_Tally":
+        return _Tally(
+            self.samples.joined(other.samples),
+            self.scatter.joined(other.scatter),
+            self.gaps + other.gaps,
+            self.rounding + other.rounding,
+            self.consistent & other.consistent,
+        )
+
+    def variance(self) -> Array:
+        count = self.samples.number
+        rounded = jnp.finfo(count.dtype).eps * self.samples.size + self.rounding / count
+        return self.samples.variance() + (self.gaps / count) ** 2 + rounded**2
+
+
+class MadeAgain(GradientPairs):
     """The pairs f'(A) w and w of several blocks: one block of them after the other, with products of its own.
 
     Args:
-        operator: A.
         starts: the probes w.
         steps: as for `sums`.
         f: likewise.
         floor: likewise.
     """
 
-    operator: Operator
     starts: Starts
     steps: int
     f: Elementwise
@@ -350,9 +377,9 @@ class MadeAgain(Sensitivity):
         """How many there are."""
         return self.starts.blocks
 
-    def block(self, index: int | Array) -> tuple[Array, Array]:
+    def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
         """The pairs of a block."""
         vectors = self.starts.block(index)
-        products = sums(self.operator, vectors, self.steps, self.f, self.floor).products
+        products = sums(operator, vectors, self.steps, self.f, self.floor).products
         left = jnp.where(self.starts.used(index)[:, None], products, 0)
         return left.T / jnp.asarray(self.starts.count, left.dtype), vectors.T

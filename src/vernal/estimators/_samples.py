@@ -1,8 +1,9 @@
 """Means of quadratic forms with random probes, and how far from the trace they are.
 
-The plan: forms are merged block by block (Chan, Golub, LeVeque 1979). For an operator that equals its conjugate
-transpose the variance comes from the slopes of the forms, if the probes know them (see `_probes.py`), otherwise it is
-the sample variance.
+The plan: forms are merged block by block (Chan, Golub, LeVeque 1979). The variance comes from the slopes of the forms,
+if the probes know them (see `_probes.py`), otherwise it is the sample variance. The slopes of w^* A w are those of a
+symmetric operator. For any other the form is that of its symmetric part S, and the slopes are of A, which is not less:
+|A|^2 = |S|^2 + |A - S|^2 in Frobenius norms. So the variance is then too large rather than too small.
 
 Measured with 4000 seeds: of the 95% intervals from 20 probes, slopes let 95% to 97% hold the truth, for every spectrum;
 the sample variance 89% to 95%, and 90% for a single large eigenvalue.
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..linalg import Operator
+from ._orthogonal import product
 from ._probes import Probes
 
 # The error of rounding of a sum, in units of eps times its size, is covered by the error that is reported.
@@ -63,14 +65,10 @@ class Samples(NamedTuple):
         """Of a form, in the root mean square."""
         return jnp.sqrt(jnp.abs(self.mean) ** 2 + self.spread / self.number)
 
-    def variance(self, correlated: float | Array = 0.0) -> Array:
-        """An unbiased estimate of the variance of the mean; `correlated` is the sum of the correlations of all
-        ordered pairs of different probes."""
-        pairs = jnp.asarray(correlated, self.spread.dtype) / self.number
-        seen = self.spread / (self.number - 1) / (1 - pairs / (self.number - 1))
-        if self.slope.size:
-            seen = jnp.where(self.agrees, self.slope_spread / (self.number - 1), seen)
-        return seen * (1 + pairs) / self.number
+    def variance(self) -> Array:
+        """An estimate of the variance of the mean: unbiased if the operator is symmetric, and else not too small."""
+        spread = self.slope_spread if self.slope.size else self.spread
+        return spread / (self.number * (self.number - 1))
 
     def consistent(self, operator: Operator, size: Array | None = None) -> Array:
         """Whether the forms do not contradict the tags of the operator; `size` is that of the numbers that the
@@ -78,12 +76,12 @@ class Samples(NamedTuple):
         if not operator.positive_semidefinite:
             return self.agrees
         size = self.size if size is None else size
-        return self.agrees & (self.lowest >= -tolerance(operator) * size)
+        return self.agrees & (self.lowest >= -tag_tolerance(operator) * size)
 
 
-def tolerance(operator: Operator) -> float:
+def tag_tolerance(operator: Operator) -> float:
     """What rounding can do to a promise, relative."""
-    return 10 * float(jnp.finfo(operator.dtype).eps) ** 0.5
+    return 10 * operator.eps**0.5
 
 
 def is_real(operator: Operator) -> bool:
@@ -97,9 +95,9 @@ def forms_of(operator: Operator, probes: Array, products: Array) -> Array:
     return forms.real if is_real(operator) else forms
 
 
-def slopes_of(operator: Operator, distribution: Probes, probes: Array, products: Array) -> Array:
+def slopes_of(distribution: Probes, probes: Array, products: Array) -> Array:
     """The slopes of the forms, of shape `(size, k)`; of shape `(0, k)` if they are not known."""
-    slopes = distribution.slopes(probes, products) if operator.symmetric else None
+    slopes = distribution.slopes(probes, products)
     return probes[:0] if slopes is None else slopes
 
 
@@ -167,7 +165,59 @@ def remainder(
     multiple = share(jnp.sum(forms), jnp.sum(known), number)
     corrected = forms - others * (known - control[1]).astype(forms.dtype)
     rest = products - multiple.astype(products.dtype) * control[0]
-    return samples_of(corrected, slopes_of(operator, distribution, probes, rest), used, agrees)
+    return samples_of(corrected, slopes_of(distribution, probes, rest), used, agrees)
+
+
+class Scatter(NamedTuple):
+    """How noisy the variance from the slopes of k probes is.
+
+    It is the mean of k numbers q, the squared distances of the slopes from their mean. These vary in length, and they
+    may be few directions that are long by chance: if the slopes with covariance S were normal, the variance would have
+    (k - 1) (tr S)^2 / tr(S^2) degrees of freedom. Both are added, because neither sees all of it: the lengths of a few
+    slopes say little if they are skewed, as for a single large eigenvalue, and directions nothing of lengths that all
+    elements have in common. S is that of the sample: k slopes show at most k - 1 directions, which is rather too few.
+
+    F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 2
+    (1946), doi:10.2307/3002019.
+
+    Attributes:
+        trace: of the sum of the outer products of the distances: the sum of the q.
+        norm: of that matrix, by Frobenius.
+        length: the root of the sum of the squares of the q.
+    """
+
+    trace: Array
+    norm: Array
+    length: Array
+
+    @staticmethod
+    def of(slopes: Array, used: Array) -> "Scatter":
+        """Of slopes of shape `(size, k)`; `used`, of shape `(k,)`, says which of them count."""
+        count = jnp.maximum(jnp.sum(used), 1).astype(slopes.dtype)
+        mean = jnp.sum(jnp.where(used[None, :], slopes, 0), axis=1) / count
+        apart = jnp.where(used[None, :], slopes - mean[:, None], 0)
+        # Of the size of one before it is squared twice.
+        unit = jnp.sqrt(jnp.sum(jnp.abs(apart) ** 2))
+        unit = jnp.where(unit > 0, unit, 1)
+        apart = apart / unit.astype(apart.dtype)
+        gram = product(apart.conj().T, apart)
+        each = jnp.diagonal(gram).real
+        sizes = jnp.sum(each), jnp.linalg.norm(gram), jnp.linalg.norm(each)
+        return Scatter(*(size * unit**2 for size in sizes))
+
+    def joined(self, other: "Scatter") -> "Scatter":
+        """Of two blocks, each about its own mean."""
+        return Scatter(
+            self.trace + other.trace, self.norm + other.norm, jnp.hypot(self.length, other.length)
+        )
+
+    def freedom(self, number: Array) -> Array:
+        """The degrees of freedom of the variance from so many probes; not below one fewer than there are."""
+        trace = jnp.where(self.trace > 0, self.trace, 1)
+        of_directions = 2 * (self.norm / trace) ** 2
+        of_lengths = jnp.maximum(number * (self.length / trace) ** 2 - 1, 0)
+        noise = of_directions + of_lengths
+        return (number - 1) * jnp.maximum(2 / jnp.where(noise > 0, noise, 2), 1)
 
 
 def no_samples(operator: Operator, distribution: Probes) -> Samples:
@@ -175,9 +225,7 @@ def no_samples(operator: Operator, distribution: Probes) -> Samples:
     like, yes = jax.ShapeDtypeStruct((operator.size, 1), operator.dtype), jnp.asarray(True)
 
     def one(w: Array, aw: Array) -> Samples:
-        return samples_of(
-            forms_of(operator, w, aw), slopes_of(operator, distribution, w, aw), 1, yes
-        )
+        return samples_of(forms_of(operator, w, aw), slopes_of(distribution, w, aw), 1, yes)
 
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, like, like))
     return nothing._replace(lowest=jnp.full_like(nothing.lowest, jnp.inf), agrees=yes)
@@ -195,9 +243,9 @@ def pairs_agree(operator: Operator, probes: Array, products: Array) -> Array:
     size = (sizes[0] * sizes[1] + sizes[2] * sizes[3]) / jnp.asarray(
         probes.shape[0], sizes[0].dtype
     ) ** 0.5
-    return jnp.sqrt(jnp.sum(jnp.abs(there - back) ** 2)) <= tolerance(operator) * size
+    return jnp.sqrt(jnp.sum(jnp.abs(there - back) ** 2)) <= tag_tolerance(operator) * size
 
 
 def rounding(operator: Operator, size: Array) -> Array:
     """The variance of what rounding adds to a sum of this size."""
-    return (_ROUNDING * float(jnp.finfo(operator.dtype).eps) * size) ** 2
+    return (_ROUNDING * operator.eps * size) ** 2

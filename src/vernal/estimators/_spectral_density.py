@@ -11,7 +11,8 @@ from ..modules import Module
 from ..primitives import nondifferentiable
 from ..show import spec_text, value_error
 from ..transforms import filter_jit
-from ._quadrature import LanczosQuadrature, Starts, consistent, eigen, tridiagonals
+from ._quadrature import LanczosQuadrature, Starts, consistent
+from ._rules import eigen, gauss
 
 # The default width of a bump, as a part of the range of the spectrum.
 _RANGE_PER_WIDTH = 50
@@ -82,7 +83,6 @@ def spectral_density(
         1.0
     """
     operator = symmetric_operator(operator, "spectral_density(operator)")
-    matvecs = positive_int(matvecs, "matvecs", "spectral_density(matvecs)")
     if jnp.ndim(points) == 0:
         points = positive_int(points, "points", "spectral_density(points)", minimum=2)
     elif jnp.ndim(points) != 1:
@@ -100,6 +100,7 @@ def spectral_density(
             got=f"width={width}",
         )
     method = LanczosQuadrature() if method is None else method
+    matvecs = positive_int(matvecs, "matvecs", "spectral_density(matvecs)", minimum=method.minimum)
     count, steps = method.split(matvecs)
     return _estimated(operator, key, method, count, min(steps, operator.size), points, width)
 
@@ -119,7 +120,7 @@ def _estimated(
 
     def rules(block: Array) -> tuple[Array, Array, Array]:
         found = decompose(operator, block, steps)
-        nodes, vectors = eigen(tridiagonals(found, 1)[0])
+        nodes, vectors = eigen(gauss(found))
         return nodes, vectors[:, 0] ** 2, consistent(found.asymmetry, nodes, operator.size, floor)
 
     nodes, weights, agrees = Starts.of(operator, key, method.probes, count, steps).over(rules)

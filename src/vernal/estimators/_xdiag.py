@@ -5,13 +5,12 @@ from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator
-from ._diagonal_method import DiagonalMethod
+from ._gradient_pairs import StoredPairs
 from ._leave_out import prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
-from ._method import Budget, Outcome, default_probes, masked, products
+from ._method import Budget, DiagonalMethod, Outcome, default_probes, products
 from ._orthogonal import orthonormal, product
 from ._samples import is_real
-from ._sensitivity import Stored
 
 
 class XDiag(DiagonalMethod):
@@ -27,7 +26,6 @@ class XDiag(DiagonalMethod):
     `jax.linear_transpose`. A budget of `m` makes `2 * (m // 2)` products. Probes are signs, complex ones for a complex
     operator. Besides the paper's estimator, the same estimate of the identity serves as a control variate, so that
     multiples of the identity are exact, and the standard error is corrected for the probes that estimates share.
-    It has one correction for all elements.
 
     E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
     SIAM Journal on Matrix Analysis and Applications 45 (2024), doi:10.1137/23M1548323.
@@ -42,13 +40,12 @@ class XDiag(DiagonalMethod):
         True
     """
 
-    minimum = 4
+    minimum = 10
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the diagonal from at least 4 products; see `DiagonalMethod`."""
         half = budget.part(2)
-        drawn = default_probes(operator).draw(key, operator.size, half.most, operator.dtype)
-        drawn = masked(drawn, half.mask())
+        drawn = half.drawn(operator, default_probes(operator), key)
         sketch = prepared(operator, drawn, products(operator, drawn, half.used), half.used)
         probes, scale = sketch.probes, sketch.scale.astype(sketch.probes.dtype)
         basis, factor = orthonormal(sketch.products, sketch.mask)
@@ -64,7 +61,7 @@ class XDiag(DiagonalMethod):
         )
         # Rounding of the sum over the basis, and of the products that it is made of.
         sizes = jnp.sum(jnp.abs(basis) ** 2, axis=1) * jnp.sum(jnp.abs(images) ** 2, axis=1)
-        rounding = float(jnp.finfo(operator.dtype).eps) ** 2 * (sizes + jnp.abs(value) ** 2)
+        rounding = operator.eps**2 * (sizes + jnp.abs(value) ** 2)
         count = jnp.asarray(half.used, variance.dtype)
         return Outcome(
             value=value * final.astype(value.dtype),
@@ -72,7 +69,7 @@ class XDiag(DiagonalMethod):
             degrees_of_freedom=freedom,
             matvecs=2 * jnp.asarray(half.used, jnp.int32),
             consistent=jnp.asarray(True),
-            sensitivity=Stored(drawn / count.astype(drawn.dtype), drawn),
+            gradient_pairs=StoredPairs(drawn / count.astype(drawn.dtype), drawn),
         )
 
 

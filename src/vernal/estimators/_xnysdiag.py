@@ -6,13 +6,12 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator
-from ._diagonal_method import DiagonalMethod
+from ._gradient_pairs import StoredPairs
 from ._hutchinson_diagonal import slopes
 from ._leave_out import Sketch, near_hermitian, prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
-from ._method import Budget, Outcome, default_probes, masked, products
+from ._method import Budget, DiagonalMethod, Outcome, default_probes, products
 from ._orthogonal import product, shifted_cholesky
-from ._sensitivity import Stored
 
 
 class XNysDiag(DiagonalMethod):
@@ -24,7 +23,7 @@ class XNysDiag(DiagonalMethod):
 
     Probes are signs, complex ones for a complex operator. Besides the paper's estimator, the same estimate of the
     identity serves as a control variate, so that multiples of the identity are exact, and the standard error is
-    corrected for the probes that estimates share. It has one correction for all elements.
+    corrected for the probes that estimates share.
 
     If the products show that the operator is not positive semidefinite, the estimate is that of `HutchinsonDiagonal`
     from the same products, and not converged.
@@ -43,13 +42,12 @@ class XNysDiag(DiagonalMethod):
         True
     """
 
-    minimum = 2
+    minimum = 5
     needs_positive_semidefinite = True
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the diagonal from at least 2 products; see `DiagonalMethod`."""
-        drawn = default_probes(operator).draw(key, operator.size, budget.most, operator.dtype)
-        drawn = masked(drawn, budget.mask())
+        drawn = budget.drawn(operator, default_probes(operator), key)
         sketch = prepared(operator, drawn, products(operator, drawn, budget.used), budget.used)
         probes, count = sketch.probes, jnp.asarray(budget.used, sketch.scale.dtype)
         parts, positive = _nystrom(operator, sketch)
@@ -59,8 +57,8 @@ class XNysDiag(DiagonalMethod):
         elements = count * jnp.asarray(operator.size, count.dtype)
         typical = jnp.linalg.norm(sketch.products) / jnp.sqrt(elements)
         sizes = jnp.abs(parts.full) + jnp.abs(value) + 3 * typical
-        variance = variance + (float(jnp.finfo(operator.dtype).eps) * sizes) ** 2
-        stored = Stored(drawn / count.astype(drawn.dtype), drawn)
+        variance = variance + (operator.eps * sizes) ** 2
+        stored = StoredPairs(drawn / count.astype(drawn.dtype), drawn)
         # Of zero, nothing is left but rounding of the shift.
         scale = jnp.where(typical > 0, sketch.scale, 0)
         plain = slopes(probes, sketch.products, real=True).outcome(budget.used, positive, stored)
@@ -70,7 +68,7 @@ class XNysDiag(DiagonalMethod):
             degrees_of_freedom=jnp.where(positive, freedom, count - 1),
             matvecs=jnp.asarray(budget.used, jnp.int32),
             consistent=positive,
-            sensitivity=stored,
+            gradient_pairs=stored,
         )
 
 

@@ -8,17 +8,12 @@ from jax.scipy.linalg import solve_triangular
 
 from ..linalg import Operator
 from ._leave_out import (
+    Estimates,
     LeaveOneOut,
-    LeftOut,
     Sketch,
-    hutchinson,
-    mean_of_singles,
     near_hermitian,
-    outcome,
-    prepared,
     usable_pairs,
 )
-from ._method import Outcome
 from ._orthogonal import filled, orthonormal, product, shifted_cholesky
 
 
@@ -56,37 +51,22 @@ class XNysTrace(LeaveOneOut):
         True
     """
 
-    minimum: ClassVar[int] = 2
+    minimum: ClassVar[int] = 8
     per_probe: ClassVar[int] = 1
     needs_positive_semidefinite: ClassVar[bool] = True
 
-    def from_sketch(
-        self, operator: Operator, probes: Array, products: Array, used: int | Array
-    ) -> Outcome:
-        """Estimates the trace from probes and products that are there already.
-
-        Args:
-            operator: the operator, without derivatives.
-            probes: of shape `(n, k)`; columns from `used` on are zero.
-            products: of the operator with the probes, of shape `(n, k)`.
-            used: how many probes there are, at least 2.
-        """
-        n = operator.size
-        sketch = prepared(operator, probes, products, used)
+    def left_out(self, operator: Operator, sketch: Sketch, used: int | Array) -> Estimates:
+        """As in `LeaveOneOut`."""
         parts = _parts(operator, sketch)
         lengths = _inverse_gram(sketch) if self.resphered else None
-        best = mean_of_singles(*_left_out(parts, lengths, n, used), used)
-        best = best.shifted(parts.shift * n, 1.0, parts.trace)
-        plain = hutchinson(parts.forms, used)
-        sensitivity = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
-        return outcome(best, plain, sketch, parts.consistent, jnp.asarray(used), sensitivity)
+        estimates = _left_out(parts, lengths, operator.size, used)
+        return Estimates(*estimates, parts.shift, parts.trace, operator.eps, parts.consistent)
 
 
-class _Parts(NamedTuple):
+class _Nystrom(NamedTuple):
     """The Nystrom approximation, as matrices of shape `(k, k)`.
 
     Attributes:
-        forms: probe_j^* A probe_j.
         trace: of the approximation.
         weights: W = (probes^* A probes)^-1.
         inside: W probes^* A^2 probes W.
@@ -94,7 +74,6 @@ class _Parts(NamedTuple):
         consistent: whether probes^* A probes is Hermitian and positive definite.
     """
 
-    forms: Array
     trace: Array
     weights: Array
     inside: Array
@@ -102,13 +81,12 @@ class _Parts(NamedTuple):
     consistent: Array
 
 
-def _parts(operator: Operator, sketch: Sketch) -> _Parts:
+def _parts(operator: Operator, sketch: Sketch) -> _Nystrom:
     probes, mask = sketch.probes, sketch.mask
     k = probes.shape[1]
     eye = jnp.eye(k, dtype=probes.dtype)
     gram = product(probes.conj().T, probes)
     core = product(probes.conj().T, sketch.products)
-    forms = jnp.diagonal(core).real
     hermitian = near_hermitian(core, jnp.linalg.norm(sketch.products) * k**0.5, operator)
     core = (core + core.conj().T) / 2
     lower, shift, positive = shifted_cholesky(core, gram, sketch.shift, mask)
@@ -116,8 +94,7 @@ def _parts(operator: Operator, sketch: Sketch) -> _Parts:
     half = solve_triangular(lower, shifted.conj().T, lower=True)
     square = product(half, half.conj().T)
     inverse = solve_triangular(lower, eye, lower=True).conj().T
-    return _Parts(
-        forms=forms,
+    return _Nystrom(
         trace=jnp.trace(square).real,
         weights=product(inverse, inverse.conj().T),
         inside=product(inverse, product(square, inverse.conj().T)),
@@ -141,7 +118,7 @@ def _inverse_gram(sketch: Sketch) -> Array:
 
 
 def _left_out(
-    parts: _Parts, lengths: Array | None, n: int, used: int | Array
+    parts: _Nystrom, lengths: Array | None, n: int, used: int | Array
 ) -> tuple[Array, Array, Array]:
     """`(single, double, usable)` for `mean_of_singles`."""
     w_j = jnp.diagonal(parts.weights).real

@@ -7,18 +7,14 @@ from jax import Array
 
 from ..linalg import Operator
 from ._leave_out import (
+    Estimates,
     LeaveOneOut,
-    LeftOut,
     Sketch,
-    hutchinson,
-    mean_of_singles,
     near_hermitian,
-    outcome,
-    prepared,
     unit_duals,
     usable_pairs,
 )
-from ._method import Outcome, products
+from ._method import products
 from ._orthogonal import orthonormal, product
 
 
@@ -56,40 +52,15 @@ class XTrace(LeaveOneOut):
     minimum: ClassVar[int] = 4
     per_probe: ClassVar[int] = 2
 
-    def from_sketch(
-        self,
-        operator: Operator,
-        probes: Array,
-        products: Array,
-        used: int | Array,
-        matrix: Array | None = None,
-    ) -> Outcome:
-        """Estimates the trace from probes and products that are there already, and one more product for each.
-
-        If the operator A is known on a space with the orthonormal basis Z that holds both, no product is made.
-
-        Args:
-            operator: the operator, without derivatives.
-            probes: of shape `(n, k)`; columns from `used` on are zero.
-            products: of the operator with the probes, of shape `(n, k)`.
-            used: how many probes there are, at least 2.
-            matrix: `Z^* A Z`. With it, probes and products are coordinates with respect to Z.
-
-        Returns:
-            The estimate, with `2 * used` as the number of products.
-        """
-        sketch = prepared(operator, probes, products, used)
-        parts = _parts(operator, sketch, used, matrix)
-        best = mean_of_singles(*_left_out(parts, operator.size, used, self.resphered), used)
-        best = best.shifted(sketch.shift * operator.size, 2.3, parts.size)
-        plain = hutchinson(jnp.sum(sketch.probes.conj() * sketch.products, axis=0), used)
-        if operator.symmetric:
-            best, plain = best.real(), plain.real()
-        sensitivity = LeftOut(sketch.probes, sketch.shifted(), used, self.resphered)
-        return outcome(best, plain, sketch, parts.consistent, 2 * jnp.asarray(used), sensitivity)
+    def left_out(self, operator: Operator, sketch: Sketch, used: int | Array) -> Estimates:
+        """As in `LeaveOneOut`; makes one more product for each probe."""
+        parts = _parts(operator, sketch, used)
+        estimates = _left_out(parts, operator.size, used, self.resphered)
+        rounding = 2.3 * operator.eps
+        return Estimates(*estimates, sketch.shift, parts.size, rounding, parts.consistent)
 
 
-class _Parts(NamedTuple):
+class _Compressed(NamedTuple):
     """The operator A inside and outside of the span of the products, as matrices of shape `(k, k)`.
 
     Q is a basis of the products, w_j = Q^* probe_j, u_j = probe_j - Q w_j, s_i the unit vectors with which
@@ -120,12 +91,12 @@ class _Parts(NamedTuple):
     consistent: Array
 
 
-def _parts(operator: Operator, sketch: Sketch, used: int | Array, matrix: Array | None) -> _Parts:
-    """Makes the second half of the products, unless they are known."""
+def _parts(operator: Operator, sketch: Sketch, used: int | Array) -> _Compressed:
+    """Makes the second half of the products."""
     probes, shift = sketch.probes, sketch.shift.astype(sketch.probes.dtype)
     shifted = sketch.shifted()
     q, r = orthonormal(shifted, sketch.mask)
-    more = products(operator, q, used) if matrix is None else product(matrix, q)
+    more = products(operator, q, used)
     more = more / sketch.scale.astype(q.dtype) + shift * q
     q_star = q.conj().T
     w, h = product(q_star, probes), product(q_star, more)
@@ -139,7 +110,7 @@ def _parts(operator: Operator, sketch: Sketch, used: int | Array, matrix: Array 
     s = unit_duals(r, sketch.mask)
     below = product(s.conj().T, r - hw)
     forms = jnp.sum(probes.conj() * shifted, axis=0)
-    return _Parts(
+    return _Compressed(
         trace=jnp.trace(h),
         size=jnp.sum(jnp.abs(jnp.diagonal(h))),
         duals=product(s.conj().T, s),
@@ -154,7 +125,7 @@ def _parts(operator: Operator, sketch: Sketch, used: int | Array, matrix: Array 
 
 
 def _left_out(
-    parts: _Parts, n: int, used: int | Array, resphered: bool
+    parts: _Compressed, n: int, used: int | Array, resphered: bool
 ) -> tuple[Array, Array, Array]:
     """`(single, double, usable)` for `mean_of_singles`."""
     real = parts.rest_norms.dtype

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jax import Array, lax
 
@@ -111,6 +112,13 @@ class Operator(Module):
     def dtype(self) -> Any:
         """The dtype of its flat vectors."""
         return dtype_of(self.in_structure(), type(self).__name__)
+
+    @property
+    def eps(self) -> float:
+        """The relative error of a product: that of the least precise numbers in its vectors."""
+        return max(
+            float(jnp.finfo(leaf.dtype).eps) for leaf in jtu.tree_leaves(self.in_structure())
+        )
 
     def matmul(self, block: Array) -> Array:
         """Products with flat vectors.

@@ -34,7 +34,7 @@ from ..trees import combine, is_array, is_inexact_array, partition
 _T = TypeVar("_T")
 
 
-class Sensitivity(Module):
+class GradientPairs(Module):
     """The pairs of vectors of which the derivative of an estimate is made, in blocks."""
 
     @abc.abstractmethod
@@ -42,32 +42,47 @@ class Sensitivity(Module):
         """How many blocks there are; may be traced."""
 
     @abc.abstractmethod
-    def block(self, index: int | Array) -> tuple[Array, Array]:
+    def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
         """`(left, right)`, each of shape `(size, b)`, with all weights in `left`."""
 
 
-class Stored(Sensitivity):
+class StoredPairs(GradientPairs):
     """Pairs that are kept.
 
     Args:
         left: of shape `(size, k)`, with the weights.
         right: of shape `(size, k)`.
+        columns: of a block, a divisor of k; None for one block.
     """
 
     left: Array
     right: Array
+    columns: int | None = None
+
+    @staticmethod
+    def of(operator: Operator, left: Array, right: Array) -> "StoredPairs":
+        """Pairs in blocks of as many as the operator multiplies at once; with zeros at the end."""
+        columns = max(1, min(left.shape[1], operator.products_at_once(left.shape[1])))
+        width = ((0, 0), (0, -left.shape[1] % columns))
+        return StoredPairs(jnp.pad(left, width), jnp.pad(right, width), columns)
 
     def blocks(self) -> int:
-        """One: products are made in blocks by the operator itself, and `jax.vjp` of that is cheap enough."""
-        return 1
+        """How many there are."""
+        return 1 if self.columns is None else self.left.shape[1] // self.columns
 
-    def block(self, index: int | Array) -> tuple[Array, Array]:
-        """All of them."""
-        del index
-        return self.left, self.right
+    def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
+        """The pairs of a block."""
+        del operator
+        if self.columns is None:
+            return self.left, self.right
+        start = index * self.columns
+        return (
+            lax.dynamic_slice_in_dim(self.left, start, self.columns, axis=1),
+            lax.dynamic_slice_in_dim(self.right, start, self.columns, axis=1),
+        )
 
 
-class Chosen(Sensitivity):
+class Chosen(GradientPairs):
     """One of several, which is known only when the program runs.
 
     Args:
@@ -76,41 +91,44 @@ class Chosen(Sensitivity):
     """
 
     which: Array
-    choices: tuple[Sensitivity, ...]
+    choices: tuple[GradientPairs, ...]
 
     def blocks(self) -> Array:
         """How many blocks the chosen one has."""
         return jnp.stack([jnp.asarray(choice.blocks(), int) for choice in self.choices])[self.which]
 
-    def block(self, index: int | Array) -> tuple[Array, Array]:
+    def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
         """A block of the chosen one, with columns of zeros up to the widest."""
         index = jnp.asarray(index, int)
-        shapes = [jax.eval_shape(choice.block, index)[0].shape for choice in self.choices]
-        widest = max(shape[1] for shape in shapes)
 
-        def padded(choice: Sensitivity, index: Array) -> tuple[Array, Array]:
-            left, right = choice.block(index)
+        def shape(choice: GradientPairs) -> tuple[int, ...]:
+            return jax.eval_shape(partial(choice.block, operator), index)[0].shape
+
+        widest = max(shape(choice)[1] for choice in self.choices)
+
+        def padded(choice: GradientPairs, index: Array) -> tuple[Array, Array]:
+            left, right = choice.block(operator, index)
             missing = ((0, 0), (0, widest - left.shape[1]))
             return jnp.pad(left, missing), jnp.pad(right, missing)
 
         return lax.switch(self.which, [partial(padded, choice) for choice in self.choices], index)
 
 
-def still(tree: _T) -> _T:
+def stop_gradient(tree: _T) -> _T:
     """A tree, such as an operator or an outcome, without derivatives."""
     return jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)
 
 
 @filter_custom_jvp
-def attach(value: Array, operator: Operator, sensitivity: Sensitivity) -> Array:
-    """`value`, with the derivative with respect to the operator that `sensitivity` says."""
-    del operator, sensitivity
+def attach(value: Array, operator: Operator, gradient_pairs: GradientPairs) -> Array:
+    """`value`, with the derivative with respect to the operator that `gradient_pairs` says."""
+    del operator, gradient_pairs
     return value
 
 
 @attach.def_jvp(symbolic_zeros=True)
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
-    value, operator, sensitivity = primals
+    value, operator, gradient_pairs = primals
     value_dot, operator_dot, _ = tangents
     dots = jax.tree.map(
         lambda dot: None if dot is None or is_zero(dot) or not is_inexact_array(dot) else dot,
@@ -118,10 +136,10 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
         is_leaf=is_zero,
     )
     # Once more this function, not `value`: derivatives of the next order need its rule.
-    value = attach(value, operator, sensitivity)
+    value = attach(value, operator, gradient_pairs)
     if not jax.tree.leaves(dots):
         return value, value_dot
-    arrays, rest = partition((operator, sensitivity), is_array)
+    arrays, rest = partition((operator, gradient_pairs), is_array)
     marks = jax.tree.map(lambda _: True, dots)
 
     def forward(residuals: Any, dots: Any) -> Array:
@@ -134,6 +152,13 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     return value, change if value_dot is None or is_zero(value_dot) else value_dot + change
 
 
+class _Pairs(NamedTuple):
+    """Pairs, and the operator that they may have to multiply by."""
+
+    operator: Operator
+    of: GradientPairs
+
+
 class _Given(NamedTuple):
     """What both directions need: arrays and the rest of operator and pairs, a result, what has a tangent."""
 
@@ -142,9 +167,9 @@ class _Given(NamedTuple):
     rest: Any
     marks: Any
 
-    def parts(self) -> tuple[Any, Sensitivity, Callable[[Any, Array, Array], Array]]:
+    def parts(self) -> tuple[Any, _Pairs, Callable[[Any, Array, Array], Array]]:
         """The differentiated arrays, the pairs, and a block's share of the value as a function of them."""
-        operator, sensitivity = combine(self.arrays, self.rest)
+        operator, gradient_pairs = combine(self.arrays, self.rest)
         # None is no leaf by itself, and stands where an array does not move.
         moving = jax.tree.map(
             lambda mark, x: None if mark is None else x,
@@ -158,32 +183,32 @@ class _Given(NamedTuple):
             out = jnp.sum(terms, axis=tuple(range(self.like.ndim, 2)))
             return (out if jnp.iscomplexobj(self.like) else out.real).astype(self.like.dtype)
 
-        return moving, sensitivity, share
+        return moving, _Pairs(operator, gradient_pairs), share
 
 
 def _push(given: _Given, dots: Any) -> Array:
-    moving, sensitivity, share = given.parts()
+    moving, pairs, share = given.parts()
 
     def add(index: Any, total: Array) -> Array:
-        left, right = sensitivity.block(index)
+        left, right = pairs.of.block(pairs.operator, index)
         return total + jax.jvp(lambda x: share(x, left, right), (moving,), (dots,))[1]
 
-    return _summed(sensitivity, add, given.like)
+    return _summed(pairs.of, add, given.like)
 
 
 def _pull(given: _Given, cotangent: Array) -> Any:
-    moving, sensitivity, share = given.parts()
+    moving, pairs, share = given.parts()
 
     def add(index: Any, total: Any) -> Any:
-        left, right = sensitivity.block(index)
+        left, right = pairs.of.block(pairs.operator, index)
         (change,) = jax.vjp(lambda x: share(x, left, right), moving)[1](cotangent)
         return jax.tree.map(jnp.add, total, change)
 
-    return _summed(sensitivity, add, jax.tree.map(jnp.zeros_like, moving))
+    return _summed(pairs.of, add, jax.tree.map(jnp.zeros_like, moving))
 
 
-def _summed(sensitivity: Sensitivity, add: Callable[[Any, Any], Any], zero: Any) -> Any:
-    blocks = sensitivity.blocks()
+def _summed(gradient_pairs: GradientPairs, add: Callable[[Any, Any], Any], zero: Any) -> Any:
+    blocks = gradient_pairs.blocks()
     if isinstance(blocks, int) and blocks == 1:
         return add(0, zero)
     return lax.fori_loop(0, blocks, add, zero)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.estimators._spectra import ANY_OPERATOR
 from vernal import estimators, filter_jit, linalg
-from vernal.estimators import Hutchinson, Sensitivity, Stored
-from vernal.estimators._sensitivity import Chosen, attach
+from vernal.estimators import GradientPairs, Hutchinson, StoredPairs
+from vernal.estimators._gradient_pairs import Chosen, attach
 from vernal.linalg import FunctionOperator, MatrixOperator
 
 KEY = jax.random.key(0)
@@ -156,7 +157,7 @@ def test_a_derivative_with_respect_to_nothing_of_the_operator_is_zero():
     assert jax.grad(lambda x: x**2 + 0 * plain(matrix()))(jnp.asarray(3.0)) == 6
 
 
-class Drawn(Sensitivity):
+class Drawn(GradientPairs):
     """As many blocks as one likes."""
 
     count: int
@@ -164,7 +165,7 @@ class Drawn(Sensitivity):
     def blocks(self) -> int:
         return self.count
 
-    def block(self, index: Any) -> tuple[jax.Array, jax.Array]:
+    def block(self, operator: Any, index: Any) -> tuple[jax.Array, jax.Array]:
         block = jax.random.normal(jax.random.fold_in(KEY, index), (2000, 8))
         return block, block
 
@@ -187,12 +188,12 @@ def test_several_blocks_add_up():
     gradient = jax.grad(
         lambda x: attach(jnp.asarray(0.0), FunctionOperator(lambda v: x * v, x), Drawn(3))
     )(x)
-    expected = sum(jnp.sum(Drawn(3).block(i)[0] ** 2, axis=1) for i in range(3))
+    expected = sum(jnp.sum(Drawn(3).block(ANY_OPERATOR, i)[0] ** 2, axis=1) for i in range(3))
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
 
 def test_the_pairs_of_a_diagonal_count_element_by_element():
-    pairs = Stored(matrix(0), matrix(1))
+    pairs = StoredPairs(matrix(0), matrix(1))
 
     def value(a):
         return attach(jnp.zeros(N), MatrixOperator(a), pairs)
@@ -205,12 +206,15 @@ def test_the_pairs_of_a_diagonal_count_element_by_element():
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_one_of_several_can_be_chosen_at_run_time(which):
-    choices = Stored(matrix(0)[:, :3], matrix(1)[:, :3]), Stored(matrix(2)[:, :5], matrix(3)[:, :5])
+    choices = (
+        StoredPairs(matrix(0)[:, :3], matrix(1)[:, :3]),
+        StoredPairs(matrix(2)[:, :5], matrix(3)[:, :5]),
+    )
 
-    def gradient(which, sensitivity):
-        return jax.grad(lambda a: attach(jnp.asarray(0.0), MatrixOperator(a), sensitivity(which)))(
-            matrix()
-        )
+    def gradient(which, gradient_pairs):
+        return jax.grad(
+            lambda a: attach(jnp.asarray(0.0), MatrixOperator(a), gradient_pairs(which))
+        )(matrix())
 
     got = jax.jit(lambda i: gradient(i, lambda i: Chosen(i, choices)))(which)
     np.testing.assert_allclose(got, gradient(which, lambda i: choices[i]), rtol=1e-4, atol=1e-4)
@@ -219,11 +223,11 @@ def test_one_of_several_can_be_chosen_at_run_time(which):
 def test_the_value_costs_nothing_of_the_derivative():
     calls = []
 
-    class Counted(Sensitivity):
+    class Counted(GradientPairs):
         def blocks(self) -> int:
             return 1
 
-        def block(self, index: Any) -> tuple[jax.Array, jax.Array]:
+        def block(self, operator: Any, index: Any) -> tuple[jax.Array, jax.Array]:
             calls.append(index)
             return jnp.ones((N, 1)), jnp.ones((N, 1))
 

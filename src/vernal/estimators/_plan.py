@@ -1,0 +1,265 @@
+"""How many products to make: so many, at most so many, or as many as a tolerance needs.
+
+The difficulty of a tolerance: how many products it needs is known only afterwards, and whoever looks at an error again
+and again until it is small enough stops by chance too often (optional stopping).
+
+The plan: attempts with 32, 64, 128, ... products, each with fresh probes, until the interval of one is within the
+tolerance. How many there may be, L, is known in advance, and their intervals have the level 1 - 0.05 / L. So with a
+probability of 95% all of them hold the truth (the union bound), also the one that ends the search, however it was
+chosen. Geometrically growing samples make L small and the last attempt more than half of all products:
+
+V. Mnih, C. Szepesvari, J.-Y. Audibert, "Empirical Bernstein stopping", International Conference on Machine Learning
+(2008), doi:10.1145/1390156.1390241.
+
+Fresh probes ask nothing of a method, so every method can be given a tolerance; nothing that is kept grows with the
+number of attempts. The price is that all attempts together make up to twice the products of the last one.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from ..linalg import Operator, positive_int, tolerance, whole_number
+from ..modules import Module
+from ..primitives import unvmap_any
+from ..show import value_error
+from ..trees import tree_at
+from ._estimate import student_quantile
+from ._gradient_pairs import Chosen
+from ._method import Budget, Method, Outcome
+
+_M = TypeVar("_M", bound=Method)
+
+# Of the first attempt. Fewer would say too little of their own error.
+_FIRST = 32
+# With what probability one of the intervals may miss the truth.
+_RISK = 0.05
+# Without `max_matvecs`: enough for the exact answer up to this size, and for the attempts before it; else so many.
+_SMALL, _MOST = 1000, 400
+
+
+class Wanted(Module):
+    """What a user gave; None for nothing."""
+
+    matvecs: Any
+    max_matvecs: Any
+    rtol: Any = None
+    atol: Any = None
+
+
+class Plan(Module):
+    """Attempts, of which the first one with a small enough error is the last.
+
+    Args:
+        attempts: how many products each of them makes.
+        rtol: the tolerance relative to the largest value, of shape (); None if none was given.
+        atol: the absolute tolerance, likewise.
+    """
+
+    attempts: tuple[Budget, ...]
+    rtol: Array | None = None
+    atol: Array | None = None
+
+    def is_met(self, outcome: Outcome) -> Array:
+        """Whether all errors are within the tolerance; NaN never is."""
+        if self.rtol is None or self.atol is None:
+            return jnp.asarray(True)
+        quantile = student_quantile(1 - _RISK / len(self.attempts), outcome.degrees_of_freedom)
+        half = quantile.astype(outcome.variance.dtype) * jnp.sqrt(outcome.variance)
+        largest = jnp.max(jnp.abs(outcome.value), initial=0)
+        return jnp.all(half <= jnp.maximum(self.atol, self.rtol * largest))
+
+
+def attempts_within(most: int, size: int, least: int) -> tuple[Budget, ...]:
+    """How many products each attempt makes: together at most `most`, none more than `size`, which is exact, and none
+    less than `least`."""
+    made, left, step = [], most, max(_FIRST, least)
+    while step < size and 2 * step <= left:
+        made.append(step)
+        left, step = left - step, 2 * step
+    return tuple(Budget(count, count) for count in (*made, min(left, size)))
+
+
+def planned(
+    operator: Operator,
+    method: _M | None,
+    choose: Callable[[Operator, int], _M],
+    wanted: Wanted,
+    where: str,
+    *,
+    otherwise: str = "XTrace()",
+    least: int | None = None,
+) -> tuple[_M, Plan]:
+    """A method that is one for the operator, and how many products to make.
+
+    Args:
+        operator: what the user gave.
+        method: likewise, or None.
+        choose: the method for an operator and a number of products.
+        wanted: what the user gave.
+        where: the function, for messages.
+        otherwise: a method for every operator, for messages.
+        least: how many products there must be; None for the method's minimum.
+
+    Raises:
+        TypeError: if a number is not whole, or traced where it cannot be.
+        ValueError: if a number is too small, arguments do not go together, or the operator is not declared to be what
+            the method needs.
+    """
+    _check_way(where, wanted)
+    size, given = operator.size, wanted.max_matvecs
+    asked = wanted.matvecs is None
+    if asked and given is None:
+        given = 2 * size if size <= _SMALL else _MOST
+    name = "matvecs" if given is None else "max_matvecs"
+    most = positive_int(wanted.matvecs if given is None else given, name, where)
+    if method is None:
+        last = attempts_within(most, size, 1)[-1].most if asked else most
+        method = choose(operator, last)
+    check_tags(operator, method, where, otherwise=otherwise)
+    # As many as there are rows are always enough.
+    least = max(1, min(method.minimum if least is None else least, size))
+    positive_int(most, name, where, minimum=least)
+    if asked:
+        real = jnp.finfo(operator.dtype).dtype
+        tolerances = (
+            tolerance(wanted.rtol, "rtol", where, real),
+            tolerance(wanted.atol, "atol", where, real),
+        )
+        return method, Plan(attempts_within(most, size, least), *tolerances)
+    if given is None:
+        return method, Plan((Budget(most, most),))
+    used = whole_number(wanted.matvecs, "matvecs", where, minimum=least, most=most)
+    return method, Plan((Budget(most, used),))
+
+
+def _check_way(where: str, wanted: Wanted) -> None:
+    """Either a number of products, or a tolerance."""
+    asked = wanted.rtol is not None or wanted.atol is not None
+    if asked == (wanted.matvecs is not None):
+        names = ("matvecs", "rtol", "atol", "max_matvecs")
+        given = " and ".join(name for name in names if getattr(wanted, name) is not None)
+        call = where.removesuffix(")")
+        raise value_error(
+            "both a number of products and a tolerance"
+            if asked
+            else "neither a number of products nor a tolerance",
+            where=where,
+            expected="`matvecs`, or `rtol` and `atol` or one of them; `max_matvecs` goes with both",
+            got=given or "none of them",
+            instead=f"`{call}, matvecs=100)`, or `{call}, rtol=1e-2, max_matvecs=200)`",
+        )
+
+
+def check_tags(
+    operator: Operator, method: Method, where: str, *, otherwise: str = "XTrace()"
+) -> None:
+    """Refuses an operator that is not declared to be what the method needs; `otherwise` is a method for every
+    operator."""
+    if method.needs_positive_semidefinite and not operator.positive_semidefinite:
+        raise value_error(
+            f"{type(method).__name__} needs a positive semidefinite operator",
+            where=where,
+            expected="an operator that is declared positive semidefinite",
+            got=f"{type(operator).__name__} with symmetric={operator.symmetric}, positive_semidefinite=False",
+            instead="if it has no negative eigenvalues, say so: "
+            "`MatrixOperator(matrix, positive_semidefinite=True)`, "
+            "`FunctionOperator(fn, example, positive_semidefinite=True)`; "
+            f"or a method for every operator: `{otherwise}`",
+        )
+
+
+def carried_out(
+    operator: Operator,
+    key: PRNGKeyArray,
+    method: Method,
+    plan: Plan,
+    exact: Callable[[], Outcome],
+) -> tuple[Outcome, Array]:
+    """What a method finds, and whether that meets the tolerance.
+
+    Args:
+        operator: what to multiply by.
+        key: a random key.
+        method: used where a budget does not reach the exact answer.
+        plan: how many products may be made.
+        exact: makes the exact answer.
+    """
+
+    def attempt(budget: Budget, key: PRNGKeyArray) -> Outcome:
+        return _found_or_exact(operator, key, method, budget, exact)
+
+    outcomes = [attempt(plan.attempts[0], key)]
+    last, is_met = jnp.zeros((), int), plan.is_met(outcomes[0])
+    made = outcomes[0].matvecs
+    for index, budget in enumerate(plan.attempts[1:], 1):
+        fresh = jax.random.fold_in(key, index)
+        found = _only_if(~is_met, partial(attempt, budget), fresh)
+        outcomes.append(found)
+        # In a batch, one that had already met its tolerance may have been made with the others.
+        last = jnp.where(is_met, last, index)
+        made = made + jnp.where(is_met, 0, found.matvecs)
+        is_met = is_met | plan.is_met(found)
+    if len(outcomes) == 1:
+        return outcomes[0], is_met
+    chosen = _selected(last, tuple(outcomes))
+    return tree_at(lambda outcome: outcome.matvecs, chosen, made), is_met
+
+
+def _found_or_exact(
+    operator: Operator,
+    key: PRNGKeyArray,
+    method: Method,
+    budget: Budget,
+    exact: Callable[[], Outcome],
+) -> Outcome:
+    """What a method finds, or the exact answer if the budget reaches that."""
+    size = operator.size
+    if budget.most < size:
+        return method.estimate(operator, key, budget)
+    if not budget.is_shared or size <= method.minimum:
+        return exact()
+    reaches = jnp.asarray(budget.used) >= size
+    # Where the answer is exact, the method makes the fewest products that it can.
+    used = jnp.where(reaches, method.minimum, budget.used)
+    found = method.estimate(operator, key, Budget(size - 1, used))
+    return _selected(reaches.astype(int), (found, _only_if(reaches, lambda key: exact(), key)))
+
+
+def _only_if(wanted: Array, fn: Callable[[PRNGKeyArray], Outcome], key: PRNGKeyArray) -> Outcome:
+    """`fn(key)`, or zeros and no work; in a batch there is no work if it is not wanted anywhere."""
+    shapes = jax.eval_shape(fn, key)
+
+    def nothing(key: PRNGKeyArray) -> Outcome:
+        return jtu.tree_map(
+            lambda x: (
+                key if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.zeros(x.shape, x.dtype)
+            ),
+            shapes,
+        )
+
+    return lax.cond(unvmap_any(wanted), fn, nothing, key)
+
+
+def _selected(which: Array, outcomes: tuple[Outcome, ...]) -> Outcome:
+    """One of several outcomes of the same operator, of which the first says the dtypes; `which` is an index of
+    shape ()."""
+
+    def pick(name: str) -> Array:
+        arrays = [getattr(outcome, name) for outcome in outcomes]
+        return jnp.stack([array.astype(arrays[0].dtype) for array in arrays])[which]
+
+    return Outcome(
+        value=pick("value"),
+        variance=pick("variance"),
+        degrees_of_freedom=pick("degrees_of_freedom"),
+        matvecs=pick("matvecs"),
+        consistent=pick("consistent"),
+        gradient_pairs=Chosen(which, tuple(outcome.gradient_pairs for outcome in outcomes)),
+    )

@@ -1,0 +1,111 @@
+"""Rules for the integral w^* f(A) w by the products that were made, and how far from it they are.
+
+Of a logarithm, all derivatives of even order are negative, and those of odd order positive. So the rule of Gauss is
+never below the integral, and that of Gauss and Radau, which has one node at a point that no eigenvalue is below, is
+never above it. Half of what lies between them bounds the error of the middle, whatever the spectrum is. Roots and other
+powers, inverses and exp(-x) are bounded in the same way, perhaps with the roles exchanged. For any other function the
+second rule, which is exact for one degree more than that of Gauss, is a second opinion. So these two are used for every
+operator with a known lower bound of its spectrum, if only that it is positive semidefinite.
+
+For other operators the second opinion is that of the generalised averaged rule. Its recurrence goes on with its own
+elements in the reverse order; it has 2 m - 1 nodes, and is exact for at least one degree more than that of Gauss.
+Once the rules converge, their difference is the error of that of Gauss.
+
+All rules come from the same recurrence: T with other or more rows.
+
+G. H. Golub and G. Meurant, "Matrices, Moments and Quadrature with Applications", Princeton University Press (2010),
+chapter 6. Z. Bai, M. Fahey, G. Golub, "Some large-scale matrix computation problems", Journal of Computational and
+Applied Mathematics 74 (1996), doi:10.1016/0377-0427(96)00018-0. M. M. Spalevic, "On generalized averaged Gaussian
+formulas", Mathematics of Computation 76 (2007), doi:10.1090/S0025-5718-07-01975-8. L. Reichel, M. M. Spalevic, T. Tang,
+"Generalized averaged Gauss quadrature rules for the approximation of matrix functionals", BIT Numerical Mathematics 56
+(2016), doi:10.1007/s10543-015-0592-7.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..linalg import Decomposition
+from ._orthogonal import power_below
+
+# Of the largest eigenvalue: how far rounding may move the others.
+_ROUNDINGS = 4
+
+
+def gauss(found: Decomposition) -> Array:
+    """T, of shape `(b, m, m)`.
+
+    Rows of steps that were not made have the first diagonal element instead, which lies among the eigenvalues and gets
+    no weight.
+    """
+    there = found.active()
+    diagonal = jnp.where(there, found.diagonal, found.diagonal[:, :1])
+    return _dense(diagonal, jnp.where(there[:, 1:], found.offdiagonal, 0))
+
+
+def averaged(found: Decomposition) -> Array:
+    """T and its own rows but the last in reverse, `(b, 2 m - 1, 2 m - 1)`, coupled by the last residual."""
+    there = found.active()
+    diagonal = jnp.where(there, found.diagonal, found.diagonal[:, :1])
+    off = jnp.where(there[:, 1:], found.offdiagonal, 0)
+    return _dense(
+        jnp.concatenate([diagonal, diagonal[:, -2::-1]], axis=1),
+        jnp.concatenate([off, found.residual[:, None], off[:, -2::-1]], axis=1),
+    )
+
+
+def eigen(matrices: Array) -> tuple[Array, Array]:
+    """Eigenvalues and vectors, scaled by a power of two before, so that nothing under- or overflows."""
+    largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), keepdims=True)
+    scale = power_below(largest)
+    nodes, vectors = jnp.linalg.eigh(matrices / scale, symmetrize_input=False)
+    return nodes * scale[..., 0], vectors
+
+
+def lower_end(nodes: Array, least: Array, floor: float) -> Array:
+    """A point that no eigenvalue is below.
+
+    Args:
+        nodes: the Ritz values of each probe, `(b, m)`.
+        least: what no eigenvalue is said to be below.
+        floor: the same, relative to the largest eigenvalue.
+
+    Returns:
+        Of shape `(b,)`. What is said is not believed where an eigenvalue contradicts it, but for rounding.
+    """
+    scale, lowest = jnp.max(jnp.abs(nodes), axis=-1), jnp.min(nodes, axis=-1)
+    said = least - _ROUNDINGS * jnp.finfo(nodes.dtype).eps * scale
+    end = jnp.where(said <= lowest, jnp.maximum(said, floor * scale), floor * scale)
+    return jnp.maximum(jnp.minimum(end, lowest), jnp.finfo(nodes.dtype).tiny)
+
+
+def radau(ends: Array, found: Decomposition) -> Array:
+    """T with one more row, such that one of its eigenvalues is given: of shape `(b, m + 1, m + 1)`.
+
+    Args:
+        ends: the eigenvalue for each probe, not above those of T: `(b,)`.
+        found: what T is made from. Where the last step left nothing, the new row has no weight.
+    """
+    off = jnp.concatenate([found.offdiagonal, found.residual[:, None]], axis=1)
+    scale = power_below(jnp.maximum(jnp.max(jnp.abs(found.diagonal), axis=1), jnp.max(off, axis=1)))
+    at, unit = ends / scale, scale[:, None]
+    squares = (off / unit).T ** 2
+    # What elimination leaves of T minus the eigenvalue: positive, but for rounding.
+    tiny = jnp.finfo(off.dtype).eps ** 2
+
+    def eliminate(pivot: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+        element, square = row
+        return jnp.maximum(element - at - square / pivot, tiny), None
+
+    elements = (found.diagonal / unit).T
+    first = jnp.maximum(elements[0] - at, tiny)
+    pivot, _ = lax.scan(eliminate, first, (elements[1:], squares[:-1]))
+    last = (at + squares[-1] / pivot) * scale
+    return _dense(jnp.concatenate([found.diagonal, last[:, None]], axis=1), off)
+
+
+def _dense(diagonal: Array, off: Array) -> Array:
+    """Symmetric tridiagonal matrices of shape `(..., m, m)`, by their diagonals and what is beside these."""
+    i = jnp.arange(diagonal.shape[-1])
+    empty = jnp.zeros((*diagonal.shape, len(i)), diagonal.dtype)
+    with_diagonal = empty.at[..., i, i].set(diagonal)
+    return with_diagonal.at[..., i[:-1], i[1:]].set(off).at[..., i[1:], i[:-1]].set(off)
