@@ -161,8 +161,10 @@ def same(a: Any, b: Any) -> bool:
         if kind in (tuple, list):
             return len(a) == len(b) and all(map(same, a, b))
         if kind is dict:
-            return len(a) == len(b) and all(
-                same(k, other) and same(a[k], b[other]) for k, other in zip(a, b, strict=True)
+            # The order of the keys is no difference, as for Python, JAX and Equinox.
+            ours, theirs = ({static_key(k): v for k, v in x.items()} for x in (a, b))
+            return ours.keys() == theirs.keys() and all(
+                same(value, theirs[key]) for key, value in ours.items()
             )
         if kind is set:
             return frozenset(map(static_key, a)) == frozenset(map(static_key, b))
