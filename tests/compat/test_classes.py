@@ -341,3 +341,23 @@ def test_a_static_dict_whose_keys_have_no_order():
     assert quantity.value == 2 and quantity.powers == powers
     with pytest.warns(UserWarning, match="powers"):
         Quantity(jnp.ones(1), {Unit(): jnp.ones(1), Unit(): 2})
+
+
+@same_as_equinox
+def test_static_dicts_are_equal_in_any_order(eqx):
+    class Quantity(eqx.Module):
+        value: jax.Array
+        powers: object = eqx.field(static=True)
+
+    def quantity(powers):
+        return Quantity(jnp.ones(2), powers)
+
+    one, other = quantity({"m": 1, "s": -2}), quantity({"s": -2, "m": 1})
+    apart = [quantity({"m": 1, "s": 2}), quantity({"m": 1}), quantity({"m": 1, "kg": -2})]
+    return (
+        jax.tree.map(jnp.add, one, other).value,
+        jax.lax.scan(lambda carry, _: (other, None), one, length=2)[0].value,
+        jax.lax.cond(jnp.array(True), lambda: one, lambda: other).value,
+        [eqx.tree_equal(one, x) for x in (other, *apart)],
+        jax.tree.structure(quantity(({"m": 1, "s": -2}, "a"))).num_leaves,
+    )

@@ -234,6 +234,48 @@ def test_a_holomorphic_function_of_real_numbers():
         compat.filter_grad(jnp.abs, holomorphic=True)(jnp.ones((), complex))
 
 
+@pytest.mark.parametrize("name", ["filter_grad", "filter_value_and_grad"])
+def test_the_arguments_of_a_gradient_have_no_numbers(name):
+    same_as_equinox(lambda eqx: getattr(eqx, name)(jnp.sin, argnums=0))()
+    same_as_equinox(lambda eqx: getattr(eqx, name)(argnums=0)(jnp.sin))()
+
+
+def test_what_to_write_instead_of_the_number_of_an_argument():
+    with pytest.raises(ValueError, match="filter_grad has no option `argnums`") as caught:
+        compat.filter_grad(jnp.sin, argnums=(0, 1))
+    assert "in a tuple" in str(caught.value) and "(0, 1)" in str(caught.value)
+
+
+@same_as_equinox
+def test_arrays_that_jax_cannot_hold_are_arrays(eqx):
+    tree = {"names": np.array(["a", "b"]), "ids": np.array([None, 1]), "x": jnp.ones(2)}
+    other = np.str_("a"), np.datetime64(1, "s"), np.array(b"a"), np.zeros(1, [("a", int)])
+    kept, rest = eqx.partition(tree, eqx.is_array)
+    return (
+        [
+            [ask(x) for x in other]
+            for ask in (eqx.is_array, eqx.is_array_like, eqx.is_inexact_array)
+        ],
+        [kept["names"] is tree["names"], kept["ids"] is tree["ids"], rest["names"], rest["ids"]],
+        eqx.combine(kept, rest)["names"].tolist(),
+    )
+
+
+@same_as_equinox
+def test_local_functions_print_with_the_place_where_they_were_defined(eqx):
+    def local():
+        pass
+
+    class Model(eqx.Module):
+        act: object
+
+        def method(self):
+            return 1
+
+    values = local, lambda: 0, [local], Model.method
+    return [*map(eqx.tree_pformat, values), repr(Model(local)), str(Model(lambda: 0))]
+
+
 @same_as_equinox
 def test_functions_by_the_names_of_their_parameters(eqx):
     x, struct = jnp.ones(2), jax.ShapeDtypeStruct((2,), jnp.float32)

@@ -141,12 +141,14 @@ def _written_by_dataclass(method: Any) -> bool:
     return code is not None and code.co_filename == "<string>"
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any, *, ordered: bool = True) -> bool:
     """Whether one compiled program may stand for both of two static values, here and now.
 
     Args:
         a: any Python object.
         b: any Python object.
+        ordered: whether dicts in another order are different, because code may walk them. Of
+            classes with Equinox's rule they are equal.
 
     Returns:
         True if both have the same `static_key`; and, of what cannot be hashed, if they have the same
@@ -161,10 +163,14 @@ def same(a: Any, b: Any) -> bool:
         if issubclass(kind, np.ndarray):
             return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
         if kind in (tuple, list):
-            return len(a) == len(b) and all(map(same, a, b))
-        if kind is dict:
             return len(a) == len(b) and all(
-                same(k, other) and same(a[k], b[other]) for k, other in zip(a, b, strict=True)
+                same(x, y, ordered=ordered) for x, y in zip(a, b, strict=True)
+            )
+        if kind is dict:
+            others = b if ordered else map({static_key(k): k for k in b}.get, map(static_key, a))
+            return len(a) == len(b) and all(
+                same(k, other) and same(a[k], b[other], ordered=ordered)
+                for k, other in zip(a, others, strict=True)
             )
         if kind is set:
             return frozenset(map(static_key, a)) == frozenset(map(static_key, b))

@@ -83,7 +83,7 @@ DIFFERENCES = {
     "filter_shard": (DIFFERS, "as `nn.PReLU`, which is in what was called"),
     "is_array": (BETTER, "false of NumPy arrays that JAX cannot hold"),
     "is_array_like": (BETTER, "as `is_array`"),
-    "is_inexact_array_like": (BETTER, "as `is_array`"),
+    "is_inexact_array_like": (BETTER, "takes tracers, and classes"),
     "default_deserialise_filter_spec": (DIFFERS, "an array of another dtype or shape stays as it was read"),
     "tree_flatten_one_level": (DIFFERS, "as `nn.PReLU`, which is in what was called"),
     "tree_pformat": (DIFFERS, "compiled functions print by their names"),

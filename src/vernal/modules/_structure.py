@@ -156,7 +156,9 @@ class Structure:
             return False
         if self.key is not None and other.key is not None:
             return self.key == other.key
-        return all(same(value, other.rest[name]) for name, value in self.rest.items())
+        return all(
+            same(value, other.rest[name], ordered=False) for name, value in self.rest.items()
+        )
 
     def __hash__(self) -> int:
         return hash((self.layout, self.key))

@@ -168,7 +168,7 @@ def short(value: Any, *, limit: int = 80) -> str:
 
     Returns:
         `tree_pformat` on one line; except that a `jax.ShapeDtypeStruct` is shown as
-        `f32[2](struct)`.
+        `f32[2](struct)`, and a local function without where it was defined.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -183,4 +183,6 @@ def short(value: Any, *, limit: int = 80) -> str:
     else:
         text = tree_pformat(value, width=_ONE_LINE, struct_as_array=True)
     text = re.sub(r"\s*\n\s*", " ", text)
+    # Where a local function was defined takes more room than it is worth in a message.
+    text = re.sub(r"(?<=function )[\w.<>]*<locals>\.", "", text)
     return text if len(text) <= limit else text[: limit - 3] + "..."

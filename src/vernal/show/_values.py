@@ -98,8 +98,7 @@ def function_text(value: Any) -> str | None:
     """`<function f>`, `<wrapped function f>` (of `jax.jit`, `jax.custom_jvp`, `functools.wraps`),
     else None.
 
-    Where a local function was defined is left out. Classes and instances of dataclasses (modules)
-    have better names.
+    Classes and instances of dataclasses (modules) have better names.
     """
     if isinstance(value, type) or hasattr(type(value), "__dataclass_fields__"):
         return None
@@ -109,7 +108,7 @@ def function_text(value: Any) -> str | None:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if not isinstance(name, str):
         return None
-    return f"<{'wrapped ' if wrapped else ''}function {name.rpartition('<locals>.')[2]}>"
+    return f"<{'wrapped ' if wrapped else ''}function {name}>"
 
 
 def _elements(value: Any) -> np.ndarray:

@@ -30,8 +30,6 @@ from ...transforms import filter_shard as filter_shard
 from ...transforms import filter_vmap as filter_vmap
 from ...transforms import if_array as if_array
 from ...trees import combine as combine
-from ...trees import is_array as is_array
-from ...trees import is_array_like as is_array_like
 from ...trees import is_inexact_array as is_inexact_array
 from ...trees import is_inexact_array_like as is_inexact_array_like
 from ...trees import tree_check as tree_check
@@ -55,6 +53,8 @@ from ._module import static_field as static_field
 from ._spelling import filter_eval_shape as filter_eval_shape
 from ._spelling import filter_pure_callback as filter_pure_callback
 from ._trees import filter as filter
+from ._trees import is_array as is_array
+from ._trees import is_array_like as is_array_like
 from ._trees import partition as partition
 from ._trees import tree_at as tree_at
 from ._updates import apply_updates as apply_updates

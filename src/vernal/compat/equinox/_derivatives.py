@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ... import transforms
 from ...modules import module_update_wrapper
-from ...show import short, type_error
+from ...show import short, type_error, value_error
 
 
 def _with_none(transform: Callable[..., Any], fn: Any, options: dict[str, Any]) -> Any:
@@ -47,6 +47,15 @@ def _gradient(transform: Callable[..., Any], fn: Any, only: bool, options: dict[
     if fn is None:
         return lambda fn: _gradient(transform, fn, only, options)
     options = dict(options)
+    if "argnums" in options:
+        # Of the class that Equinox raises.
+        raise value_error(
+            "filter_grad has no option `argnums`",
+            where="filter_grad(fn, argnums=...)",
+            expected="derivatives with respect to the first argument",
+            got=f"argnums={options['argnums']!r}",
+            instead="collect what to differentiate in a tuple, and pass that as the first argument",
+        )
     # Integers never are differentiated.
     options.pop("allow_int", None)
     if options.pop("holomorphic", False):
@@ -67,6 +76,7 @@ def filter_grad(fun: Any = None, *, has_aux: bool = False, **options: Any) -> An
 
     Raises:
         TypeError: if `holomorphic` is true and an array or the result is not complex.
+        ValueError: if `argnums` is given.
     """
     return _gradient(transforms.filter_grad, fun, True, {"has_aux": has_aux, **options})
 
@@ -84,6 +94,7 @@ def filter_value_and_grad(fun: Any = None, *, has_aux: bool = False, **options: 
 
     Raises:
         TypeError: as for `filter_grad`.
+        ValueError: as for `filter_grad`.
     """
     return _gradient(transforms.filter_value_and_grad, fun, False, {"has_aux": has_aux, **options})
 

@@ -1,14 +1,40 @@
-"""`filter`, `partition` and `tree_at`, which take in Equinox what Vernal refuses."""
+"""Splitting and surgery, which take in Equinox what Vernal refuses."""
 
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.tree_util as jtu
+import numpy as np
 
 from ... import trees
 from ..._ground import is_none
 
 _MISSING = object()
+
+
+def is_array(element: Any) -> bool:
+    """`vernal.is_array`, also true of NumPy arrays of strings, objects and dates.
+
+    Args:
+        element: any Python object.
+
+    Returns:
+        Whether it is an array of JAX, or one or a scalar of NumPy.
+    """
+    return isinstance(element, (jax.Array, np.ndarray, np.generic))
+
+
+def is_array_like(element: Any) -> bool:
+    """`vernal.is_array_like`, also true of NumPy arrays of strings, objects and dates.
+
+    Args:
+        element: any Python object.
+
+    Returns:
+        Whether it is an array, a number, or has a method `__jax_array__`.
+    """
+    return is_array(element) or hasattr(element, "__jax_array__") or trees.is_array_like(element)
 
 
 def _truthy(predicate: Callable[[Any], Any]) -> Callable[[Any], bool]:
@@ -17,7 +43,7 @@ def _truthy(predicate: Callable[[Any], Any]) -> Callable[[Any], bool]:
 
 def _with_bools(spec: Any) -> Any:
     """A specification whose predicates return Python's bools: in Equinox anything that has a truth value will do."""
-    if spec in (trees.is_array, trees.is_inexact_array):
+    if spec in (is_array, trees.is_inexact_array):
         return spec
     return jtu.tree_map(lambda one: _truthy(one) if callable(one) else one, spec, is_leaf=is_none)
 
