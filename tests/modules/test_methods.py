@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
 
+import vernal
 from vernal import Module, filter_jit
 from vernal.modules import BoundMethod
 
@@ -94,11 +95,45 @@ def test_methods_are_equal_when_function_and_module_are():
     assert one.scale != 1
 
 
-def test_magic_methods_are_pythons_own():
-    assert type(m().__call__) is types.MethodType
-    assert m().__call__ == m().__call__ or True
+def test_a_call_is_a_method_like_any_other():
     module = m()
+    assert type(module.__call__) is BoundMethod
+    assert jax.tree.leaves(module.__call__) == jax.tree.leaves(module)
+    assert module.__call__ == m().__call__
     assert hash(module.__call__) == hash(module.__call__)
+
+
+class Scales(Module):
+    weights: list
+
+    def __call__(self, x):
+        return self.weights[0] * x
+
+
+class ScalesAgain(Scales):
+    def __call__(self, x):
+        return filter_jit(super().__call__)(x)
+
+
+@pytest.mark.parametrize("route", [
+    filter_jit,
+    lambda f: filter_jit(vernal.filter_vmap(f, in_axes=None, axis_size=1)),
+    lambda f: functools.partial(filter_jit(lambda f, x: f(x)), f),
+    lambda f: filter_jit(vernal.Partial(f)),
+], ids=["function", "mapped", "argument", "Partial"])  # fmt: skip
+@pytest.mark.parametrize("cls", [Scales, ScalesAgain])
+def test_a_call_that_is_compiled_sees_the_arrays_of_its_module(cls, route):
+    module = cls([jnp.ones(())])
+    f = route(module.__call__)
+    assert f(2.0) == 2.0
+    module.weights[0] = jnp.array(3.0)
+    assert f(2.0) == 6.0
+
+
+def test_calls_of_modules_that_differ_in_arrays_alone_are_one_program():
+    step = filter_jit(lambda f, x: f(x))
+    assert [float(step(Scales([jnp.array(k)]).__call__, 2.0)) for k in (1.0, 2.0)] == [2.0, 4.0]
+    assert step.trace_count == 1
 
 
 def test_class_methods_static_methods_and_properties_are_untouched():

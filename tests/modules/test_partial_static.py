@@ -132,3 +132,20 @@ def test_a_change_of_a_static_value_compiles_again():
     for value in ("a", "b", "a", ["a"], ["a"]):
         f(Static(value))
     assert count == ["a", "b", ["a"]]
+
+
+def test_a_traced_value_is_no_structure():
+    with pytest.raises(ValueError, match=r"a traced value cannot be structure(.|\n)*value\['a'\]"):
+        jax.jit(lambda x: Static({"a": x}))(1.0)
+
+
+def test_arrays_in_it_compare_by_identity_and_put_nothing_into_a_program():
+    one, same = jnp.ones(()), jnp.ones(())
+    assert Static(one) == Static(one) and Static(one) != Static(same)
+    assert Static([one]).value[0] is one
+    program = jax.make_jaxpr(lambda x: (x, Static(one) == Static(same))[0])(1.0)
+    assert not program.jaxpr.eqns
+
+
+def test_a_call_with_one_of_many_looks_at_one():
+    assert len({hash(jax.tree.structure(Static(i))) for i in range(8)} | {0}) > 1

@@ -257,3 +257,21 @@ def test_no_tracer_leaks(getkey):
     model, x = Block(getkey()), jax.random.normal(getkey(), (5, 3))
     with jax.checking_leaks():
         jax.jit(jax.grad(lambda m: nn.apply(m, x)[0].sum()))(model)
+
+
+def test_the_flag_may_be_a_bool_of_numpy():
+    norm, xs = nn.BatchNorm(2), jnp.array([[0.0, 1.0], [2.0, 5.0]])
+    for flag in (True, False):
+        ys, _ = nn.apply(norm, xs, train=flag)
+        found, _ = inspect.unwrap(nn.apply)(norm, xs, train=np.bool_(flag))
+        assert (found == ys).all()
+
+
+def test_what_cannot_be_called_is_refused(getkey):
+    layers = [nn.Linear(2, 2, key=getkey())]
+    with pytest.raises(
+        TypeError, match=r"(?s)this cannot be.*got: \[Linear.*nn\.Sequential\(layers\)"
+    ):
+        nn.apply(layers, jnp.ones(2))
+    y, _ = nn.apply(layers, jnp.ones(2), method=lambda layers, x: layers[0](x))
+    assert (y == layers[0](jnp.ones(2))).all()

@@ -392,6 +392,22 @@ def test_running_statistics_are_the_weighted_average_of_all_batches(momentum, ge
     assert norm.num_batches_tracked.value == 5
 
 
+def test_with_momentum_one_the_first_batch_sets_running_statistics_in_mode_ema(getkey):
+    batches = jax.random.normal(getkey(), (3, 8, 3)) + 2
+    first = batches[0].mean(0), batches[0].var(0)
+    norm = nn.BatchNorm(3, momentum=1.0, mode="ema")
+    for xs in batches:
+        ys, norm = step(norm, xs)
+        close(statistics(norm), first)
+        close(ys, (xs - first[0]) / jnp.sqrt(first[1] + 1e-5), 1e-4)
+    assert norm.num_batches_tracked.value == 3
+    # The last one alone with momentum 0; the mean of all without momentum.
+    last = after_steps(nn.BatchNorm(3, momentum=0.0, mode="ema"), batches)
+    close(statistics(last), (batches[2].mean(0), batches[2].var(0)))
+    every = after_steps(nn.BatchNorm(3, momentum=None, mode="ema"), batches)
+    close(statistics(every), (batches.mean((0, 1)), batches.var(1).mean(0)))
+
+
 def test_with_momentum_one_statistics_stay(getkey):
     norm = nn.BatchNorm(3, momentum=1.0)
     close(

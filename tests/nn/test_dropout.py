@@ -1,5 +1,7 @@
 """`Dropout` and `DropPath`: against Equinox, their statistics, their settings and their errors."""
 
+import inspect
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 import vernal
-from vernal import nn
+from vernal import nn, tree_at
 
 
 @pytest.mark.parametrize("p", [0, 0.1, 0.5, 0.9, 1.0])
@@ -179,3 +181,51 @@ def test_the_old_spelling_is_an_ordinary_type_error():
         nn.Dropout(0.5, deterministic=True)  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match="deterministic"):
         nn.Dropout(0.5)(jnp.ones(3), deterministic=True)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("p", [1.5, -0.1, float("nan"), jnp.array(2.0)])
+def test_a_probability_that_surgery_put_out_of_its_range_is_refused_at_the_call(p, getkey):
+    x, key = jnp.ones((3, 4)), getkey()
+    text = r"(?s)between 0 and 1.*{}\(p=\.\.\.\).*0 <= p <= 1"
+    for layer in (nn.Dropout(0.5), nn.DropPath(0.5)):
+        wrong, where = tree_at("p", layer, p), text.format(type(layer).__name__)
+        with pytest.raises(ValueError, match=where):
+            wrong(x, key=key)
+        with pytest.raises(ValueError, match=where):
+            jax.jit(lambda x, wrong=wrong: wrong(x, key=key))(x)
+        assert (wrong(x, inference=True) == x).all()
+    for model, inputs in [
+        (nn.MultiheadAttention(1, 4, dropout_p=0.5, key=key), (x, x, x)),
+        (nn.LSTM(4, 4, 2, dropout_p=0.5, key=key), (x,)),
+    ]:
+        with pytest.raises(ValueError, match=text.format("Dropout")):
+            tree_at("dropout.p", model, p)(*inputs, key=key)
+    with pytest.raises(ValueError, match=text.format("Dropout")):
+        nn.Dropout(p)
+
+
+def test_whether_a_layer_is_in_inference_is_known_while_tracing(getkey):
+    key, xs = getkey(), jax.random.normal(getkey(), (4, 3))
+    text = "(?s)whether `{}` is in inference is known.*got: bool.*filter_cond"
+    spectral = nn.SpectralNorm(nn.Linear(3, 3, key=key), key=key)
+    for layer in (nn.Dropout(0.5), nn.BatchNorm(3), spectral):
+        by_call = jax.jit(
+            lambda off, layer=layer: nn.apply(
+                layer,
+                xs,
+                key=key,
+                method=lambda layer, x: inspect.unwrap(type(layer).__call__)(
+                    layer, x, inference=off
+                ),
+            )
+        )
+        by_flag = jax.jit(
+            lambda off, layer=layer: nn.apply(
+                inspect.unwrap(nn.inference_mode)(layer, off), xs, key=key
+            )
+        )
+        for call in (by_call, by_flag):
+            with pytest.raises(TypeError, match=text.format(type(layer).__name__)):
+                call(True)
+        off, _ = nn.apply(inspect.unwrap(nn.inference_mode)(layer, np.True_), xs, key=key)
+        assert (off == nn.apply(layer, xs, train=False)[0]).all()

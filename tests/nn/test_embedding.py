@@ -100,6 +100,15 @@ def test_an_automatic_mesh_needs_no_help(getkey):
     assert (np.asarray(y) == table[:8]).all()
 
 
+def test_a_table_without_rows_has_nothing_to_look_up(getkey):
+    for table in (nn.Embedding(0, 4, key=getkey()), nn.Embedding(weight=jnp.ones((0, 4)))):
+        assert table.weight.shape == (0, 4)
+        for x in (0, jnp.array([0, 1]), jnp.zeros((0,), int)):
+            with pytest.raises(ValueError, match=r"(?s)without rows.*at least one row.*f32\[0,4\]"):
+                table(x)
+    assert nn.Embedding(4, 0, key=getkey())(jnp.array([1, 2])).shape == (2, 0)
+
+
 @pytest.mark.parametrize("x", [jnp.array(1.0), jnp.array(True), 2.0], ids=str)
 def test_what_is_not_an_integer_is_refused(x):
     with pytest.raises(TypeError, match=r"(?s)rows by their number.*integers"):
@@ -116,7 +125,7 @@ def test_what_is_missing_to_draw_a_table_is_named(missing, getkey):
 
 @pytest.mark.parametrize("sizes", [(-1, 2), (3, -2)])
 def test_negative_sizes_are_refused(sizes, getkey):
-    with pytest.raises(ValueError, match="(?s)cannot be negative.*at least 0"):
+    with pytest.raises(ValueError, match="(?s)`Embedding` was given a wrong size.*at least 0"):
         nn.Embedding(*sizes, key=getkey())
 
 

@@ -98,3 +98,44 @@ def test_the_layer_is_pytorchs(scale, getkey):
     theirs = torch.nn.Upsample(scale_factor=scale, mode="bilinear")(torch.tensor(x)).numpy()
     ours = nn.Upsample(scale=(scale, scale), method="linear")(x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+SEVERAL_SCALES = [1.3, 0.7, 1.1, 1.05, 1.9, 0.3, 2.3, 2.05, 2.0, 0.5, 1 / 3, 2 / 3, 1.0]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_positions_by_scale_are_those_of_pytorch(dims, mode):
+    with jax.enable_x64(True):
+        for n, scale in itertools.product([1, 2, 3, 4, 7, 10, 23], SEVERAL_SCALES):
+            new = int(n * scale)
+            if new == 0:
+                continue
+            # Other axes are larger by a scale that leaves no whole number.
+            shape, scales = (2, *(3,) * (dims - 1), n), (*(1.7,) * (dims - 1), scale)
+            x = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+            settings = {"align_corners": False} if mode == "linear" else {}
+            name = ("linear", "bilinear", "trilinear")[dims - 1] if mode == "linear" else mode
+            given = torch.tensor(x)[None]
+            wanted = torch.nn.functional.interpolate(
+                given, scale_factor=scales, mode=name, **settings
+            )
+            with jax.disable_jit():
+                found = nn.interpolate(x, scale=scales, method=mode)
+            # PyTorch computes places in single precision, in which some that are whole numbers are not.
+            at = (np.arange(new) + (0.5 if mode == "nearest-exact" else 0)) / scale
+            told = (np.abs(at - np.round(at)) > 1e-5) | (float(scale).is_integer())
+            told |= mode == "linear"
+            assert told.any()
+            np.testing.assert_allclose(
+                found[..., told], wanted[0].numpy()[..., told], rtol=1e-9, err_msg=f"{n} {scale}"
+            )
+
+
+def test_sizes_computed_from_a_scale_are_recompute_scale_factor():
+    x = np.random.default_rng(0).normal(size=(2, 3, 7, 5)).astype(np.float32)
+    theirs = torch.nn.functional.interpolate(
+        torch.tensor(x), scale_factor=1.3, mode="bilinear", recompute_scale_factor=True
+    )
+    ours = nn.interpolate(x, size=(int(7 * 1.3), int(5 * 1.3)), method="linear")
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-6)

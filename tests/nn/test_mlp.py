@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 
+import vernal
 from vernal import nn
 
 
@@ -151,3 +152,17 @@ def test_negative_sizes_are_refused(getkey, argument):
     with pytest.raises(ValueError, match="was given a wrong size") as error:
         nn.MLP(**sizes, key=getkey())
     assert f"where: argument `{argument}`" in str(error.value)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_an_activation_that_needs_a_key_is_refused(scan, getkey):
+    text = r"(?s)no random key.*MLP\(activation=.*Dropout.*nn\.Sequential"
+    random = nn.Sequential([jnp.tanh, nn.Dropout(0.5)])
+    for activations in ((nn.Dropout(0.5),), (random,), (jnp.tanh, nn.Dropout(0.5, inference=True))):
+        with pytest.raises(ValueError, match=text):
+            nn.MLP(2, 3, 4, 2, *activations, scan=scan, key=getkey())
+    model = nn.MLP(2, 3, 4, 2, scan=scan, key=getkey())
+    for where in ("activation", "final_activation"):
+        wrong = vernal.tree_at(where, model, nn.Dropout(0.5))
+        with pytest.raises(ValueError, match=text):
+            nn.apply(wrong, jnp.ones(2), key=getkey())

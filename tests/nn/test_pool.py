@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vernal import nn
+from vernal.compat import equinox as compat
 
 SETTINGS = [
     (kernel, stride, padding, use_ceil)
@@ -17,14 +18,15 @@ SETTINGS = [
 ]
 
 
-def windows_of(x, kernel, stride, padding, use_ceil, empty):
-    """Every window of each row, by counting."""
+def windows_of(x, kernel, stride, padding, use_ceil, empty, beyond):
+    """Every window of each row, by counting; `empty` is what pads it, and `beyond` is what is beyond that."""
     before, after = np.broadcast_to(np.asarray(padding), (1, 2))[0]
     size = x.shape[1]
     rest = (size + before + after - kernel) % stride
     count = (size + before + after - kernel) // stride + 1 + (use_ceil and rest > 0)
     starts = [i * stride for i in range(count) if i * stride < size + before or not use_ceil]
-    padded = np.pad(x, ((0, 0), (before, after + stride)), constant_values=empty)
+    padded = np.pad(x, ((0, 0), (before, after)), constant_values=empty)
+    padded = np.pad(padded, ((0, 0), (0, stride)), constant_values=beyond)
     return np.stack([padded[:, i : i + kernel] for i in starts], axis=1)
 
 
@@ -36,9 +38,9 @@ def test_each_window_is_reduced(getkey, size):
 
     x = jax.random.normal(getkey(), (2, size))
     for settings, (average, greatest) in zip(SETTINGS, pooled(x), strict=True):
-        expected = windows_of(np.asarray(x), *settings, empty=0).mean(axis=-1)
+        expected = np.nanmean(windows_of(np.asarray(x), *settings, 0, np.nan), axis=-1)
         np.testing.assert_allclose(average, expected, atol=1e-6, err_msg=str(settings))
-        expected = windows_of(np.asarray(x), *settings, empty=-np.inf).max(axis=-1)
+        expected = windows_of(np.asarray(x), *settings, -np.inf, -np.inf).max(axis=-1)
         np.testing.assert_allclose(greatest, expected, err_msg=str(settings))
 
 
@@ -47,9 +49,10 @@ def test_each_window_is_reduced(getkey, size):
 def test_values_and_gradients_are_equinox_s(getkey, kind, n):
     several = [(2,), (2, 2), (3, 2, 1), (3, 2, 1, True), (2, 2, 0, True), (3, 1, ((1, 2),) * n)]
     ours, theirs = (
-        [getattr(lib, f"{kind}{n}d")(*settings) for settings in several] for lib in (nn, eqx.nn)
+        [getattr(lib, f"{kind}{n}d")(*settings) for settings in several]
+        for lib in (compat.nn, eqx.nn)
     )
-    assert isinstance(ours[0], nn.Pool)
+    assert isinstance(ours[0], getattr(nn, f"{kind}{n}d")) and isinstance(ours[0], nn.Pool)
     x = jax.random.normal(getkey(), (2,) + (5,) * n)
 
     @jax.jit

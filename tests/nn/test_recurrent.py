@@ -194,6 +194,29 @@ def test_wrong_shapes_are_refused(kind, getkey):
         type(cell)(3, 2, dtype=jnp.int32, key=getkey())
 
 
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_lengths_that_a_sequence_has_not_are_refused_where_they_are_known(kind, getkey):
+    layer, xs = kind(2, 3, key=getkey()), jax.random.normal(getkey(), (2, 5, 2))
+    for wrong, said in [(6, "got: 6"), (-1, "got: -1")]:
+        for length in (wrong, np.int32(wrong), jnp.array(wrong)):
+            with pytest.raises(ValueError, match=rf"(?s)`{kind.__name__}`.*from 0 to 5.*{said}"):
+                layer(xs[0], length=length)
+            with pytest.raises(ValueError, match=rf"(?s)`{kind.__name__}`.*from 0 to 5.*{said}"):
+                jax.jit(lambda xs, length=length: layer(xs, length=length))(xs[0])
+    with pytest.raises(ValueError, match="(?s)argument `length`.*got: from 2 to 7"):
+        layer(xs, length=jnp.array([7, 2]))
+    # Unknown, it is that of the sequence, or 0.
+    run = jax.jit(lambda length: layer(xs, length=length))
+    for length, same in [([7, 2], [5, 2]), ([3, -4], [3, 0])]:
+        for found, wanted in zip(
+            jax.tree.leaves(run(jnp.array(length))),
+            jax.tree.leaves(layer(xs, length=jnp.array(same))),
+            strict=True,
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert layer(xs[0], length=5)[0].any() and not layer(xs[0], length=0)[0].any()
+
+
 def test_a_state_of_another_structure_is_refused(getkey):
     layer = nn.LSTM(3, 2, key=getkey())
     with pytest.raises(ValueError, match="`LSTM` was given a state of the wrong structure"):

@@ -109,3 +109,35 @@ def test_a_layer_stored_twice_is_found_at_construction_and_a_shared_one_counts_o
     text = vernal.debug.summary(model, jnp.array(2))
     total = next(line for line in text.splitlines() if "total" in line.lower())
     assert str(5 * 3 + 5) in total.split()
+
+
+def test_what_is_put_where_a_shared_node_is_used_but_not_stored_is_refused(getkey):
+    model, new = Tied(getkey()), jnp.zeros((5, 3))
+    text = (
+        r"(?s)in the place of a shared node.*where: shared\.pytree\['out'\]\.weight\n"
+        r".*stored once, at shared\.pytree\['in'\]\.weight.*tree_at for shared\.pytree\['in'\]"
+    )
+    for where in ("shared.pytree.out.weight", lambda m: m.shared.pytree["out"].weight):
+        wrong = vernal.tree_at(where, model, new)
+        with pytest.raises(ValueError, match=text):
+            wrong(jnp.array(2))
+        with pytest.raises(ValueError, match=text):
+            nn.resolve(wrong)
+    layer = nn.Linear(3, 5, key=getkey())
+    with pytest.raises(ValueError, match=text):
+        vernal.tree_at("shared.pytree.out", model, layer)(jnp.array(2))
+    # Where it is stored, and what is not shared, it can be changed.
+    changed = vernal.tree_at(
+        ["shared.pytree.in.weight", "shared.pytree.out.bias"], model, [new, new[:, 0]]
+    )
+    assert not changed(jnp.array(2)).any() and changed.shared()["out"].weight is new
+
+
+def test_what_is_shared_may_be_computed(getkey):
+    layers = [nn.Linear(3, 3, key=getkey()) for _ in range(2)]
+    shared = nn.Shared(layers, lambda both: both[1].weight, lambda both: both[0].weight.T)
+    wrong = vernal.tree_at(lambda s: s.pytree[1].weight, shared, jnp.zeros((3, 3)))
+    with pytest.raises(
+        ValueError, match=r"(?s)pytree\[1\].*what shared\.get\(shared\.pytree\) is made of"
+    ):
+        wrong()

@@ -289,3 +289,21 @@ def test_a_new_direction_is_found_of_which_the_vectors_have_no_part():
         for train in (False, True):
             used = nn.apply(changed, jnp.eye(4), train=train)[0]
             np.testing.assert_allclose(jnp.linalg.norm(used, 2), 1.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [16, 128])
+def test_in_inference_another_direction_that_became_the_largest_is_found(size):
+    random = np.random.default_rng(size)
+    left, right = (np.linalg.qr(random.normal(size=(size, size)))[0] for _ in range(2))
+    singular = np.sort(random.uniform(0.1, 1, size=size))[::-1].copy()
+    layer = nn.Linear(size, size, use_bias=False, key=jax.random.key(0))
+    matrix = jnp.asarray((left * singular) @ right.T, jnp.float32)
+    normed = nn.SpectralNorm(tree_at("weight", layer, matrix), key=jax.random.key(1))
+    _, normed = nn.apply(normed, jnp.ones(size))
+    # The vectors stay a singular pair, of what is no longer the largest. (Less than a sixth larger may be missed.)
+    for factor in (1.3, 1.5, 2.0, 10.0):
+        singular[5] = factor * singular[0]
+        changed = jnp.asarray((left * singular) @ right.T, jnp.float32)
+        used = nn.inference_mode(tree_at("layer.weight", normed, changed))
+        norm = np.linalg.svd(nn.resolve(used).weight, compute_uv=False)[0]
+        np.testing.assert_allclose(norm, 1, rtol=1e-3)

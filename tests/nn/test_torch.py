@@ -128,21 +128,13 @@ POOL_SETTINGS = {
 
 
 def pool(ours, theirs, shape, settings):
-    # A window that ends behind the padded input: ours divides by its whole size, as Equinox does.
-    whole = settings["kernel_size"] ** (len(shape) - 1)
-    over = {"divisor_override": whole} if theirs in (torch.nn.AvgPool2d, torch.nn.AvgPool3d) else {}
-    return Row(
-        lambda k: ours(**settings),
-        lambda: theirs(**_theirs(settings), **over),
-        (shape,),
-    )
+    return Row(lambda k: ours(**settings), lambda: theirs(**_theirs(settings)), (shape,))
 
 
 ROWS |= {
     f"{ours.__name__}{name}": pool(ours, theirs, shape, settings)
     for (ours, theirs), shape in POOLS.items()
     for name, settings in POOL_SETTINGS.items()
-    if not (ours is nn.AvgPool1d and "use_ceil" in settings)
 }
 ROWS |= {
     "AdaptiveAvgPool1d": Row(

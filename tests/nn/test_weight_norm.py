@@ -101,3 +101,28 @@ def test_lengths_of_half_precision_are_taken_in_single(dtype, size, getkey):
     assert normed.g.dtype == dtype and normed(x).dtype == dtype
     np.testing.assert_allclose(normed.g.astype(float), size * 1000**0.5, rtol=0.01)
     np.testing.assert_allclose(normed(x).astype(float), layer(x).astype(float), rtol=0.02)
+
+
+@pytest.mark.parametrize("size", [1e-35, 1e-30, 1e-21, 1e-10, 1e15, 1e25])
+@pytest.mark.parametrize("axis", [0, None])
+def test_the_square_of_the_norm_may_be_beyond_the_dtype(size, axis, getkey):
+    layer = nn.Linear(3, 4, key=getkey())
+    x, more = jax.random.normal(getkey(), (3,)), 1 + jax.random.uniform(getkey(), (3,))
+    expected = nn.WeightNorm(layer, axis=axis)
+    normed = tree_at("layer.weight", expected, size * layer.weight)
+    np.testing.assert_allclose(normed(x), expected(x), rtol=1e-5, atol=1e-6)
+    fresh = nn.WeightNorm(tree_at("weight", layer, size * layer.weight), axis=axis)
+    np.testing.assert_allclose(fresh.g / size, expected.g, rtol=1e-5)
+
+    def loss(model):
+        return (model(x) * jnp.arange(4.0)).sum() + (model(more) ** 2).sum()
+
+    found, wanted = jax.grad(loss)(normed), jax.grad(loss)(expected)
+    np.testing.assert_allclose(found.g, wanted.g, rtol=1e-4, atol=1e-5)
+    # The direction does not depend on the length: the slope is the smaller the longer the weight is.
+    slopes = np.asarray(found.layer.weight, np.float64) * size
+    assert np.isfinite(slopes).all()
+    np.testing.assert_allclose(slopes, wanted.layer.weight, rtol=1e-3, atol=1e-5)
+    # Backwards through the length itself, too.
+    lengths = jax.grad(lambda w: expected.norm(w).sum())
+    np.testing.assert_allclose(lengths(size * layer.weight), lengths(layer.weight), rtol=1e-4)

@@ -102,3 +102,45 @@ def test_the_state_of_another_marking_does_not_fit():
     grads = filter_grad(loss)(model, data())
     with pytest.raises(ValueError, match="the gradients do not have the structure of the model"):
         opt.update(freeze(model, "layers.0"), grads, opt.init(model))
+
+
+def other_states():
+    """Models, optimisers, states that are those of something else, and what is said of them."""
+    model = make()
+    frozen = freeze(model, "layers.0")
+    smaller = MLP(4, 3, 8, 1, key=jax.random.key(0))
+    for opt in (Optimizer(optax.adam, 1e-2), Optimizer(optax.sgd, 1e-2, momentum=0.9)):
+        yield frozen, opt, opt.init(model), r"layers\[0\]\.weight: expected None, got f32\[8,4\]"
+        yield model, opt, opt.init(frozen), r"layers\[0\]\.weight: expected f32\[8,4\].*got None"
+        yield smaller, opt, opt.init(model), r"layers\[2\]: expected nothing"
+        yield model, opt, opt.init(smaller), r"layers\[2\]: expected Linear"
+        yield model, opt, Optimizer(optax.lion, 1e-2).init(model), "got ScaleByLionState"
+        yield model, opt, None, "got None"
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, filter_jit], ids=["eager", "compiled"])
+def test_a_state_of_another_model_is_refused(jit):
+    for model, opt, state, told in other_states():
+        grads = filter_grad(loss)(model, data())
+        text = (
+            rf"(?s)is not one for this model.*Optimizer\.update.*{told}.*optimiser\.init\(model\)"
+        )
+        with pytest.raises(ValueError, match=text):
+            jit(opt.update)(model, grads, state)
+        fresh, _ = opt.update(model, grads, opt.init(model))
+        assert jax.tree.structure(fresh) == jax.tree.structure(model)
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), ()])
+def test_a_state_of_other_shapes_is_refused_even_where_it_would_be_broadcast(shape):
+    opt = Optimizer(optax.adam, 1e-2)
+    model, other = {"w": jnp.ones(3)}, {"w": jnp.ones(shape)}
+    with pytest.raises(ValueError, match=r"(?s)not one for this model.*\['w'\]: expected f32\[3\]"):
+        opt.update(model, model, opt.init(other))
+
+
+def test_an_error_that_has_nothing_to_do_with_the_state_passes_through():
+    opt = Optimizer(optax.adam, 1e-2)
+    model = {"w": jnp.ones(3)}
+    with pytest.raises(TypeError, match="(?s)broadcast|incompatible shapes"):
+        opt.update(model, {"w": jnp.ones(4)}, opt.init(model))

@@ -688,3 +688,19 @@ def test_a_factory_that_returns_no_transformation_is_refused(made):
         opt.init({"w": jnp.ones(2)})
     with pytest.raises(TypeError, match=says):
         opt.update({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, ())
+
+
+@pytest.mark.parametrize("factory", [optax.adam, optax.sgd])
+@pytest.mark.parametrize("shape", [(1,), (3,), (1, 3), (3, 1), (3, 1, 3), ()])
+def test_a_gradient_of_another_shape_is_refused_even_if_it_broadcasts(factory, shape):
+    model = {"w": jnp.ones((3, 3))}
+    opt = Optimizer(factory, 0.1)
+    with pytest.raises(
+        ValueError, match=r"not have the shape of its array(.|\n)*grads\['w'\](.|\n)*3, 3"
+    ):
+        opt.update(model, {"w": jnp.ones(shape)}, opt.init(model))
+
+
+def test_a_misspelt_setting_is_named():
+    with pytest.raises(TypeError, match="no setting is called 'learning_rat'"):
+        Optimizer(optax.adam, learning_rat=1e-3)

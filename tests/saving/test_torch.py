@@ -1,12 +1,14 @@
 """Weights to and from PyTorch itself. (The rules are in `test_rules.py`, the layers in `tests/nn/test_torch.py`.)"""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from vernal import nn
+from vernal import nn, saving
 from vernal.saving import (
     Tied,
     conv_transpose_rules,
@@ -115,3 +117,11 @@ def test_a_kernel_of_another_form_is_no_kernel_of_ours_though_the_shapes_agree(w
     x = np.random.default_rng(0).normal(size=(4, 5, 5)).astype(np.float32)
     expected = theirs(torch.tensor(x[None]))[0].detach().numpy()
     np.testing.assert_allclose(loaded(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_in_the_place_of_its_weights_is_refused():
+    layer = nn.Linear(2, 3, key=jax.random.key(0))
+    with pytest.raises(
+        TypeError, match=r"(?s)tensors by name.*Linear\(in_features.*module\.state_dict\(\)"
+    ):
+        inspect.unwrap(saving.from_torch)(layer, torch.nn.Linear(2, 3))

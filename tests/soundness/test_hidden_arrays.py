@@ -71,6 +71,17 @@ class Plain:
         self.w = w
 
 
+class Slotted:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+
+class SlottedToo(Slotted):
+    """With a `__dict__` besides."""
+
+
 # Each makes from an array a function that holds it.
 CALLABLES: dict[str, Callable[[Any], Any]] = {
     "closure": _closure,
@@ -129,6 +140,9 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "plain object": Plain,
     "tuple of a plain object": lambda w: (Plain(w), 1),
     "closure over a plain object": lambda w: (lambda held: lambda x: held.w * x)(Plain(w)),
+    "object with slots": Slotted,
+    "object with slots and a dict": SlottedToo,
+    "closure over an object with slots": lambda w: (lambda held: lambda x: held.w * x)(Slotted(w)),
 }
 
 ARRAYS: dict[str, Callable[[], Any]] = {

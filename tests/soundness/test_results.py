@@ -26,6 +26,11 @@ class Loose:
     steps: int = 0
 
 
+class Plain:
+    def __init__(self, x):
+        self.x = x
+
+
 class Holder(vernal.Module):
     x: jax.Array
     what: object
@@ -51,6 +56,30 @@ HIDING = {
     "closure": lambda x: lambda: x,
     "partial": lambda x: functools.partial(jnp.add, x),
     "default": lambda x: lambda x=x: x,
+    "object": Plain,
+    "object in an object": lambda x: Plain([Plain(x)]),
+    "objects in a frozenset": lambda x: frozenset([Plain(x)]),
+    "slice": lambda x: slice(x, x),
+    "view of a dict": lambda x: {"a": x}.values(),
+    "exception": ValueError,
+    "property": lambda x: property(lambda self: x),
+    "class": lambda x: type("Local", (), {"x": x, "__qualname__": "f.<locals>.Local"}),
+    "coroutine": lambda x: _coroutine(x),
+}
+
+
+async def _coroutine(x):
+    return x
+
+
+# Also where nothing is kept: what is left behind there is no number, and has no derivative.
+LEAVING = {
+    "filter_checkpoint": lambda make: vernal.filter_checkpoint(make)(X),
+    "filter_eval_shape": lambda make: vernal.filter_eval_shape(make, X),
+    "filter_grad": lambda make: vernal.filter_grad(lambda x: (x[0], make(x)), has_aux=True)(X),
+    "filter_jvp": lambda make: vernal.filter_jvp(make, (X,), (X,)),
+    "filter_vjp": lambda make: vernal.filter_vjp(lambda x: (x, make(x)), X, has_aux=True),
+    "filter_vmap": lambda make: vernal.filter_vmap(lambda x: (x, make(x)))(X),
 }
 
 
@@ -83,11 +112,28 @@ def test_what_can_change_is_not_returned(name, route):
         routes(CHANGEABLE[name])[route](X)
 
 
+# The coroutine is never awaited.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
 @pytest.mark.parametrize("route", routes(None))
 @pytest.mark.parametrize("name", HIDING)
 def test_what_hides_a_traced_array_is_not_returned(name, route):
     with pytest.raises(ValueError, match="an object that hides an array|can change in place"):
         routes(HIDING[name])[route](X)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
+@pytest.mark.parametrize("transform", LEAVING)
+@pytest.mark.parametrize("name", HIDING)
+def test_what_hides_a_traced_array_does_not_leave_a_transformation(name, transform):
+    with pytest.raises(ValueError, match="hides an array, which means nothing outside of the func"):
+        LEAVING[transform](HIDING[name])
+
+
+@pytest.mark.parametrize("transform", LEAVING)
+def test_an_object_that_holds_an_array_from_outside_leaves_a_transformation(transform):
+    jax.grad(lambda y: LEAVING[transform](lambda x: Plain(y)) and y)(1.0)
 
 
 def test_what_every_call_may_share_is_returned():
@@ -127,3 +173,17 @@ def test_without_jit_a_function_runs_once_and_as_written():
             x, what = compiled(2 * X, 3.0)
             assert x.tolist() == [12.0, 12.0] and what == {1, 2}
     assert len(seen) == 2 and compiled.trace_count == 0
+
+
+class StandsForAnArray:
+    def __init__(self, value):
+        self.value = value
+
+    def __jax_array__(self):
+        return jnp.asarray(self.value)
+
+
+def test_an_object_that_stands_for_an_array_is_no_static_argument():
+    # It can be changed in place, and a compiled program would not see it.
+    with pytest.raises(ValueError, match=r"(?s)Non-hashable static arguments.*StandsForAnArray"):
+        filter_jit(lambda x: jnp.asarray(x) * 2)(StandsForAnArray(1.0))

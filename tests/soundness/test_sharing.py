@@ -309,6 +309,12 @@ def test_a_registered_package_is_settled(tmp_path, monkeypatch):
     assert [float(step(mine.count(), X)[0]) for _ in range(2)] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("package", ["__main__", "a.b", ""])
+def test_what_is_no_package_cannot_be_settled(package):
+    with pytest.raises(ValueError, match="only a package as a whole can be settled"):
+        vernal.settled(package)
+
+
 def test_functions_of_the_standard_library_over_a_users_are_the_users():
     step = vernal.filter_jit(lambda f, x: f(x))
 

@@ -108,6 +108,15 @@ def test_what_can_change_in_place_is_refused_in_a_field(make, cls):
         cls(ONE, make())
 
 
+# JAX deprecates iterators as leaves.
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
+@pytest.mark.parametrize("cls", [Holder, StaticHolder])
+@pytest.mark.parametrize("make", [lambda: iter([1]), lambda: (i for i in [1])])
+def test_iterators_are_refused_in_a_field(make, cls):
+    with pytest.raises(ValueError, match=rf"(?s)can change in place.*{cls.__name__}"):
+        cls(ONE, make())
+
+
 @pytest.mark.parametrize("inside", [
     lambda value: [value],
     lambda value: (1, value),

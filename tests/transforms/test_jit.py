@@ -366,7 +366,7 @@ def test_an_unhashable_argument_is_named(value, where):
         f(X, value)
     with pytest.raises(
         ValueError,
-        match=r"Non-hashable static arguments[\s\S]*thing\[1\]\['k'\]\n[\s\S]*give your own class `__hash__`",
+        match=r"Non-hashable static arguments[\s\S]*thing\[1\]\['k'\]\n[\s\S]*another class of yours needs `__hash__`",
     ):
         f(X, [X, {"k": value}])
     with pytest.raises(ValueError, match=r"`f`, argument thing\[0\]\n"):

@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import inspect
 import re
 
 import hypothesis.strategies as st
@@ -228,6 +229,48 @@ def test_surgery_by_path_on_several_nodes():
 def test_surgery_by_a_path_that_does_not_fit_is_refused(where, replace, text):
     with pytest.raises(ValueError, match=text):
         tree_at(where, Net(), replace)
+
+
+def test_surgery_takes_a_list_of_paths():
+    net = Net()
+    a, b, c = jnp.zeros((2, 2)), jnp.ones((2, 2)), jnp.ones(2)
+    changed = tree_at(("layers.1.weight", "dropout.p", "layers.0.weight"), net, [a, 0.1, b])
+    assert changed.layers[1].weight is a and changed.layers[0].weight is b
+    assert changed.dropout.p == 0.1
+    # Each is given what it would be given alone.
+    changed = tree_at(["layers.*.weight", "layers.0.bias"], net, [(a, b), c])
+    assert [layer.weight for layer in changed.layers[:2]] == [a, b] and changed.layers[0].bias is c
+    doubled = tree_at(["layers.0.*", "layers.1.bias"], net, replace_fn=lambda x: 2 * x)
+    assert (doubled.layers[0].weight == 2 * net.layers[0].weight).all()
+    assert (doubled.layers[1].bias == 2 * net.layers[1].bias).all()
+    assert doubled.layers[1].weight is net.layers[1].weight
+    assert tree_at([], net, []) is net and tree_at(["dropout.p"], net, [0.1]).dropout.p == 0.1
+
+
+@pytest.mark.parametrize(
+    ("where", "replace", "text"),
+    [
+        (
+            ["layers.0.weight", "layers.1.weight"],
+            0.0,
+            r"one replacement for each[\s\S]*a list of 2",
+        ),
+        (["layers.0.weight"], [0.0, 1.0], r"one replacement for each path[\s\S]*a list of 1"),
+        (["none", "layers.*.weight"], [1, 0.0], r"several nodes[\s\S]*'layers\.\*\.weight'"),
+        (["none", "layers.0.wieght"], [1, 0.0], r"mean 'layers\.0\.weight'"),
+        (["none", ".none"], [1, 2], r"the same node is picked twice"),
+        (["layers.0", "layers.0.bias"], [1, 2], r"one picked node is inside another"),
+    ],
+)
+def test_lists_of_paths_that_do_not_fit_are_refused(where, replace, text):
+    with pytest.raises(ValueError, match=text):
+        tree_at(where, Net(), replace)
+
+
+@pytest.mark.parametrize("where", [None, 3, ["none", lambda m: m.none], [0]])
+def test_what_is_neither_paths_nor_a_function_is_refused(where):
+    with pytest.raises(TypeError, match=r"takes paths, or a function[\s\S]*a list of paths"):
+        inspect.unwrap(tree_at)(where, Net(), [1, 2])
 
 
 # --- what is said of a path that means nothing

@@ -37,6 +37,7 @@ from ._jax_private import flatten_none_is_leaf as flatten_none_is_leaf
 from ._jax_private import hide_frames as hide_frames
 from ._jax_private import instantiate_zeros as instantiate_zeros
 from ._jax_private import is_kept_call as is_kept_call
+from ._jax_private import is_of_current_trace as is_of_current_trace
 from ._jax_private import jax_primitives as jax_primitives
 from ._jax_private import jaxprs_in_params as jaxprs_in_params
 from ._jax_private import keeping_calls as keeping_calls
@@ -60,6 +61,7 @@ from ._jax_private import trace_flag as trace_flag
 from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval
 from ._keys import Alive as Alive
+from ._keys import Itself as Itself
 from ._leaves import by_data as by_data
 from ._leaves import is_none as is_none
 from ._leaves import strong as strong

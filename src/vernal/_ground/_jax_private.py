@@ -192,6 +192,11 @@ def current_program() -> int:
     return 0 if trace is None else _programs.setdefault(trace, next(_number))
 
 
+def is_of_current_trace(tracer: Any) -> bool:
+    """Whether a tracer belongs to the innermost trace. Present in JAX 0.10.2 to 0.12."""
+    return tracer._trace is core.trace_ctx.trace
+
+
 def current_scope() -> str:
     """The named scopes (`jax.named_scope`) that the program is in, as `outer/inner`."""
     return str(current_name_stack())

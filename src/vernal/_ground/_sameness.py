@@ -70,6 +70,8 @@ def _key(value: Any, freezes: bool = False) -> Any:
 
 def _object_key(kind: type, value: Any) -> Any:
     """The key of an object whose class says how it is compared, or that is only itself."""
+    if hasattr(kind, "__jax_array__"):
+        raise TypeError(f"{kind.__name__!r} stands for an array, which can change in place")
     parameters = _dataclass_parameters(kind)
     # One that has only inherited them may be anything.
     own = "__dataclass_params__" in vars(kind)

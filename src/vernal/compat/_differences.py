@@ -98,8 +98,9 @@ DIFFERENCES = {
     "nn.make_with_state": (DIFFERS, "as `nn.State`"),
     "nn.delete_init_state": (DIFFERS, "as `nn.State`"),
     "nn.Pool": (BETTER, "refuses windows that do not fit; takes batches"),
+    **{f"nn.MaxPool{n}d": (BETTER, "as `nn.Pool`") for n in (1, 2, 3)},
     **{
-        f"nn.{kind}Pool{n}d": (BETTER, "as `nn.Pool`") for kind in ("Avg", "Max") for n in (1, 2, 3)
+        f"nn.AvgPool{n}d": (DIFFERS, "as `nn.Pool`; natively `use_ceil` divides as PyTorch does") for n in (1, 2, 3)
     },
     **{f"nn.Conv{n}d": (BETTER, "refuses what does not fit; defaults are single numbers") for n in (1, 2, 3)},
     **{f"nn.ConvTranspose{n}d": (BETTER, "as `nn.Conv1d`") for n in (1, 2, 3)},

@@ -278,8 +278,12 @@ def _refuse_structure(info: ClassInfo, name: str, path: tuple[Any, ...], value: 
             _refuse_structure(info, name, path, part)
     try:
         static_key(value)
+        # What is read from an iterator is gone, and a compiled program would read once for all calls.
+        changes = hasattr(type(value), "__next__")
     except (TypeError, ValueError):  # ValueError: a memory that can be written to
-        raise refuse.unhashable(info.cls, name, path, value) from None
+        changes = True
+    if changes:
+        raise refuse.unhashable(info.cls, name, path, value)
 
 
 def _refuse_inside_transformed(

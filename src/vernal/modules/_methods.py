@@ -179,7 +179,7 @@ def as_method(name: str, value: Any, *declared: Collection[str]) -> Any:
     """
     if (
         type(value) is not types.FunctionType
-        or (name.startswith("__") and name.endswith("__"))
+        or (name.startswith("__") and name.endswith("__") and name != "__call__")
         or any(name in names for names in declared)
         or getattr(value, "__isabstractmethod__", False)
     ):

@@ -173,10 +173,10 @@ class ModuleMeta(abc.ABCMeta):
         namespace = dict(namespace)
         namespace["_own_abstract"] = take_abstract(name, namespace)
         declared = namespace.get("__annotations__", {})
-        for key, value in namespace.items():
-            namespace[key] = as_method(key, value, declared)
         if "__call__" in namespace and not _is_transparent(bases, namespace):
             namespace["__call__"] = telling(namespace["__call__"])
+        for key, value in namespace.items():
+            namespace[key] = as_method(key, value, declared)
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
         inherited = next((b for b in cls.__mro__[1:] if "_vernal_class" in b.__dict__), None)
         if layout is None and inherited is not None:

@@ -218,5 +218,10 @@ def _attributes_of_an_object(x: Any) -> Iterable[Any]:
     cls = type(x)
     if cls in _PLAIN or isinstance(x, (type, types.ModuleType)) or is_node(x):
         return ()
-    attributes = getattr(x, "__dict__", None)
-    return attributes.values() if type(attributes) is dict else ()
+    try:
+        state = object.__getstate__(x)
+    except TypeError:  # of a class of C
+        state = getattr(x, "__dict__", None)
+    # Of a class with slots: a pair of dicts, the first of which may be missing.
+    parts = state if type(state) is tuple else (state,)
+    return [value for part in parts if type(part) is dict for value in part.values()]

@@ -6,9 +6,11 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._ground import static_key
+from .._ground import Itself, static_key
+from ..show import is_traced, path_text, short, value_error
 from ..trees import Rest
 from . import _refusals as refuse
+from ._fields import field
 from ._module import Module
 
 Value = TypeVar("Value")
@@ -16,10 +18,20 @@ Value = TypeVar("Value")
 
 def _settled(path: tuple[Any, ...], leaf: Any) -> Any:
     """A leaf that stays what it is."""
+    if is_traced(leaf):
+        raise value_error(
+            "a traced value cannot be structure: it is another one at every trace",
+            where=f"Static(...): {path_text(path, 'value')}",
+            expected="values that are known while tracing",
+            got=short(leaf),
+            instead="the array itself, which is a leaf",
+        )
+    if isinstance(leaf, jax.Array):
+        return Itself(leaf)
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         leaf = leaf.copy()
         leaf.flags.writeable = False
-    elif not isinstance(leaf, jax.Array):
+    else:
         try:
             static_key(leaf)
         except TypeError:
@@ -36,7 +48,7 @@ class Static(Module, Generic[Value]):
     here: never trained, updated, saved or moved.
 
     Raises:
-        ValueError: for a leaf that can change in place, such as a set.
+        ValueError: for a leaf that can change in place, such as a set, and for a traced value.
 
     Example:
         >>> import jax
@@ -47,7 +59,7 @@ class Static(Module, Generic[Value]):
         [1, 'a']
     """
 
-    _rest: Rest
+    _rest: Rest = field(static=True)
 
     def __init__(self, value: Value):
         """Wraps a value.
@@ -62,4 +74,5 @@ class Static(Module, Generic[Value]):
     @property
     def value(self) -> Value:
         """What was wrapped."""
-        return self._rest.fill(())
+        leaves = [leaf.value if type(leaf) is Itself else leaf for leaf in self._rest.fixed]
+        return self._rest.treedef.unflatten(leaves)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from ..harvest import reap
@@ -12,6 +13,7 @@ from ..trees import set_attributes
 from ._captures import by_name, hooks_for, with_hooks
 from ._inference import inference_mode
 from ._keys import keys_for, with_keys
+from ._layer_arguments import check_key
 from ._parametrised import resolve
 from ._variable import Variable, is_variable, variables_in
 
@@ -108,7 +110,8 @@ def apply(
         ValueError: if one `Variable` is in two places of the model; if the elements of a `jax.vmap` inside of the
             model disagree about a state that they share; if a path in `capture` means no layer, or one that is not
             called.
-        TypeError: if the model has no method of this name, or `train` is no bool.
+        TypeError: if the model cannot be called or has no method of this name, `train` is no bool, or `key` no random
+            key.
         RuntimeError: if the state of the model is in a `State`.
         NotImplementedError: if the model changes its state, or something is to be captured, where that cannot be: see
             `vernal.harvest.reap`.
@@ -132,7 +135,7 @@ def apply(
         >>> print(captured)
         {'layers.1': Array([-0.375,  0.625], dtype=float32)}
     """
-    if not (train is None or isinstance(train, bool)):
+    if not (train is None or isinstance(train, bool | np.bool_)):
         raise type_error(
             "whether layers train is known while tracing",
             where="apply(model, ..., train=...)",
@@ -147,13 +150,13 @@ def apply(
     def run(slots: Any, args: Any, kwargs: Any) -> Any:
         values, own = slots
         mine = _with_values(model, values)
-        mine = inference_mode(mine) if train is False else mine
+        mine = mine if train is None or train else inference_mode(mine)
         mine = with_keys(mine, own) if own else mine
         mine = with_hooks(mine, hooks) if hooks else mine
         return call(resolve(mine, layers=False), *args, **kwargs)
 
     values = [variable.value for _, variable in variables_in(model)]
-    own = [] if key is None else keys_for(model, key)
+    own = [] if key is None else keys_for(model, check_key("apply", key))
     if not values and not own and hooks is None:
         return run((values, own), args, kwargs), model
     out, (values, _), caught = reap(run, (hooks or {}).values())((values, own), args, kwargs)
@@ -178,6 +181,14 @@ def _with_values(model: Any, values: list[Any]) -> Any:
 def _to_call(model: Any, method: Any) -> Callable[..., Any]:
     """What to call, with the model as its first argument."""
     if method is None:
+        if not callable(model):
+            raise type_error(
+                "what is applied is called, and this cannot be",
+                where="apply(model, ...)",
+                expected="a module with `__call__`, or a function",
+                got=short(model),
+                instead="nn.Sequential(layers) for layers one after another; or method=lambda layers, x: ...",
+            )
         return lambda model, *args, **kwargs: model(*args, **kwargs)
     if callable(method):
         return method

@@ -67,8 +67,9 @@ class BatchNorm(StatefulLayer):
         eps: added to the variance.
         channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and `bias`
             (zeros).
-        momentum: how much less a batch counts than the next one, from 0 to 1. None: all count alike. With 1 the
-            statistics stay what they are.
+        momentum: how much less a batch counts than the next one, from 0 to 1. None: all count alike. With 0 the
+            statistics are those of the last batch. With 1 they stay what they are: the starting values, or what was
+            loaded; in mode "ema" those of the first batch.
         inference: True normalises by the running statistics, and leaves them as they are.
         dtype: of `weight` and `bias`; JAX's default float if None. The statistics have at least float32.
         mode: by what to normalise while training. `"batch"`: the statistics of the batch. `"ema"`: the running

@@ -17,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ._batch import batched
 from ._init import limit, uniform, weight_dtype
-from ._layer_arguments import check_shape, check_size
+from ._layer_arguments import check_key, check_shape, check_size
 from ._mesh import beside, product, whole
 
 _State = TypeVar("_State")
@@ -48,7 +48,7 @@ class RecurrentCell(Module, Generic[_State]):
         self.input_size = check_size(name, "input_size", input_size)
         self.hidden_size = check_size(name, "hidden_size", hidden_size)
         self.use_bias = use_bias
-        keys = jax.random.split(key, 4)
+        keys = jax.random.split(check_key(name, key), 4)
         rows, lim = gates * self.hidden_size, limit(self.hidden_size)
         self.weight_ih = uniform(keys[0], (rows, self.input_size), lim, dtype)
         self.weight_hh = uniform(keys[1], (rows, self.hidden_size), lim, dtype)

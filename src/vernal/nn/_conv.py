@@ -18,6 +18,7 @@ from ._convolve import convolve
 from ._init import limit, uniform, weight_dtype
 from ._layer_arguments import (
     as_array,
+    check_key,
     check_shape,
     check_size,
     check_window_fits,
@@ -86,11 +87,12 @@ class AbstractConv(Module):
                     got=f"{name}={count}",
                 )
 
-    def _draw(self, use_bias: bool, dtype: DTypeLike | None, key: PRNGKeyArray) -> None:
-        dtype = weight_dtype(type(self).__name__, dtype)
+    def _draw(self, use_bias: bool, dtype: DTypeLike | None, key: Any) -> None:
+        layer = type(self).__name__
+        dtype = weight_dtype(layer, dtype)
         inputs = self.in_channels // self.groups
         lim = limit(inputs * math.prod(self.kernel_size))
-        weight_key, bias_key = jax.random.split(key)
+        weight_key, bias_key = jax.random.split(check_key(layer, key))
         self.use_bias = use_bias
         self.weight = uniform(
             weight_key, (self.out_channels, inputs, *self.kernel_size), lim, dtype

@@ -4,6 +4,8 @@ All are one mechanism: a random mask that has axes of size 1 where elements live
 are is a setting, because an array does not say what of it is a batch, a channel or a position.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -12,7 +14,8 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import value_error
-from ._layer_arguments import as_array, check_size
+from ._inference import known_flag
+from ._layer_arguments import as_array, check_size, known_value
 from ._mesh import drawn_like, key_for
 from ._precision import narrow, widen
 from ._random import key_field, use_key
@@ -70,13 +73,7 @@ class Dropout(Module):
         together: int | None = 0,
     ):
         name = type(self).__name__
-        if not isinstance(p, Array) and not 0 <= p <= 1:
-            raise value_error(
-                "a probability is between 0 and 1",
-                where=f"{name}(p=...)",
-                expected="0 <= p <= 1, the share of elements that become zero",
-                got=f"p={p}",
-            )
+        _check_probability(name, p)
         self.p = p
         self.inference = inference
         self.together = together if together is None else check_size(name, "together", together, 0)
@@ -102,6 +99,8 @@ class Dropout(Module):
 
         Raises:
             RuntimeError: if a key is needed, and neither given nor stored.
+            ValueError: if `p` is known to be outside 0 to 1.
+            TypeError: if `inference` is traced, or `key` is no random key.
         """
         x = as_array(self, x)
         together = x.ndim if self.together is None else self.together
@@ -175,12 +174,26 @@ class DropPath(Dropout):
         super().__init__(p, inference, together=together)
 
 
-def drops(dropout: Dropout, inference: bool | None = None) -> bool:
+def drops(dropout: Dropout, inference: Any = None) -> bool:
     """Whether a call may drop something, and so needs a key.
 
     Args:
         dropout: the layer.
         inference: overrides the layer's own setting.
     """
-    inference = dropout.inference if inference is None else inference
-    return not (inference or (not isinstance(dropout.p, Array) and dropout.p == 0))
+    if known_flag(dropout, inference):
+        return False
+    _check_probability(type(dropout).__name__, dropout.p)
+    return isinstance(dropout.p, Array) or dropout.p != 0
+
+
+def _check_probability(layer: str, p: Any) -> None:
+    """Refuses what is known to be no probability. `tree_at` may have put it in the layer."""
+    known = known_value(p)
+    if known is not None and not ((known >= 0) & (known <= 1)).all():
+        raise value_error(
+            "a probability is between 0 and 1",
+            where=f"{layer}(p=...)",
+            expected="0 <= p <= 1, the share of elements that become zero",
+            got=f"p={p}",
+        )

@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import short, type_error, value_error
 from ._init import weight_dtype
+from ._layer_arguments import check_key, check_size
 from ._mesh import following, product
 
 
@@ -27,7 +28,9 @@ class Embedding(Module):
 
     Raises:
         ValueError: if neither a table nor all of `num_embeddings`, `embedding_size` and `key` is
-            given; if the table does not have the shape that they say; or if a size is negative.
+            given; if the table does not have the shape that they say; or if a size is not an integer of at
+            least 0.
+        TypeError: if `key` is no random key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -77,6 +80,7 @@ class Embedding(Module):
 
         Raises:
             TypeError: if `x` does not hold integers.
+            ValueError: if the table has no rows.
         """
         index = jnp.asarray(x)
         if not jnp.issubdtype(index.dtype, jnp.integer):
@@ -86,6 +90,13 @@ class Embedding(Module):
                 expected="integers",
                 got=short(x),
                 instead="embedding(x.astype(int))",
+            )
+        if self.weight.shape[0] == 0:
+            raise value_error(
+                "an Embedding without rows has nothing to look up",
+                where="Embedding(num_embeddings=0, ...)(x)",
+                expected="a table with at least one row",
+                got=short(self.weight),
             )
         index = _wide(index, self.weight.shape[0])
         # An array of one index, because for a scalar JAX forgets `out_sharding` when it is batched.
@@ -151,14 +162,9 @@ def _draw(
             got="no " + ", no ".join(name for name, value in given.items() if value is None),
             instead="Embedding(num_embeddings, embedding_size, key=key), or Embedding(weight=table)",
         )
-    if num_embeddings < 0 or embedding_size < 0:
-        raise value_error(
-            "the size of a table cannot be negative",
-            where="Embedding(num_embeddings, embedding_size)",
-            expected="two numbers of at least 0",
-            got=f"num_embeddings={num_embeddings}, embedding_size={embedding_size}",
-        )
-    return jax.random.normal(key, (num_embeddings, embedding_size), dtype)
+    rows = check_size("Embedding", "num_embeddings", num_embeddings, 0)
+    columns = check_size("Embedding", "embedding_size", embedding_size, 0)
+    return jax.random.normal(check_key("Embedding", key), (rows, columns), dtype)
 
 
 def _check_table(weight: Array, num_embeddings: int | None, embedding_size: int | None) -> None:

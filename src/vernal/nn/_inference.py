@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from ..modules import is_frozen, is_partly_frozen
+from ..show import short, type_error
 from ..trees import set_attributes
 
 
@@ -34,7 +37,7 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
     return set_attributes(pytree, "inference", value)
 
 
-def in_inference(layer: Any, variables: Sequence[Any], inference: bool | None) -> bool:
+def in_inference(layer: Any, variables: Sequence[Any], inference: Any) -> bool:
     """Whether a layer with state uses what it has, rather than train.
 
     Args:
@@ -42,7 +45,24 @@ def in_inference(layer: Any, variables: Sequence[Any], inference: bool | None) -
         variables: its state. If anything of that is frozen the layer cannot train.
         inference: what the call says, or None.
     """
-    if inference is not None:
-        return inference
+    flag = known_flag(layer, inference)
+    if flag or inference is not None:
+        return flag
     # Of a state that is outside of the model, only the layer can be frozen.
-    return layer.inference or any(map(is_partly_frozen, variables)) or is_frozen(layer)
+    return any(map(is_partly_frozen, variables)) or is_frozen(layer)
+
+
+def known_flag(layer: Any, inference: Any) -> bool:
+    """The flag of a call or, if that is None, of the layer. Both ways make different programs, so it is not traced."""
+    flag = layer.inference if inference is None else inference
+    try:
+        return bool(flag)
+    except jax.errors.TracerBoolConversionError:
+        name = type(layer).__name__
+        raise type_error(
+            f"whether `{name}` is in inference is known while tracing",
+            where=f"`inference` of {name}",
+            expected="True or False",
+            got=short(flag),
+            instead="vernal.filter_cond(flag, lambda: nn.apply(model, x, train=False), lambda: nn.apply(model, x))",
+        ) from None

@@ -17,6 +17,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, buffer_leaves
 from ..show import listed, short, type_error, value_error
 from ..trees import Paths, is_inexact_array, path_name
+from ._layer_arguments import check_key
 from ._places import Names, Place, keys_of
 from ._weight_norm import WeightNorm
 
@@ -118,6 +119,7 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
         >>> print(abs(model.layers[1].weight @ model.layers[1].weight.T - jax.numpy.eye(8)).max() < 1e-5)
         True
     """
+    check_key("initialise", key)
     for rule, initialiser in rules.items():
         _check(rule, initialiser)
     weights = list(_weights(model, Place(), (), ()))

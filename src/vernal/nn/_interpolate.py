@@ -97,8 +97,9 @@ def interpolate(
         x: an array whose last axes are spatial, as `(..., channels, *spatial)`.
         size: the new sizes, one for each spatial axis.
         scale: instead of `size`, by how much each spatial axis is longer. A new size is the old one times this, rounded
-            down, and this, not the quotient of the sizes, says where the new entries lie. (An axis whose size stays is
-            left as it is, but by plain cubic.)
+            down, and this, not the quotient of the sizes, says where the new entries lie, as in PyTorch without
+            `recompute_scale_factor`. With it, compute `size` yourself. (As in PyTorch, the sizes say it where an axis
+            keeps its size by linear or `antialias`, and where an axis of an image keeps or doubles it by `nearest`.)
         method: see above.
         align_corners: for linear and cubic, whether the first and last entries of each axis stay where they are.
         antialias: for linear and cubic, whether each new entry is an average over its whole cell where that is larger
@@ -157,9 +158,11 @@ def _interpolated(
     discrete = method.startswith("nearest") and not jnp.issubdtype(x.dtype, jnp.inexact)
     y = x if discrete else widen(x)
     for axis, (n, m) in enumerate(zip(old, new, strict=True)):
-        axis_scale = None if scales is None else scales[axis]
-        # As in PyTorch: an axis whose size stays is left alone, but for one method, even by a scale a little above 1.
-        if n == m and (axis_scale is None or antialias or method != "cubic"):
+        # The cases in which PyTorch does not go by the scale.
+        by_size = n == m and (antialias or method == "linear")
+        by_size |= method == "nearest" and dims == 2 and m in (n, 2 * n)
+        axis_scale = None if scales is None or by_size else scales[axis]
+        if n == m and axis_scale is None:
             continue
         by = taps(n, m, axis_scale, method, align_corners, antialias)
         at = x.ndim - dims + axis

@@ -7,6 +7,7 @@ import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
 from ..trees import replace_parts
+from ._layer_arguments import check_key
 from ._places import Names, Place, keys_of
 from ._random import key_fields
 
@@ -54,7 +55,7 @@ def keys(model: T, key: PRNGKeyArray | None) -> T:
     """
     if key is None:
         return _with_keys(model, Place(), lambda names: None)
-    return with_keys(model, keys_for(model, key))
+    return with_keys(model, keys_for(model, check_key("keys", key)))
 
 
 def keys_for(model: Any, key: PRNGKeyArray) -> list[Any]:
@@ -62,6 +63,13 @@ def keys_for(model: Any, key: PRNGKeyArray) -> list[Any]:
     places: list[Names] = []
     _with_keys(model, Place(), places.append)
     return keys_of(key, places)
+
+
+def needs_keys(model: Any) -> bool:
+    """Whether there is a layer in it that needs a random key."""
+    places: list[Names] = []
+    _with_keys(model, Place(), places.append)
+    return bool(places)
 
 
 def with_keys(model: T, found: Sequence[Any]) -> T:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from .._ground import concrete_value
 from ..show import short, type_error, value_error
 
 Axis = int | str | tuple[str, Any] | EllipsisType
@@ -95,16 +96,43 @@ def check_shape(
     return shape[: len(shape) - len(expected) + 1] if ... in expected else ()
 
 
-def check_size(layer: str, argument: str, value: Any, minimum: int = 1) -> int:
-    """A size given to a constructor, as a Python integer of at least `minimum`."""
+def check_size(layer: str, argument: str, value: Any, minimum: int = 1, words: str = "") -> int:
+    """A size given to a constructor, as a Python integer of at least `minimum`. `words` say what else the layer would
+    have taken."""
     if not isinstance(value, int | np.integer) or value < minimum:
         raise value_error(
             f"`{layer}` was given a wrong size",
             where=f"argument `{argument}`",
-            expected=f"an integer of at least {minimum}",
+            expected=f"an integer of at least {minimum}{words}",
             got=short(value),
         )
     return int(value)
+
+
+def known_value(x: Any) -> np.ndarray | None:
+    """What is in an array or a number; None for what is traced, or spread over several processes."""
+    if isinstance(x, jax.Array):
+        x = concrete_value(x)
+        if x is None or not (x.is_fully_addressable or x.is_fully_replicated):
+            return None
+    return np.asarray(x)
+
+
+def check_key(layer: str, key: Any) -> Any:
+    """Refuses what is not one random key, typed or of uint32. Returns it."""
+    if isinstance(key, jax.Array | np.ndarray) and (
+        key.ndim == 0
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        else key.ndim == 1 and key.dtype == np.uint32
+    ):
+        return key
+    raise type_error(
+        f"`{layer}` was not given a random key",
+        where="argument `key`",
+        expected="one random key",
+        got=short(key),
+        instead="jax.random.key(0); for each of several layers, one of jax.random.split(key, n)",
+    )
 
 
 def per_dim(layer: str, argument: str, value: Any, n: int, minimum: int = 1) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ._init import limit, uniform, weight_dtype
-from ._layer_arguments import Axis, check_shape, check_size
+from ._layer_arguments import Axis, check_key, check_shape, check_size
 from ._mesh import beside, product
 
 _T = TypeVar("_T")
@@ -18,7 +18,9 @@ _T = TypeVar("_T")
 
 def features(layer: str, argument: str, size: Any) -> int | Literal["scalar"]:
     """A number of features, or `"scalar"`."""
-    return "scalar" if size == "scalar" else check_size(layer, argument, size, minimum=0)
+    if isinstance(size, str) and size == "scalar":
+        return "scalar"
+    return check_size(layer, argument, size, minimum=0, words=', or "scalar"')
 
 
 def vector_shape(name: str, size: int | Literal["scalar"]) -> tuple[Axis, ...]:
@@ -78,7 +80,7 @@ class Linear(Module):
         self.use_bias = use_bias
         n_in = 1 if self.in_features == "scalar" else self.in_features
         n_out = 1 if self.out_features == "scalar" else self.out_features
-        weight_key, bias_key = jax.random.split(key)
+        weight_key, bias_key = jax.random.split(check_key("Linear", key))
         self.weight = uniform(weight_key, (n_out, n_in), limit(n_in), dtype)
         self.bias = uniform(bias_key, (n_out,), limit(n_in), dtype) if use_bias else None
 

@@ -11,9 +11,11 @@ from jaxtyping import PRNGKeyArray
 
 from ..loops import scan
 from ..modules import Module, field
+from ..show import short, value_error
 from ..trees import combine, is_array, partition
 from ._batch import batched
-from ._layer_arguments import check_shape, check_size
+from ._keys import needs_keys
+from ._layer_arguments import check_key, check_shape, check_size
 from ._linear import Linear, features, vector_shape
 from ._mesh import along, like, stacked
 from ._places import Unrolled
@@ -47,6 +49,19 @@ def _activate(activation: Activation, x: jax.Array) -> jax.Array:
     return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
 
 
+def _refuse_random(*activations: Activation) -> None:
+    """Refuses activations that need a random key: which neuron, layer and example has which would be a guess."""
+    for activation in activations:
+        if needs_keys(activation):
+            raise value_error(
+                "an activation of `MLP` is given no random key",
+                where="MLP(activation=..., final_activation=...)",
+                expected="a function, or a layer without randomness",
+                got=short(activation),
+                instead="nn.Sequential([nn.Linear(...), jax.nn.relu, nn.Dropout(...), nn.Linear(...)])",
+            )
+
+
 class MLP(Module):
     """A multi-layer perceptron: linear layers with an activation after each.
 
@@ -76,8 +91,8 @@ class MLP(Module):
         final_activation: its arrays, if it has any, have a leading axis `(out_size,)`.
 
     Raises:
-        ValueError: for a size that is not an integer of at least 0, or a `dtype` of integers; when
-            called, for an input of the wrong shape.
+        ValueError: for a size that is not an integer of at least 0, a `dtype` of integers, or an activation that needs
+            a random key, such as `Dropout`; when called, for an input of the wrong shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -115,6 +130,7 @@ class MLP(Module):
         scan: bool = False,
         key: PRNGKeyArray,
     ):
+        _refuse_random(activation, final_activation)
         self.in_size = features("MLP", "in_size", in_size)
         self.out_size = features("MLP", "out_size", out_size)
         self.width_size = width = check_size("MLP", "width_size", width_size, minimum=0)
@@ -122,7 +138,7 @@ class MLP(Module):
         self.use_bias = use_bias
         self.use_final_bias = use_final_bias
         self.scan = scan
-        keys = jax.random.split(key, self.depth + 1)
+        keys = jax.random.split(check_key("MLP", key), self.depth + 1)
 
         def hidden(key: PRNGKeyArray) -> Linear:
             return Linear(width, width, use_bias, dtype, key=key)
@@ -152,6 +168,7 @@ class MLP(Module):
         Returns:
             Shape `(..., out_size)`, or `(...)`.
         """
+        _refuse_random(self.activation, self.final_activation)
         check_shape("MLP", x, vector_shape("in_size", self.in_size))
         return batched(self._one, jnp.asarray(x), 0 if self.in_size == "scalar" else 1)
 

@@ -12,10 +12,10 @@ from ..modules import Module, field
 from ..show import short, value_error
 from ._attention import Implementation, attend
 from ._batch import batched
-from ._dropout import Dropout
+from ._dropout import Dropout, drops
 from ._init import weight_dtype
 from ._kv_cache import KVCache
-from ._layer_arguments import check_shape, check_size
+from ._layer_arguments import check_key, check_shape, check_size
 from ._linear import Linear
 from ._mesh import in_heads
 from ._rotary import RotaryPositionalEmbedding
@@ -142,7 +142,7 @@ class MultiheadAttention(Module):
         )
         self.query_proj, self.key_proj, self.value_proj, self.output_proj = (
             Linear(*shape, dtype, key=k)
-            for shape, k in zip(shapes, jax.random.split(key, 4), strict=True)
+            for shape, k in zip(shapes, jax.random.split(check_key(name, key), 4), strict=True)
         )
         self.dropout = Dropout(dropout_p, inference)
 
@@ -270,9 +270,7 @@ class MultiheadAttention(Module):
         self, key: PRNGKeyArray | None, inference: bool | None
     ) -> Callable[[Array], Array] | None:
         """What to do to the weights; None where that is nothing, and they need not be kept."""
-        p = self.dropout.p
-        off = self.dropout.inference if inference is None else inference
-        if off or (not isinstance(p, Array) and p == 0):
+        if not drops(self.dropout, inference):
             return None
         return lambda weights: self.dropout(weights, key=key, inference=False)
 

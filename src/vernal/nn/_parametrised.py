@@ -9,8 +9,8 @@ import jax
 import jax.tree_util as jtu
 
 from ..modules import Module, field
-from ..show import diff_text, message, value_error
-from ..trees import replace_parts, tree_at
+from ..show import diff_text, listed, message, path_text, short, value_error
+from ..trees import picked_nodes, replace_parts, tree_at
 from ._places import Place
 
 T = TypeVar("T")
@@ -134,13 +134,41 @@ class Shared(Module):
         Returns:
             A tree like the one given, in which the nodes at `where` are what `get` picks. Arrays in it that are
             `Parametrised` are resolved.
+
+        Raises:
+            ValueError: if something was put at `where`, say by `vernal.tree_at`: it would not be used.
         """
         return resolve(_put_back(self), layers=False)
 
 
 def _put_back(shared: Shared) -> Any:
+    for path, node in picked_nodes(shared.where, shared.pytree):
+        if not isinstance(node, SharedNode):
+            raise _second(shared, path, node)
     kept = shared.get(shared.pytree)
-    return tree_at(shared.where, shared.pytree, kept, is_leaf=lambda x: isinstance(x, SharedNode))
+    return tree_at(shared.where, shared.pytree, kept, is_leaf=_is_shared_node)
+
+
+def _is_shared_node(x: Any) -> bool:
+    return isinstance(x, SharedNode)
+
+
+def _second(shared: Shared, path: Any, node: Any) -> ValueError:
+    """The error for what was put where a shared node is used, but not stored."""
+    try:
+        stored = listed(
+            path_text(p, "shared.pytree") for p, _ in picked_nodes(shared.get, shared.pytree)
+        )
+    except ValueError:
+        # `get` computes something, such as a transpose.
+        stored = "what shared.get(shared.pytree) is made of"
+    return value_error(
+        "something was put in the place of a shared node, where nothing is stored",
+        where=path_text(path, "shared.pytree"),
+        expected=f"a SharedNode: what is used there is stored once, at {stored}",
+        got=short(node),
+        instead=f"vernal.tree_at for {stored}; or, to share it no longer, a model of the layers of `shared()`",
+    )
 
 
 def _nothing(pytree: Any) -> list[Any]:

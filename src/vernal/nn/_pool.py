@@ -22,6 +22,7 @@ from ._layer_arguments import (
     padding_pairs,
     per_dim,
 )
+from ._mesh import beside
 from ._precision import narrow, widen
 
 Sizes = int | Sequence[int]
@@ -175,7 +176,22 @@ class _AvgPool(Pool):
         """The mean of each window; arguments and result are those of `Pool`."""
         x = as_array(self, x)
         # The sum of a window of bytes does not fit into a byte, nor that of 1024 ones into bfloat16.
-        return narrow(super().__call__(widen(x)) / math.prod(self.kernel_size), x)
+        sums = super().__call__(widen(x))
+        counts = self._counts(x.shape[x.ndim - self.num_spatial_dims :])
+        return narrow(sums / beside(jnp.asarray(counts, sums.dtype), sums), x)
+
+    def _counts(self, spatial: tuple[int, ...]) -> Any:
+        """Of how many numbers each window is the mean. (In `vernal.compat`: of as many as it is large.)"""
+        if not self.use_ceil:
+            return math.prod(self.kernel_size)
+        counts = np.ones((), int)
+        for size, k, stride, given, pads in zip(
+            spatial, self.kernel_size, self.stride, self.padding, self._reach(spatial), strict=True
+        ):
+            starts = np.arange(0, size + sum(pads) - k + 1, stride)
+            # What is beyond the padding that was given is no number.
+            counts = counts[..., None] * np.minimum(k, size + sum(given) - starts)
+        return counts
 
 
 class _MaxPool(Pool):
@@ -194,7 +210,8 @@ class _MaxPool(Pool):
 class AvgPool1d(_AvgPool):
     """The mean of each window over one spatial dimension: `(..., channels, length)`.
 
-    Padding counts as zeros.
+    Padding counts as zeros. Of a window that reaches beyond it, with `use_ceil`, only what is in the input and its
+    padding counts.
 
     Args:
         kernel_size: and all others: as for `Pool`.
@@ -212,7 +229,8 @@ class AvgPool1d(_AvgPool):
 class AvgPool2d(_AvgPool):
     """The mean of each window over two spatial dimensions: `(..., channels, height, width)`.
 
-    Padding counts as zeros.
+    Padding counts as zeros. Of a window that reaches beyond it, with `use_ceil`, only what is in the input and its
+    padding counts.
 
     Args:
         kernel_size: and all others: as for `Pool`.
@@ -231,7 +249,8 @@ class AvgPool3d(_AvgPool):
     """The mean of each window over three spatial dimensions:
     `(..., channels, depth, height, width)`.
 
-    Padding counts as zeros.
+    Padding counts as zeros. Of a window that reaches beyond it, with `use_ceil`, only what is in the input and its
+    padding counts.
 
     Args:
         kernel_size: and all others: as for `Pool`.

@@ -15,6 +15,7 @@ from jaxtyping import PRNGKeyArray
 from ..harvest import planted, sow
 from ..modules import field
 from ..show import message
+from ._layer_arguments import check_key
 
 _MARK = "vernal.nn.key"
 
@@ -72,6 +73,7 @@ def use_key(
 
     Raises:
         RuntimeError: if there is neither.
+        TypeError: if `key` is no random key.
 
     Example:
         >>> import jax
@@ -81,7 +83,7 @@ def use_key(
         True
     """
     if key is not None:
-        return key
+        return check_key(layer, key)
     if stored is None:
         raise RuntimeError(
             message(

@@ -22,7 +22,7 @@ from ..show import short, type_error, value_error
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ._dropout import Dropout, drops
-from ._layer_arguments import check_shape, check_size
+from ._layer_arguments import check_key, check_shape, check_size, known_value
 from ._mesh import whole
 from ._random import use_key
 
@@ -79,12 +79,13 @@ class Recurrent(Module, Generic[_State]):
         self.bidirectional = bidirectional
         self.dropout = Dropout(dropout_p)
         directions = 2 if bidirectional else 1
+        keys = jax.random.split(check_key(name, key), num_layers)
         sizes = [input_size, *[directions * hidden_size] * (num_layers - 1)]
         self.cells = tuple(
             tuple(
                 make_cell(size, hidden_size, key=k) for k in jax.random.split(layer_key, directions)
             )
-            for size, layer_key in zip(sizes, jax.random.split(key, num_layers), strict=True)
+            for size, layer_key in zip(sizes, keys, strict=True)
         )
 
     def _run(
@@ -107,6 +108,7 @@ class Recurrent(Module, Generic[_State]):
                     got=short(length),
                     instead="length.astype(int)",
                 )
+            _check_length(name, length, xs.shape[-2])
             steps = in_front(jnp.arange(xs.shape[-2]), xs.ndim - 1)
             valid = steps < jnp.expand_dims(length, -1)
             # Whatever pads a sequence, NaN included, must not reach the gradient through what is selected below.
@@ -142,6 +144,20 @@ class Recurrent(Module, Generic[_State]):
         for leaf in jax.tree.leaves(state):
             shape = (*batch, ("num_layers * directions", rows), ("hidden_size", self.hidden_size))
             check_shape(name, leaf, shape, "state")
+
+
+def _check_length(layer: str, length: Any, time: Any) -> None:
+    """Refuses lengths that the sequence has not, where they are known."""
+    known = known_value(length)
+    if known is None or not isinstance(time, int):
+        return
+    if ((known < 0) | (known > time)).any():
+        raise value_error(
+            f"`{layer}` was given a length that the sequence has not",
+            where="argument `length`",
+            expected=f"from 0 to {time}, the number of steps in `xs`",
+            got=f"from {known.min()} to {known.max()}" if known.ndim else str(known),
+        )
 
 
 def _row(state: Any, index: int, dtype: Any) -> Any:
@@ -193,7 +209,8 @@ class RNN(Recurrent[Array]):
         key: a JAX random key for the initial weights.
 
     Raises:
-        ValueError: for a size below 1; when called, for arguments of the wrong shape.
+        ValueError: for a size below 1; when called, for arguments of the wrong shape, and for a
+            `length` that is known to be negative or beyond the sequence.
         TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
@@ -240,7 +257,8 @@ class RNN(Recurrent[Array]):
             state: of shape `(..., num_layers * directions, hidden_size)`: for each layer, forward and then backward.
                 None is zeros.
             length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
-                no state, and their outputs are zero.
+                no state, and their outputs are zero. (In a compiled program, which cannot refuse it, a length beyond
+                the sequence is that of the sequence, and a negative one is 0.)
             key: for dropout, which is independent for each sequence of a batch.
 
         Returns:
@@ -264,7 +282,8 @@ class GRU(Recurrent[Array]):
         key: a JAX random key for the initial weights.
 
     Raises:
-        ValueError: for a size below 1; when called, for arguments of the wrong shape.
+        ValueError: for a size below 1; when called, for arguments of the wrong shape, and for a
+            `length` that is known to be negative or beyond the sequence.
         TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
@@ -295,7 +314,8 @@ class GRU(Recurrent[Array]):
             state: of shape `(..., num_layers * directions, hidden_size)`: for each layer, forward and then backward.
                 None is zeros.
             length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
-                no state, and their outputs are zero.
+                no state, and their outputs are zero. (In a compiled program, which cannot refuse it, a length beyond
+                the sequence is that of the sequence, and a negative one is 0.)
             key: for dropout, which is independent for each sequence of a batch.
 
         Returns:
@@ -321,7 +341,8 @@ class LSTM(Recurrent[tuple[Array, Array]]):
         key: a JAX random key for the initial weights.
 
     Raises:
-        ValueError: for a size below 1; when called, for arguments of the wrong shape or structure.
+        ValueError: for a size below 1; when called, for arguments of the wrong shape or structure, and for a
+            `length` that is known to be negative or beyond the sequence.
         TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
@@ -352,7 +373,8 @@ class LSTM(Recurrent[tuple[Array, Array]]):
             state: hidden state and memory, each of shape `(..., num_layers * directions, hidden_size)`: for each
                 layer, forward and then backward. None is zeros.
             length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
-                no state, and their outputs are zero.
+                no state, and their outputs are zero. (In a compiled program, which cannot refuse it, a length beyond
+                the sequence is that of the sequence, and a negative one is 0.)
             key: for dropout, which is independent for each sequence of a batch.
 
         Returns:

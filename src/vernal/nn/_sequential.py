@@ -12,6 +12,7 @@ from jaxtyping import PRNGKeyArray
 from .._ground import signature_of
 from ..modules import Module, Partial
 from ..show import short, type_error
+from ._layer_arguments import check_key
 from ._state import State, StatefulLayer, check_state, is_stateful
 
 # Whether functions (and other callables) take a key. A signature takes longer to read than a small
@@ -105,6 +106,7 @@ class Sequential(StatefulLayer):
             new state.
         """
         n = len(self.layers)
+        key = None if key is None else check_key("Sequential", key)
         keys = [None] * n if key is None or n == 0 else jax.random.split(key, n)
         check_state(self, state)
         given = state is not None

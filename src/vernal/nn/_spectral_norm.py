@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import field
 from ._inference import in_inference
-from ._layer_arguments import check_size
+from ._layer_arguments import check_key, check_size
 from ._mesh import whole
 from ._normalised_layer import NormalisedLayer, with_weight
 from ._parametrised import resolve
@@ -26,6 +26,9 @@ _FAR, _NEAR, _MOST = 1.1, 1.0001, 200
 # Vectors are lost, and begun anew, if the weight is larger than their estimate by this factor. A large training step
 # makes it 1.2 times larger, and PyTorch follows that with a single iteration, so it must be more.
 _LOST = 1.5
+# How large the weight is at least is said by one iteration that begins with a part of every direction. In inference no
+# further call brings the vectors nearer: there it is said by so many iterations, and this factor is enough.
+_LARGER, _BEFORE = 1.05, 8
 
 
 Layer = TypeVar("Layer")
@@ -38,8 +41,10 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     against all others. The largest singular value is estimated by power iteration, as :math:`\sigma = u^* W v`
     with unit vectors `u` and `v` that are buffers (see `vernal.field`): each call while training brings them nearer,
     and inference takes them as they are. If they are far off, because the weight has been replaced (one iteration makes
-    :math:`\sigma` more than 10% larger), each call finds better ones first. Gradients go through :math:`\sigma`, with
-    `u` and `v` constant. The new vectors come back from `vernal.nn.apply`, or through `state`.
+    :math:`\sigma` more than 10% larger, or some that begin with a part of every direction find a larger one), each call
+    finds better ones first. (Another direction that was made the largest by hand may be missed while it is less than a
+    sixth larger, and in training for some calls.) Gradients go through :math:`\sigma`, with `u` and `v` constant. The
+    new vectors come back from `vernal.nn.apply`, or through `state`.
 
     T. Miyato, T. Kataoka, M. Koyama and Y. Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR
     2018, arXiv:1802.05957.
@@ -96,6 +101,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         self.eps = eps
         self.inference = inference
         matrix = _matrix(self.own_weight(0))
+        key = check_key("SpectralNorm", key)
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
         self.vectors = Variable(_power_iteration(matrix, v, _AT_FIRST, eps))
 
@@ -146,7 +152,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         return self._divided(weight, None, None)[0]
 
     def _divided(
-        self, weight: Array, state: State | None, inference: bool | None
+        self, weight: Array, state: State | None, inference: Any
     ) -> tuple[Array, State | None]:
         matrix = _matrix(weight)
         old = self.vectors.value if state is None else state.get(self.vectors)
@@ -154,7 +160,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         trains, fixed = not in_inference(self, [self.vectors], inference), lax.stop_gradient(matrix)
         if trains:
             u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
-        u, v = self._fitting(fixed, u, v)
+        u, v = self._fitting(fixed, u, v, trains)
         if trains:
             new = u.astype(old[0].dtype), v.astype(old[1].dtype)
             if state is None:
@@ -165,9 +171,10 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         # A weight of zeros stays one.
         return weight / jnp.where(sigma == 0, 1, sigma).astype(weight.dtype), state
 
-    def _fitting(self, matrix: Array, u: Array, v: Array) -> tuple[Array, Array]:
+    def _fitting(self, matrix: Array, u: Array, v: Array, trains: bool) -> tuple[Array, Array]:
         """The vectors, or better ones if the weight was replaced. (In `vernal.compat`: as they are.)"""
-        return _not_far_off(matrix, u, v, self.eps)
+        lost, before = (_LOST, 1) if trains else (_LARGER, _BEFORE)
+        return _not_far_off(matrix, u, v, self.eps, lost, before)
 
 
 def _matrix(weight: Array) -> Array:
@@ -202,8 +209,10 @@ def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[A
     return vectors if times == 1 else lax.fori_loop(1, times, step, vectors)
 
 
-@functools.partial(jax.jit, static_argnames="eps")
-def _not_far_off(matrix: Array, u: Array, v: Array, eps: float) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnames=("eps", "lost", "before"))
+def _not_far_off(
+    matrix: Array, u: Array, v: Array, eps: float, lost: float, before: int
+) -> tuple[Array, Array]:
     """The vectors as they are if they belong to this matrix, and otherwise better ones."""
 
     def with_size(u: Array, v: Array) -> tuple[Array, Array, Array]:
@@ -214,7 +223,7 @@ def _not_far_off(matrix: Array, u: Array, v: Array, eps: float) -> tuple[Array, 
         rows = jnp.sum(jnp.abs(matrix) ** 2, axis=1)
         longest = _unit(matrix[jnp.argmax(rows)].conj(), eps)
         some = _unit(jnp.cos(jnp.arange(v.size)).astype(v.dtype), eps)
-        begun = _power_iteration(matrix, some, 1, eps)[1]
+        begun = _power_iteration(matrix, some, before, eps)[1]
         sizes = [jnp.sqrt(jnp.sum(jnp.abs(matrix @ x) ** 2)) for x in (longest, begun)]
         return _unit(longest + 0.1 * some, eps), jnp.maximum(*sizes)
 
@@ -229,7 +238,7 @@ def _not_far_off(matrix: Array, u: Array, v: Array, eps: float) -> tuple[Array, 
 
     # Vectors without a part of the largest direction never find it.
     new, size = anew()
-    is_lost = size > _LOST * jnp.abs(jnp.vdot(u, matrix @ v))
+    is_lost = size > lost * jnp.abs(jnp.vdot(u, matrix @ v))
     v = jnp.where(is_lost, new, v)
     count = is_lost.astype(jnp.int32)
     start = count, with_size(u, v), with_size(*_power_iteration(matrix, v, 1, eps))

@@ -16,7 +16,7 @@ from ..modules import Module
 from ..show import diff_text, message, path_text, short, type_error, value_error
 from ..transforms import filter_vmap
 from ..trees import combine, is_array, partition, tree_at
-from ._layer_arguments import check_size
+from ._layer_arguments import check_key, check_size
 from ._mesh import like, stacked
 from ._places import Unrolled
 from ._sequential import _takes_key
@@ -135,7 +135,7 @@ class Stack(Module):
         # By name: whether a second positional argument is wanted could only be guessed from the signature, and
         # `Block(key, size=4)` would take the number of the layer for its size.
         self.layers = filter_vmap(lambda key, each: make_layer(key, **each))(
-            jax.random.split(key, num_layers), each
+            jax.random.split(check_key("Stack", key), num_layers), each
         )
 
     @classmethod
@@ -224,7 +224,7 @@ class Stack(Module):
         _check_each(each, self.num_layers, instead)
         arrays, rest = partition(self.layers, is_array)
         keyed = _takes_key(self.layers) and not (key is None and "key" in each)
-        keys = None if key is None else jax.random.split(key, self.num_layers)
+        keys = None if key is None else jax.random.split(check_key("Stack", key), self.num_layers)
 
         def step(x: Any, given: tuple[Any, dict[str, Any], Any]) -> tuple[Any, Any]:
             own, each, key = given

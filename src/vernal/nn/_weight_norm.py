@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
@@ -68,12 +68,8 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         Returns:
             Of the shape of `g`, in at least float32.
         """
-        weight = widen(weight)
-        kept = None if self.axis is None else self.axis % weight.ndim
-        axes = tuple(i for i in range(weight.ndim) if i != kept)
-        squares = jnp.sum(jnp.abs(weight) ** 2, axis=axes, keepdims=True)
-        # The root has no derivative at zero.
-        return jnp.where(squares == 0, 0, jnp.sqrt(jnp.where(squares == 0, 1, squares)))
+        _, largest, norm = self._in_parts(weight)
+        return jnp.where(largest == 0, 0, largest * norm)
 
     def normalised(self, weight: Array) -> Array:
         """What the layer uses.
@@ -84,9 +80,22 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         Returns:
             `g * v / |v|`; a row of zeros stays one.
         """
-        norm = self.norm(weight)
-        scale = widen(beside(self.g, norm)) / jnp.where(norm == 0, 1, norm)
-        return (widen(weight) * scale).astype(weight.dtype)
+        scaled, _, norm = self._in_parts(weight)
+        return (scaled * (widen(beside(self.g, norm)) / norm)).astype(weight.dtype)
+
+    def _in_parts(self, weight: Array) -> tuple[Array, Array, Array]:
+        """The weight over its largest entry, that entry, and the norm of the quotient: the square of a number below
+        1e-20 is zero in float32, and that of one above 1e19 infinite. Where all entries are zero the norm is 1."""
+        weight = widen(weight)
+        kept = None if self.axis is None else self.axis % weight.ndim
+        axes = tuple(i for i in range(weight.ndim) if i != kept)
+        # A constant: neither direction nor length depends on what the weight is scaled by.
+        sizes = lax.stop_gradient(jnp.abs(weight))
+        largest = jnp.max(sizes, axis=axes, keepdims=True, initial=0)
+        scaled = weight / jnp.where(largest == 0, 1, largest)
+        squares = jnp.sum(jnp.abs(scaled) ** 2, axis=axes, keepdims=True)
+        # The root has no derivative at zero.
+        return scaled, largest, jnp.sqrt(jnp.where(largest == 0, 1, squares))
 
     @jax.named_scope("vernal.nn.WeightNorm")
     def __call__(self, *args: Any, key: PRNGKeyArray | None = None, **kwargs: Any) -> Any:

@@ -48,6 +48,9 @@ class Factory:
 
     def by_name(self, args: tuple[Any, ...], settings: dict[str, Any]) -> dict[str, Any]:
         """The settings of a call by the names of the parameters, in their order."""
+        for name in settings:
+            if not self.takes(name):
+                raise self.unknown(f"no setting is called {name!r}")
         try:
             values = dict(self.signature.bind(*args, **settings).arguments)
         except TypeError as error:

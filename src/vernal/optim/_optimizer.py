@@ -22,6 +22,8 @@ from ._step import (
     nones,
     parameters,
     refuse_numbers,
+    refuse_other_state,
+    shapes,
 )
 from ._trials import run_alike
 from ._updates import apply_updates
@@ -140,7 +142,8 @@ class Optimizer(FactoryCall):
             `(model, state)`: the updated ones, with the dtypes of the old.
 
         Raises:
-            ValueError: if `grads` does not have the structure of `model`.
+            ValueError: if `grads` does not have the structure of `model`, or `state` is that of another model, or of
+                another optimiser, or of this one before something was frozen.
             TypeError: for `extra` arguments, if the transformation takes none; for a gradient of a
                 Python number; for a setting that the transformation looks at (compares or
                 converts), as `init` does too.
@@ -149,6 +152,13 @@ class Optimizer(FactoryCall):
         refuse_numbers(model, grads)
         params = parameters(model)
         known = fill_missing(params, grads)
-        updates, new_state = run_alike(self, _update, model, params, known, state, extra)
+        try:
+            updates, new_state = run_alike(self, _update, model, params, known, state, extra)
+        except Exception as error:
+            refuse_other_state(_init, self, params, state, error)
+            raise
+        if shapes(new_state) != shapes(state):
+            # Shapes that fit by broadcasting fail nowhere.
+            refuse_other_state(_init, self, params, state)
         model = apply_updates(model, leave_missing(grads, updates))
         return model, keep_types(new_state, state)

@@ -6,8 +6,10 @@ optimised, its gradients have holes, and a compiled step must return what it was
 type.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
@@ -37,13 +39,18 @@ def fill_missing(params: Any, grads: Any) -> Any:
     """Gradients for all parameters: zeros where none was computed, for Optax knows no holes."""
     params = params.fast if _is_pair(params) else params
 
-    def fill(grad: Any, part: Any) -> Any:
+    misshapen: list[Any] = []
+
+    def fill(path: Any, grad: Any, part: Any) -> Any:
         if grad is None:
             return jtu.tree_map(jnp.zeros_like, part)
+        # What makes gradients private takes one for each example.
+        if is_array(part) and part.shape not in (jnp.shape(grad), jnp.shape(grad)[1:]):
+            misshapen.append((path, grad, part))
         return None if part is None else grad
 
     try:
-        return jtu.tree_map(fill, grads, params, is_leaf=is_none)
+        filled = jtu.tree_map_with_path(fill, grads, params, is_leaf=is_none)
     except (ValueError, TypeError, KeyError) as error:
         raise value_error(
             "the gradients do not have the structure of the model",
@@ -52,6 +59,15 @@ def fill_missing(params: Any, grads: Any) -> Any:
             got=f"{diff_text(params, grads, leaves='ignore')}\n({error})",
             instead="pass the model they were computed for, and the arguments in this order",
         ) from None
+    for path, grad, part in misshapen:
+        raise value_error(
+            "a gradient does not have the shape of its array",
+            where=f"Optimizer.update: {path_text(path, 'grads')}",
+            expected=f"shape {part.shape}",
+            got=short(grad),
+            instead="the gradients of this very model",
+        )
+    return filled
 
 
 def refuse_numbers(model: Any, grads: Any) -> None:
@@ -107,6 +123,36 @@ def extra_arguments(
     if "grad" in prepared:
         prepared["grad"] = fill_missing(params, nones(prepared["grad"]))
     return prepared
+
+
+def refuse_other_state(
+    init: Callable[..., Any],
+    opt: Any,
+    params: Any,
+    state: Any,
+    error: Exception | None = None,
+) -> None:
+    """Refuses a state that is not one of these parameters; `error` is what a step with it has raised."""
+    try:
+        expected = jax.eval_shape(lambda params: init(opt, params), params)
+    except Exception:
+        return
+    if jtu.tree_structure(expected) == jtu.tree_structure(state) and shapes(expected) == shapes(
+        state
+    ):
+        return
+    raise value_error(
+        "the state of the optimiser is not one for this model",
+        where="Optimizer.update(model, grads, state)",
+        expected="what `init` or `update` returned for a model of this structure, with the same parts frozen",
+        got=diff_text(expected, state, weak_type=False, root="state"),
+        instead="state = optimiser.init(model), after `freeze`, `unfreeze` or `tree_at`",
+    ) from error
+
+
+def shapes(state: Any) -> list[Any]:
+    """The shapes of all leaves."""
+    return list(map(jnp.shape, jtu.tree_leaves(state)))
 
 
 def _like(new: Any, old: Any) -> Any:

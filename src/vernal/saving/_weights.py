@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..show import short, value_error
+from ..show import short, type_error, value_error
 from ._file import Entry, read
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -87,13 +87,21 @@ def _files_of(index: str) -> list[str]:
     return [os.path.join(folder, part) for part in parts.values()]
 
 
-def weights_of(source: Source) -> Mapping[str, Any]:
+def weights_of(source: Any) -> Mapping[str, Any]:
     """The tensors of a source by name: a mapping, returned as it is; or the path of a safetensors file, of an index
     of several, or of a folder with one of these under the name that Hugging Face gives it. Raises `ValueError` if
     there is no such file in the folder, the file is of another kind, or an index names a file outside of its
     folder."""
     if isinstance(source, Mapping):
         return source
+    if not isinstance(source, str | os.PathLike):
+        raise type_error(
+            "weights are tensors by name, or a file of them",
+            where="argument `state_dict`",
+            expected="a dictionary, or the path of a safetensors file",
+            got=short(source),
+            instead="module.state_dict(), for a module of PyTorch",
+        )
     path = os.fspath(source)
     if os.path.isdir(path):
         inside = [os.path.join(path, name) for name in (_FILE, _INDEX)]

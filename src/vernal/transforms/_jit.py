@@ -45,7 +45,8 @@ def _unhashable(fn: Any, args: Any, kwargs: Any) -> ValueError | None:
                 where=f"`{callable_name(fn)}`, argument {argument_text(fn, path)}",
                 expected="arrays, or hashable Python values",
                 got=short(leaf),
-                instead="pass an array, a tuple or a frozenset; give your own class `__hash__` and `__eq__`",
+                instead="pass an array, a tuple, a frozenset or a module; a dataclass must be frozen, another "
+                "class of yours needs `__hash__` and `__eq__`",
             )
     return None
 

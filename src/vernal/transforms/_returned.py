@@ -1,14 +1,46 @@
-"""What a program that is kept may return: arrays, and what every call may share."""
+"""What a function may return from a transformation besides arrays: what hides no traced value; and from a program that
+is kept, what every call may share."""
 
+import gc
+import types
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import jax
 import jax.tree_util as jtu
+import numpy as np
 
-from .._ground import static_key
+from .._ground import is_of_current_trace, static_key
 from ..show import is_traced, path_text, short, value_error
-from ..trees import everything_in, is_array
+from ..trees import is_array, open_up
 
 T = TypeVar("T")
+
+# Types of which no value refers to anything that matters here.
+_PLAIN = (str, bytes, int, float, complex, type(None), jax.Array, np.ndarray, types.ModuleType)
+# Whose objects refer to what JAX is doing at the moment.
+_MACHINERY = ("jax", "jaxlib", "numpy")
+# What refers to more is no result, but leads to the rest of the program.
+_MOST = 10_000
+
+
+def check_hides_nothing(out: T, name: str) -> T:
+    """Refuses a result in which a traced value is left behind: an object that JAX does not open holds it.
+
+    Args:
+        out: what the function has returned, while it is still traced.
+        name: what the function is called.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ValueError: for such an object.
+    """
+    for path, leaf in _odd_leaves(out):
+        if any(is_traced(x) and is_of_current_trace(x) for x in _reached_from(leaf)):
+            raise _hiding(name, path, leaf, "which means nothing outside of the function")
+    return out
 
 
 def check_returned(out: T, name: str) -> T:
@@ -27,9 +59,9 @@ def check_returned(out: T, name: str) -> T:
     Raises:
         ValueError: for such a value.
     """
-    for path, leaf in jtu.tree_leaves_with_path(out):
-        if is_array(leaf):
-            continue
+    for path, leaf in _odd_leaves(out):
+        if any(map(is_traced, _reached_from(leaf))):
+            raise _hiding(name, path, leaf, "which all calls would share")
         if _changes(leaf):
             raise value_error(
                 f"`{name}` returns a value that can change in place, and all calls would share it",
@@ -38,16 +70,29 @@ def check_returned(out: T, name: str) -> T:
                 got=short(leaf),
                 instead="return a list, a tuple, a dict, a frozenset, a frozen dataclass or a module",
             )
-        if any(is_traced(x) for x in everything_in(leaf, closed=is_array)):
-            raise value_error(
-                f"`{name}` returns an object that hides an array, which all calls would share",
-                where=path_text(path, "result"),
-                expected="arrays where JAX sees them: in lists, tuples, dicts and modules",
-                got=short(leaf),
-                instead="return a module; in place of functools.partial and closures, vernal.Partial or "
-                "vernal.closure_to_pytree(function)",
-            )
     return out
+
+
+def _hiding(name: str, path: Any, leaf: Any, why: str) -> ValueError:
+    return value_error(
+        f"`{name}` returns an object that hides an array, {why}",
+        where=path_text(path, "result"),
+        expected="arrays where JAX sees them: in lists, tuples, dicts and modules",
+        got=short(leaf),
+        instead="return a module; in place of functools.partial and closures, vernal.Partial or "
+        "vernal.closure_to_pytree(function)",
+    )
+
+
+def _odd_leaves(out: Any) -> list[tuple[Any, Any]]:
+    """The leaves that are neither arrays nor plain values, with their paths."""
+    if all(map(_is_plain, jtu.tree_leaves(out))):
+        return []
+    return [(path, x) for path, x in jtu.tree_leaves_with_path(out) if not _is_plain(x)]
+
+
+def _is_plain(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, (str, int, float, complex, bytes))
 
 
 def _changes(leaf: Any) -> bool:
@@ -56,3 +101,35 @@ def _changes(leaf: Any) -> bool:
     except (TypeError, ValueError):  # ValueError: a memory that can be written to
         return True
     return hasattr(type(leaf), "__next__")
+
+
+def _reached_from(leaf: Any) -> Iterator[Any]:
+    """All that an object refers to, directly or not, as Python itself sees it: views of dicts, properties, exceptions
+    and suspended coroutines included. Functions refer to what they capture, not to the globals of their module."""
+    seen: dict[int, Any] = {}
+    todo = [leaf]
+    while todo and len(seen) < _MOST:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen[id(item)] = item
+        yield item
+        todo += _references(item)
+
+
+def _references(item: Any) -> list[Any]:
+    if isinstance(item, _PLAIN):
+        return []
+    if isinstance(item, type):
+        # A class of a module is there before and after; one of a function may hold what is traced.
+        return list(vars(item).values()) if "<locals>" in item.__qualname__ else []
+    opened = open_up(item)
+    if opened is not None:
+        return opened[1]
+    if isinstance(item, types.FunctionType) or _package(type(item)) in _MACHINERY:
+        return []
+    return gc.get_referents(item)
+
+
+def _package(cls: type) -> str:
+    return cls.__module__.partition(".")[0]

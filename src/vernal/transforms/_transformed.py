@@ -14,6 +14,7 @@ from .._ground import callable_name
 from ..modules import BoundMethod, Module, module_update_wrapper
 from ..show import short, type_error
 from ..trees import Rest, by_name, split
+from ._returned import check_hides_nothing
 from ._traced_shapes import explain, is_shape_error
 
 P = ParamSpec("P")
@@ -110,11 +111,12 @@ def call_inside(fn: Callable[..., Any] | None, rest: Rest, arrays: list[Any]) ->
 
     Raises:
         TracedShapeError: in place of JAX's error for a traced value in a shape.
+        ValueError: for a result that hides a traced value.
     """
     called, args, kwargs = rest.fill(arrays)
     target: Any = fn if called is None else called
     try:
-        return target(*args, **kwargs)
+        return check_hides_nothing(target(*args, **kwargs), callable_name(target))
     except TypeError as error:
         if is_shape_error(error):
             explained = explain(error, target, rest, list(arrays))

@@ -25,12 +25,12 @@ from ._parts import replace_parts as replace_parts
 from ._paths import Paths as Paths
 from ._patterns import Pattern as Pattern
 from ._patterns import match_paths as match_paths
+from ._picking import picked_nodes as picked_nodes
 from ._rest import Rest as Rest
 from ._rest import split as split
 from ._split import combine as combine
 from ._split import filter as filter
 from ._split import partition as partition
-from ._surgery import picked_nodes as picked_nodes
 from ._surgery import set_attributes as set_attributes
 from ._surgery import tree_at as tree_at
 from ._surgery import values_with_paths as values_with_paths

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import frozen, same
+from .._ground import frozen, same, static_key
 from ._by_name import by_name
 from ._kinds import is_array
 
@@ -29,12 +29,13 @@ class Rest:
 
     # Nothing in it can be exchanged: it may be structure inside of other structure.
     _vernal_unchanging = True
-    __slots__ = ("fixed", "mask", "treedef")
+    __slots__ = ("_hash", "fixed", "mask", "treedef")
 
     def __init__(self, treedef: Any, mask: tuple[bool, ...], fixed: tuple[Any, ...]):
         self.treedef = treedef
         self.mask = mask
         self.fixed = frozen(fixed)
+        self._hash: int | None = None
 
     def fill(self, arrays: Any) -> Any:
         """The tree with these arrays in it.
@@ -65,7 +66,13 @@ class Rest:
         )
 
     def __hash__(self) -> int:
-        return hash((self.treedef, self.mask))
+        if self._hash is None:
+            try:
+                key = static_key(self.fixed)
+            except TypeError:  # Equal to itself only.
+                key = None
+            self._hash = hash((self.treedef, self.mask, key))
+        return self._hash
 
     def __repr__(self) -> str:
         return f"Rest({self.treedef}, {self.fixed!r})"

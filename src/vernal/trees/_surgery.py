@@ -1,15 +1,6 @@
-"""`tree_at`: replacing nodes of an immutable tree, named by a path or by a function that picks them.
+"""`tree_at`: replacing nodes of an immutable tree, named by paths (`_places.py`) or by a function (`_picking.py`)."""
 
-Paths are read in `_places.py`; the rest is about functions.
-The difficulty: `where(tree)` returns values, and a value does not say where in the tree it was
-(two layers may share a dropout rate of 0.5, and every small int is one object). The plan: hand
-`where` a *ghost*, a copy of the tree in which every leaf is a marker that exists once. What comes
-back is then either a marker or an inner node of the ghost, and both are found by identity. If
-something else comes back, it was a value that is not a leaf (structure of a module, None, an empty
-container), and `where` runs once more on a deeper ghost, in which those are markers too.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -17,128 +8,10 @@ import jax.tree_util as jtu
 from ..show import listed, path_text, short, type_error, value_error
 from ._kinds import is_array
 from ._parts import node_parts, replace_parts
+from ._picking import Path, as_path, located, node_at
 from ._places import meant_nodes
 
-Path = tuple[Any, ...]
 _MISSING = object()
-
-
-class _Marker:
-    """Stands for one leaf of the ghost. Reading anything from it means that `where` looks at
-    values."""
-
-    __slots__ = ("place",)
-
-    def __init__(self, place: Any):
-        self.place = place
-
-
-def _deep_ghost(node: Any, path: Path) -> Any:
-    parts = node_parts(node)
-    if not parts:
-        return _Marker(path)
-    return replace_parts(node, {key: _deep_ghost(part, (*path, key)) for key, part in parts}, False)
-
-
-def _inner_nodes(node: Any, path: Path) -> Iterator[tuple[int, Path]]:
-    if isinstance(node, _Marker):
-        return
-    parts = node_parts(node)
-    if not parts:
-        return
-    yield id(node), path
-    for key, part in parts:
-        yield from _inner_nodes(part, (*path, key))
-
-
-def _by_id(ghost: Any) -> dict[int, Any]:
-    """Where each inner node is; `_MISSING` for one object in two places, such as a shared tuple of numbers."""
-    found: dict[int, Any] = {}
-    for identity, path in _inner_nodes(ghost, ()):
-        found[identity] = _MISSING if identity in found else path
-    return found
-
-
-def _bad_where(name: str, got: str, error: Exception | None = None) -> ValueError:
-    return value_error(
-        f"`{name}` must use just the structure of the tree, not the values in it",
-        where=f"the function `{name}`",
-        expected="a function that returns nodes of the tree it is given, e.g. `lambda m: m.layers[0].weight`",
-        got=got if error is None else f"{type(error).__name__}: {error}",
-        instead="choose by name, index or type; to decide by value, decide beforehand",
-    )
-
-
-def _run(where: Callable[[Any], Any], ghost: Any, name: str) -> Any:
-    try:
-        return where(ghost)
-    except (TypeError, AttributeError) as error:
-        if "_Marker" in str(error):
-            raise _bad_where(name, "", error) from error
-        raise
-
-
-def _locate(
-    where: Callable[[Any], Any],
-    tree: Any,
-    is_leaf: Callable[[Any], bool] | None,
-    name: str = "where",
-) -> tuple[list[Any], Any]:
-    """Where the picked nodes are: their places (an index among the leaves, or a path), and how
-    they were arranged."""
-    leaves, treedef = jtu.tree_flatten(tree, is_leaf=is_leaf)
-    ghost = treedef.unflatten([_Marker(i) for i in range(len(leaves))])
-    picked = _run(where, ghost, name)
-    if type(picked) is _Marker:
-        return [picked.place], None
-    if _is_new_and_empty(picked, ghost):
-        return [], jtu.tree_structure(picked)
-    places, arrangement = _places(picked, ghost)
-    if _MISSING in places:
-        ghost = _deep_ghost(tree, ())
-        picked = _run(where, ghost, name)
-        places, arrangement = _places(picked, ghost)
-    if _MISSING in places:
-        raise _bad_where(name, _name_stray(picked, ghost))
-    return places, arrangement
-
-
-def _is_new_and_empty(picked: Any, ghost: Any) -> bool:
-    """Whether an empty list or dict was made by `where`: it picks nothing. (One that is in the tree is a node.)"""
-    if type(picked) not in (list, dict) or picked:
-        return False
-    nodes = jtu.tree_leaves(ghost, is_leaf=lambda x: x is picked)
-    return not any(x is picked for x in nodes)
-
-
-def _places(picked: Any, ghost: Any) -> tuple[list[Any], Any]:
-    if type(picked) is _Marker:
-        return [picked.place], None
-    inner = _by_id(ghost)
-    if id(picked) in inner:
-        return [inner[id(picked)]], None
-    found, arrangement = jtu.tree_flatten(
-        picked, is_leaf=lambda x: type(x) is _Marker or x is None or id(x) in inner
-    )
-    places = [
-        x.place if type(x) is _Marker else inner.get(id(x), _MISSING) if x is not None else _MISSING
-        for x in found
-    ]
-    if not found:
-        return [_MISSING], None
-    return places, arrangement
-
-
-def _name_stray(picked: Any, ghost: Any) -> str:
-    inner = dict(_inner_nodes(ghost, ()))
-    for leaf in jtu.tree_leaves(picked, is_leaf=lambda x: id(x) in inner):
-        if type(leaf) is not _Marker and id(leaf) not in inner:
-            return f"{short(leaf)}, which is not in the tree, or is in a field declared static=True"
-    return "nothing"
-
-
-def _as_path(place: Any, paths: list[Path]) -> Path:
-    return paths[place] if isinstance(place, int) else place
 
 
 def _refuse_overlap(paths: list[Path]) -> None:
@@ -159,12 +32,6 @@ def _refuse_overlap(paths: list[Path]) -> None:
                 expected="different nodes, none inside another",
                 instead="return each node once, or call tree_at twice",
             )
-
-
-def _node_at(tree: Any, path: Path) -> Any:
-    for key in path:
-        tree = next(part for k, part in node_parts(tree) or [] if k == key)
-    return tree
 
 
 def _rebuild(node: Any, changes: list[tuple[Path, Any]]) -> Any:
@@ -222,8 +89,51 @@ def _each(where: str, replace: Any, paths: list[Path]) -> list[Any]:
     return list(replace)
 
 
+def _no_where(got: Any) -> TypeError:
+    return type_error(
+        "tree_at takes paths, or a function that picks nodes",
+        where="tree_at(where, tree, ...)",
+        expected="a path, a list of paths, or a function",
+        got=short(got),
+        instead='"layers.0.weight", ["**.weight", "**.bias"] or lambda tree: tree.layers[0].weight',
+    )
+
+
+def _at_paths(
+    where: Any,
+    pytree: Any,
+    replace: Any,
+    replace_fn: Callable[[Any], Any] | None,
+    is_leaf: Callable[[Any], bool] | None,
+) -> Any:
+    """`tree_at` with one path, or with several and a replacement for each."""
+    texts = [where] if isinstance(where, str) else list(where)
+    if not all(isinstance(text, str) for text in texts):
+        raise _no_where(where)
+    given = [replace] if isinstance(where, str) else replace
+    if replace_fn is None and (not isinstance(given, (list, tuple)) or len(given) != len(texts)):
+        raise value_error(
+            "there is not one replacement for each path",
+            where=f"tree_at({short(where)}, tree, replace)",
+            expected=f"a list of {len(texts)}",
+            got=short(replace),
+            instead="replace_fn=lambda old: ... for all of them",
+        )
+    paths: list[Path] = []
+    new: list[Any] = []
+    for i, text in enumerate(texts):
+        meant = meant_nodes(text, pytree, is_leaf, f"tree_at({text!r}, tree, ...)")
+        paths += meant
+        if replace_fn is not None:
+            new += map(replace_fn, meant.values())
+        else:
+            new += _each(text, given[i], list(meant))
+    _refuse_overlap(paths)
+    return _rebuild(pytree, list(zip(paths, new, strict=True))) if paths else pytree
+
+
 def tree_at(
-    where: str | Callable[[Any], Any],
+    where: str | Sequence[str] | Callable[[Any], Any],
     pytree: Any,
     replace: Any = _MISSING,
     replace_fn: Callable[[Any], Any] | None = None,
@@ -239,13 +149,13 @@ def tree_at(
     Args:
         where: the path of a node, or of several (see `vernal.trees.Pattern`). Without wildcards it may
             be anything in the tree. With wildcards None is passed over, `*` at the end is no structure,
-            and `**` at the end is leaves. Or a function that picks one node, or any pytree of nodes
-            (usually a tuple), from a tree like `pytree`: it is given stand-ins, so it cannot look at
-            values. It may run twice. A new empty list picks nothing.
+            and `**` at the end is leaves. Or a list of paths. Or a function that picks one node, or any
+            pytree of nodes (usually a tuple), from a tree like `pytree`: it is given stand-ins, so it
+            cannot look at values. It may run twice. A new empty list picks nothing.
         pytree: the tree. It is not changed.
         replace: the new node, or as many as `where` returns, arranged alike. (For a list or tuple of nodes, any list or
-            tuple.) If a path means several
-            nodes, a list of new nodes in the order of the tree.
+            tuple.) If a path means several nodes, a list of new nodes in the order of the tree. For a list of paths, a
+            list with what each of them would be given.
         replace_fn: computes each new node from the old one instead.
         is_leaf: as in `jax.tree.map`: what to treat as a leaf.
 
@@ -257,6 +167,7 @@ def tree_at(
             values, returns something that is not in the tree, the same node twice or nodes inside
             one another, or if the number of replacements is wrong. If a path means nothing in the
             tree; the error suggests what does.
+        TypeError: if `where` is neither paths nor a function.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -277,16 +188,11 @@ def tree_at(
             got="neither" if replace_fn is None else "both",
             instead="tree_at(where, tree, new_value) or tree_at(where, tree, replace_fn=lambda old: ...)",
         )
-    if isinstance(where, str):
-        meant = meant_nodes(where, pytree, is_leaf, f"tree_at({where!r}, tree, ...)")
-        paths = list(meant)
-        _refuse_overlap(paths)
-        if replace_fn is not None:
-            new = list(map(replace_fn, meant.values()))
-        else:
-            new = _each(where, replace, paths)
-        return _rebuild(pytree, list(zip(paths, new, strict=True)))
-    found, arrangement = _locate(where, pytree, is_leaf)
+    if isinstance(where, (str, list, tuple)):
+        return _at_paths(where, pytree, replace, replace_fn, is_leaf)
+    if not callable(where):
+        raise _no_where(where)
+    found, arrangement = located(where, pytree, is_leaf)
     new = None if replace_fn is not None else _replacements(replace, len(found), arrangement)
     if all(isinstance(place, int) for place in found) and len(set(found)) == len(found):
         leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
@@ -297,40 +203,11 @@ def tree_at(
                 leaves[place] = value
             return treedef.unflatten(leaves)
     paths_of_leaves = [p for p, _ in jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf)[0]]
-    paths = [_as_path(place, paths_of_leaves) for place in found]
+    paths = [as_path(place, paths_of_leaves) for place in found]
     _refuse_overlap(paths)
     if replace_fn is not None:
-        new = [replace_fn(_node_at(pytree, path)) for path in paths]
+        new = [replace_fn(node_at(pytree, path)) for path in paths]
     return _rebuild(pytree, list(zip(paths, new or [], strict=True)))
-
-
-def picked_nodes(
-    where: Callable[[Any], Any], pytree: Any, name: str = "where"
-) -> list[tuple[Path, Any]]:
-    """The nodes of a tree that a function picks, and where they are.
-
-    Args:
-        where: as for `tree_at`.
-        pytree: the tree.
-        name: what the user calls the function, for the message.
-
-    Returns:
-        The key path and the value of every picked node.
-
-    Raises:
-        ValueError: if `where` looks at values, or returns something that is not in the tree.
-
-    Example:
-        >>> from vernal.show import path_text
-        >>> from vernal.trees import picked_nodes
-        >>> [(path, node)] = picked_nodes(lambda t: t["a"][1], {"a": [1.0, 2.0]})
-        >>> path_text(path, "t"), node
-        ("t['a'][1]", 2.0)
-    """
-    places, _ = _locate(where, pytree, None, name)
-    paths_of_leaves = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
-    paths = [_as_path(place, paths_of_leaves) for place in places]
-    return [(path, _node_at(pytree, path)) for path in paths]
 
 
 def values_with_paths(pytree: Any) -> list[tuple[Path, Any]]:

@@ -2,9 +2,6 @@
 
 from ...._ground import publish as _publish
 from ....nn import MLP as MLP
-from ....nn import AvgPool1d as AvgPool1d
-from ....nn import AvgPool2d as AvgPool2d
-from ....nn import AvgPool3d as AvgPool3d
 from ....nn import Conv as Conv
 from ....nn import Conv1d as Conv1d
 from ....nn import Conv2d as Conv2d
@@ -44,6 +41,9 @@ from ._dropout import Dropout as Dropout
 from ._norms import GroupNorm as GroupNorm
 from ._norms import LayerNorm as LayerNorm
 from ._norms import RMSNorm as RMSNorm
+from ._pool import AvgPool1d as AvgPool1d
+from ._pool import AvgPool2d as AvgPool2d
+from ._pool import AvgPool3d as AvgPool3d
 from ._prelu import PReLU as PReLU
 from ._rotary import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._state import SpectralNorm as SpectralNorm

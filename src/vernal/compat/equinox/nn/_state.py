@@ -65,5 +65,5 @@ class SpectralNorm(nn.SpectralNorm[Layer]):
         super().__init__(layer, weight_name, num_power_iterations, eps, inference, key=ours)
         self.vectors = StateIndex(self.vectors.stored)
 
-    def _fitting(self, matrix: Array, u: Array, v: Array) -> tuple[Array, Array]:
+    def _fitting(self, matrix: Array, u: Array, v: Array, trains: bool) -> tuple[Array, Array]:
         return u, v
