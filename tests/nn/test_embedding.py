@@ -160,3 +160,11 @@ def test_rows_by_numbers_of_every_type(dtype):
     numbers = [0, 5, 127, int(info.max), int(info.min)]
     rows = [np.clip(n + 200 * (n < 0), 0, 199) for n in numbers]
     assert table(jnp.asarray(np.array(numbers, dtype))).ravel().tolist() == rows
+
+
+def test_a_tied_head_multiplies_with_every_row():
+    table = nn.Embedding(5, 3, key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (2, 4, 3))
+    np.testing.assert_allclose(table.attend(x), x @ table.weight.T, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="rows of a table are multiplied"):
+        table.attend(x[..., :2])

@@ -267,3 +267,20 @@ def test_higher_derivatives_are_those_that_were_asked_for():
     assert never(x) == 8
     with pytest.raises(ValueError, match="without its derivative[\\s\\S]*vjp_order=1"):
         jax.grad(never)(x)
+
+
+def several(x):
+    """A program that depends on the number of rows."""
+    return x[:8] if x.shape[0] >= 8 else x
+
+
+def test_constraints_say_what_a_symbolic_size_is():
+    x = jnp.arange(36.0).reshape(12, 3)
+    with pytest.raises(Exception, match="inconclusive"):
+        export(several, x, shapes=SIZES)
+    constraints = ["batch >= 8", "mod(batch, 2) == 0"]
+    loaded = load_exported(export(several, x, shapes=SIZES, constraints=constraints))
+    np.testing.assert_array_equal(loaded(x), x[:8])
+    for rows in (11, 6):
+        with pytest.raises(ValueError, match="none that the function was exported for"):
+            loaded(x[:rows])

@@ -169,6 +169,21 @@ REFUSED = {
         "(?s)only an array has a shape.*got: 2",
         lambda: export(lambda x, n: x, X, 2, shapes={"n": "b"}),
     ),
+    "no constraint": (
+        ValueError,
+        "(?s)no constraints on symbolic sizes.*batch >=",
+        lambda: export(jnp.sin, X, shapes={"x": "batch, ..."}, constraints=["batch >="]),
+    ),
+    "a constraint on nothing": (
+        ValueError,
+        "(?s)no constraints on symbolic sizes.*no such size in `shapes`: length",
+        lambda: export(jnp.sin, X, shapes={"x": "batch, ..."}, constraints=["length >= 2"]),
+    ),
+    "constraints in one text": (
+        ValueError,
+        "one text, not a list",
+        lambda: export(jnp.sin, X, shapes={"x": "batch, ..."}, constraints="batch >= 2"),
+    ),
     "a model of shapes": (
         ValueError,
         "(?s)no values to store.*weight|weight(?s:.*)no values",

@@ -6,20 +6,24 @@ device, and then on a mesh by one program for all the ways to place a model:
 * split over the axis that the batch is not over, as in tensor parallelism;
 * split over the very axis of the batch, as in fully sharded training; for some also mapped by `jax.vmap`.
 
+`check_apart` runs it by `filter_shard_map`, where every device has a part of the batch and the whole model.
+
 What cannot be split evenly is replicated. The batch is over the first axis of the mesh, and replicated over the other.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import P
+from jax import P, lax
 from jax.sharding import AxisType, NamedSharding
 
 import vernal
+from vernal.transforms import varying_axes
 
 BATCH = 12
 SHAPES = (4, 2), (2, 3), (3, 2)
@@ -35,6 +39,7 @@ class Computation:
         model: any pytree; of its arrays those of floating-point numbers are differentiated.
         xs: arrays with the batch along the first axis.
         mapped: the same as `run`, by `jax.vmap`; None if it is no map over the batch.
+        apart: the function inside `filter_shard_map`; `run` if there is nothing else to write there.
         axes: over which axes of the mesh the model is split, one at a time. It is replicated if none of them fits.
     """
 
@@ -42,6 +47,7 @@ class Computation:
     model: Any
     xs: Any
     mapped: Callable[[Any, Any], Any] | None = None
+    apart: Callable[[Any, Any], Any] | None = None
     axes: tuple[str, ...] = ("model", "data")
 
 
@@ -100,6 +106,58 @@ def derivatives(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return both
 
 
+def weights_of(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    return (1.5 + np.cos(np.arange(math.prod(shape)))).reshape(shape).astype(dtype)
+
+
+def apart(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`derivatives` inside `filter_shard_map`: what varies over the devices is part of a result for the whole batch."""
+
+    def both(model, xs):
+        point, rest = vernal.partition((model, xs), vernal.is_inexact_array)
+
+        def loss(point):
+            results = run(*vernal.combine(point, rest))
+            total = jnp.zeros(())
+            for y in jax.tree.leaves(results):
+                if varying_axes(y):
+                    rows = y.shape[0] * lax.axis_size("data")
+                    weights = jnp.asarray(weights_of((rows, *y.shape[1:]), y.dtype))
+                    first = lax.axis_index("data") * y.shape[0]
+                    weights = lax.dynamic_slice_in_dim(weights, first, y.shape[0])
+                    total += lax.psum(jnp.sum(y * weights), "data")
+                else:
+                    total += jnp.sum(y * weights_of(y.shape, y.dtype))
+            return total, jax.tree.leaves(results)
+
+        return jax.grad(loss, has_aux=True)(point)
+
+    return both
+
+
+def check_apart(row: Computation, tolerance: float = 1e-5) -> None:
+    """Refuses a computation that is not the same where `filter_shard_map` gives each device a part of the batch."""
+    run = row.apart or row.run
+    want = jax.device_get(jax.jit(derivatives(row.run))(row.model, row.xs))
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    leaves = jax.tree.leaves(want[1])
+    of_results = [P("data") if y.shape[:1] == (BATCH,) else P() for y in leaves]
+    mapped = vernal.filter_shard_map(
+        apart(run),
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=((P(), P("data")), of_results),
+    )
+    xs = jax.tree.map(lambda a: jax.device_put(a, NamedSharding(mesh, P("data"))), row.xs)
+    compare("filter_shard_map", vernal.filter_jit(mapped)(row.model, xs), want, tolerance)
+
+
+def compare(name: str, got: Any, want: Any, tolerance: float) -> None:
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        size = max(1, np.abs(b).max(initial=0))
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * size, err_msg=name)
+
+
 def check_same(row: Computation, kind: AxisType, tolerance: float = 1e-5) -> None:
     """Refuses a computation that is not the same on a mesh with axes of this kind."""
     want = jax.device_get(jax.jit(derivatives(row.run))(row.model, row.xs))
@@ -117,7 +175,4 @@ def check_same(row: Computation, kind: AxisType, tolerance: float = 1e-5) -> Non
         for y in jax.tree.leaves(results):
             if kind is EXPLICIT and y.shape[:1] == (BATCH,):
                 assert y.sharding.spec[0] == "data", f"{name}: the batch was gathered"
-        pairs = zip(jax.tree.leaves((gradients, results)), jax.tree.leaves(want), strict=True)
-        for a, b in pairs:
-            size = max(1, np.abs(b).max(initial=0))
-            np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * size, err_msg=name)
+        compare(name, (gradients, results), want, tolerance)

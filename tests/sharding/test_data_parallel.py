@@ -91,3 +91,25 @@ def test_keys_that_differ_already_are_left_alone():
     alone = [layer(wide[0], key=key) for key in keys]
     together = run(*shard_batch((wide, keys), MESH, "data"))
     np.testing.assert_array_equal(together, jnp.stack(alone))
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_rule_for_the_gradient_may_sum_over_the_devices_or_leave_it(sums):
+    @vernal.filter_custom_vjp
+    def total(w, x):
+        return jnp.sum(w * x)
+
+    @total.def_fwd
+    def _(perturbed, w, x):
+        return jnp.sum(w * x), x
+
+    @total.def_bwd
+    def _(x, ct, perturbed, w, _):
+        part = ct * jnp.sum(x, axis=0, keepdims=True)
+        return lax.psum(part, "data") if sums else part
+
+    def loss(w, x):
+        return lax.psum(total(w, x), "data")
+
+    run, x = spread(vernal.filter_grad(loss), P(), P("data"), out_specs=P())
+    np.testing.assert_allclose(run(jnp.ones((1, 3)), x)[0], jnp.sum(X, axis=0), rtol=1e-6)

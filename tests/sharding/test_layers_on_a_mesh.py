@@ -63,7 +63,7 @@ def _block(block, xs):
 
 
 def _cached(attention, xs):
-    cache = attention.make_cache(6, batch=(BATCH,))
+    cache = attention.make_cache(6, batch=xs.shape[:1])
     y, cache = attention(xs[:, :3], xs[:, :3], xs[:, :3], cache=cache)
     z, cache = attention(xs[:, 3:], xs[:, 3:], xs[:, 3:], cache=cache)
     return jnp.concatenate([y, z], axis=1)
@@ -74,7 +74,7 @@ def _blockwise(attention, xs):
 
 
 def _with_lengths(gru, xs):
-    return gru(xs, length=jnp.arange(BATCH) % 5)
+    return gru(xs, length=jnp.sum(xs > 0, axis=(1, 2), dtype=jnp.int32) % 5)
 
 
 def _with_state(layer, xs):

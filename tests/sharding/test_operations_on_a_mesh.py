@@ -6,12 +6,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import vernal
 from tests.sharding._same import AUTO, BATCH, EXPLICIT, Computation, check_same
 from vernal import estimators, linalg, loops, nn, primitives, runtime
+from vernal.transforms import varying_axes
 
 KEY = jax.random.key(1)
+
+
+def over_devices(reduce, x):
+    """A sum or a mean that is one of all devices, inside `filter_shard_map`, too."""
+    axes = tuple(varying_axes(x))
+    return reduce(x, axes) if axes else x
+
+
+def total(xs):
+    return over_devices(lax.psum, jnp.sum(xs))
+
+
+def mean(xs):
+    return over_devices(lax.pmean, jnp.mean(xs))
 
 
 def step(cell, xs):
@@ -73,6 +89,20 @@ def of_map(cell, xs):
     return jnp.moveaxis(loops.map(functools.partial(step, cell), jnp.stack([xs, -xs])), 0, 1)
 
 
+def written(cell, xs):
+    """A buffer that a loop writes to, with the check of `debug_buffers`."""
+
+    def body(carry):
+        buffer, x, n = carry
+        x = step(cell, x)
+        return loops.buffer_at_set(buffer, n, x), x, n + 1
+
+    first = jnp.stack([jnp.zeros_like(xs)] * 3), xs, 0
+    with loops.debug_buffers():
+        loop = functools.partial(loops.while_loop, kind="checkpointed", max_steps=3)
+        return loop(lambda c: c[2] < 3, body, first, buffers=lambda c: c[0])[0][2]
+
+
 # --- checks and operations
 
 
@@ -84,6 +114,24 @@ def checked_by_index(cell, xs):
     return runtime.branched_error_if(step(cell, xs), jnp.any(xs > 100), 0, ["too large"])
 
 
+def checked_unused(cell, xs):
+    runtime.assert_dce(jnp.exp(xs), "is computed")
+    return step(cell, xs)
+
+
+def shown(cell, xs):
+    """A loop that shows how far it has come, where that is the same everywhere."""
+    meter = runtime.NoProgressMeter()
+
+    def body(i, carry):
+        x, state = carry
+        return step(cell, x), meter.step(state, (i + 1) / 3)
+
+    x, state = loops.fori_loop(0, 3, body, (xs, meter.init()))
+    meter.close(state)
+    return x
+
+
 def not_inlined(cell, xs):
     return primitives.noinline(step)(cell, xs)
 
@@ -93,7 +141,8 @@ def chosen(cell, x):
 
 
 def scaled_by_all(cell, x):
-    return step(cell, x) * primitives.unvmap_max(jnp.sum(x))
+    largest = primitives.unvmap_max(jnp.sum(lax.stop_gradient(x)))
+    return step(cell, x) * over_devices(lax.pmax, largest)
 
 
 def guarded(cell, xs):
@@ -144,7 +193,12 @@ def closed(cell, xs):
 
 
 def branching(cell, xs):
-    return vernal.filter_cond(jnp.any(xs > 0), step, lambda cell, xs: xs, cell, xs)
+    return vernal.filter_cond(total(xs) > 0, step, lambda cell, xs: xs, cell, xs)
+
+
+def switching(cell, xs):
+    branches = [lambda cell, xs: xs, step, lambda cell, xs: -xs]
+    return loops.filter_switch(jnp.int32(total(xs) > 0), branches, cell, xs)
 
 
 def along(cell, xs):
@@ -173,6 +227,9 @@ OPERATIONS = {
     "fori_loop, lax": of_fori("lax"),
     "fori_loop, checkpointed": of_fori("checkpointed"),
     "map": of_map,
+    "buffer_at_set under debug_buffers": written,
+    "assert_dce": checked_unused,
+    "NoProgressMeter": shown,
     "error_if": checked,
     "error_if for each": of_examples(checked),
     "branched_error_if": checked_by_index,
@@ -188,6 +245,7 @@ OPERATIONS = {
     "filter_closure_convert": closed,
     "filter_checkpoint": vernal.filter_checkpoint(step),
     "filter_cond": branching,
+    "filter_switch": switching,
     "filter_jit": vernal.filter_jit(step),
     "filter_jvp": along,
     "filter_vmap of filter_grad": slopes,
@@ -203,7 +261,7 @@ def curvature(layer, xs):
 
 
 def hessian(layer, xs):
-    return linalg.hessian_operator(lambda layer: jnp.mean(jnp.tanh(layer(xs)) ** 2), layer)
+    return linalg.hessian_operator(lambda layer: mean(jnp.tanh(layer(xs)) ** 2), layer)
 
 
 def shifted(layer, xs):
@@ -216,7 +274,7 @@ def shifted(layer, xs):
 
 
 def matrix(layer, xs):
-    return linalg.MatrixOperator(layer.weight + jnp.mean(xs), symmetric=True)
+    return linalg.MatrixOperator(layer.weight + mean(xs), symmetric=True)
 
 
 def of(estimate, operator, *args, **options):
@@ -224,6 +282,32 @@ def of(estimate, operator, *args, **options):
         return estimate(operator(layer, xs), KEY, *args, **options).value
 
     return run
+
+
+def with_probes(probes):
+    """Of three products of four: an estimate. Complex probes are for complex operators."""
+
+    def run(layer, xs):
+        dtype = jnp.complex64 if isinstance(probes, estimators.Steinhaus) else jnp.float32
+        operator = linalg.MatrixOperator((layer.weight + mean(xs)).astype(dtype))
+        method = estimators.Hutchinson(probes)
+        return jnp.real(estimators.trace(operator, KEY, matvecs=3, method=method).value)
+
+    return run
+
+
+def of_function(layer, xs):
+    return estimators.trace_of_function(jnp.sqrt, shifted(layer, xs), KEY, matvecs=12).value
+
+
+def of_norm(layer, xs):
+    return estimators.schatten_norm(shifted(layer, xs), KEY, 3, matvecs=12).value
+
+
+def density(layer, xs):
+    """Which has no derivative."""
+    operator = shifted(*jax.lax.stop_gradient((layer, xs)))
+    return estimators.spectral_density(operator, KEY, matvecs=12, points=5).density
 
 
 ESTIMATES = {
@@ -238,7 +322,20 @@ ESTIMATES = {
     ),
     "XDiag": of(estimators.diagonal, hessian, matvecs=10, method=estimators.XDiag()),
     "XNysDiag": of(estimators.diagonal, curvature, matvecs=6, method=estimators.XNysDiag()),
-    "logdet": of(estimators.logdet, shifted, matvecs=12),
+    "logdet, LanczosQuadrature, Sphere": of(
+        estimators.logdet,
+        shifted,
+        matvecs=12,
+        method=estimators.LanczosQuadrature(4, estimators.Sphere()),
+    ),
+    "HutchPlusPlus, Normal": of(
+        estimators.trace, hessian, matvecs=9, method=estimators.HutchPlusPlus(estimators.Normal())
+    ),
+    "Hutchinson, Rademacher": with_probes(estimators.Rademacher()),
+    "Hutchinson, Steinhaus": with_probes(estimators.Steinhaus()),
+    "trace_of_function": of_function,
+    "schatten_norm": of_norm,
+    "spectral_density": density,
     "frobenius_norm": of(estimators.frobenius_norm, hessian, matvecs=6),
 }
 
@@ -268,6 +365,6 @@ def test_an_estimate_is_the_same_on_a_mesh_with_explicit_axes(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*OPERATIONS, "Hutchinson", "trace of a matrix"])
+@pytest.mark.parametrize("name", [*OPERATIONS, *ESTIMATES])
 def test_an_operation_is_the_same_on_a_mesh_with_automatic_axes(name):
     check_same(computation(name), AUTO)

@@ -27,7 +27,7 @@ from jax import Array, lax
 from .._ground import is_none
 from ..linalg import Operator
 from ..modules import Module
-from ..primitives import linear_call
+from ..primitives import local_linear_call
 from ..transforms import filter_custom_jvp, is_zero
 from ..trees import combine, is_array, is_inexact_array, partition
 
@@ -148,7 +148,7 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     def transposed(residuals: Any, cotangent: Any) -> Any:
         return _pull(_Given(residuals[0], residuals[1], rest, marks), cotangent)
 
-    change = linear_call(forward, transposed, (arrays, jnp.zeros_like(value)), dots)
+    change = local_linear_call(forward, transposed, (arrays, jnp.zeros_like(value)), dots)
     return value, change if value_dot is None or is_zero(value_dot) else value_dot + change
 
 

@@ -18,7 +18,7 @@ from jax.core import eval_jaxpr
 from jax.custom_derivatives import SymbolicZero
 
 from .._ground import UndefinedPrimal, Zero
-from ..primitives import linear_call
+from ..primitives import local_linear_call
 from ..transforms import (
     call_with_jvp,
     chosen,
@@ -225,4 +225,4 @@ def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: S
         return masked(back)(residuals, *[ct for ct in known if ct is not None])
 
     residuals = slots.of(slots.told), args[:n]
-    return linear_call(forward, transposed, residuals, args[n:])
+    return local_linear_call(forward, transposed, residuals, args[n:])

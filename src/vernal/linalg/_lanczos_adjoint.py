@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..modules import Module
-from ..primitives import linear_call
+from ..primitives import local_linear_call
 from ..transforms import is_zero, materialise
 from ..trees import combine, is_array, is_inexact_array, partition
 from ._operator import Operator
@@ -129,7 +129,7 @@ def rule(decompose: Callable[..., Decomposition]) -> Callable[..., Any]:
             return _pull(Moving(arrays, still, parts.rest), found, *cotangents)
 
         residuals = parts.arrays, parts.still, found
-        basis, diagonal, offdiagonal, norm = linear_call(
+        basis, diagonal, offdiagonal, norm = local_linear_call(
             forward, transposed, residuals, (dots, start_dot)
         )
         none = jnp.zeros_like(found.norm)

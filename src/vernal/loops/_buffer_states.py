@@ -12,7 +12,7 @@ import numpy as np
 from .._ground import batch_axis_in_front, new_primitive
 from ..harvest import planted, sow
 from ..show import message
-from ..transforms import batch_text, fail_if
+from ..transforms import batch_text, fail_if, gathered
 
 _READ, _WRITTEN, _FAILED = 1, 2, np.iinfo(np.int8).max
 
@@ -68,9 +68,10 @@ def note_write(state: Any, index: Any, value: Any, pred: Any) -> Any:
         jnp.zeros(before.shape, jnp.int32).at[index].add(1 if pred is None else pred.astype(int))
     )
     wrong = (times > 1) | ((times > 0) & (before > 0))
-    place = jnp.argmax(wrong)
+    # A place is one number where the buffer is split over a mesh, too.
+    place = jnp.argmax(gathered(wrong))
     shape = before.shape
-    found = jnp.ravel(before)[place]
+    found = jnp.ravel(gathered(before))[place]
 
     def explain(failing: Any, place: Any, found: Any) -> str:
         place, found = (int(x[failing].flat[0]) for x in (place, found))

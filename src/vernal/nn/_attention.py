@@ -127,7 +127,7 @@ def attend(
             gaps, and that the first query has the position of the key of this index.
     """
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
-    sizes = _sizes(query, key, value)
+    sizes = check_sizes(query, key, value)
     pairs = make_pairs(sizes, causal=causal, window=window, **conditions)
     given = conditions["query_positions"] is not None or conditions["key_positions"] is not None
     offset = offset if given else 0
@@ -173,7 +173,7 @@ def attend(
     return out.reshape((*query.shape[:-1], value.shape[-1]))
 
 
-def _sizes(query: Array, key: Array, value: Array) -> Sizes:
+def check_sizes(query: Array, key: Array, value: Array) -> Sizes:
     """Checks that queries, keys and values fit each other."""
     fit = (
         min(query.ndim, key.ndim, value.ndim) >= 3

@@ -12,7 +12,7 @@ from ..modules import Module, field
 from ..show import short, type_error, value_error
 from ._init import weight_dtype
 from ._layer_arguments import check_key, check_size
-from ._mesh import following
+from ._mesh import following, product
 
 
 class Embedding(Module):
@@ -105,6 +105,38 @@ class Embedding(Module):
         out = following(indices, indices.ndim, self.weight, 1)
         rows = self.weight.at[indices].get(mode="clip", out_sharding=out)
         return rows if index.ndim else rows[0]
+
+    def attend(self, x: ArrayLike) -> Array:
+        """The product of features with every row of the table: a head that shares the weights of the embedding.
+
+        O. Press and L. Wolf, "Using the Output Embedding to Improve Language Models", arXiv:1608.05859.
+
+        Args:
+            x: shape `(..., embedding_size)`, with any batch axes in front.
+
+        Returns:
+            Shape `(..., num_embeddings)`. On a mesh with explicit axes it is split as the batch of `x` and the rows of
+            the table are.
+
+        Raises:
+            ValueError: for another shape.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import vernal
+            >>> table = vernal.nn.Embedding(weight=jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+            >>> table.attend(jnp.array([1.0, 0.0]))
+            Array([1., 3., 5.], dtype=float32)
+        """
+        x = jnp.asarray(x)
+        if x.shape[-1:] != (self.embedding_size,):
+            raise value_error(
+                "features and the rows of a table are multiplied, so they are of one length",
+                where="argument `x` of Embedding.attend",
+                expected=f"shape (..., {self.embedding_size})",
+                got=short(x),
+            )
+        return product(x, self.weight)
 
 
 def _wide(index: Array, rows: int) -> Array:

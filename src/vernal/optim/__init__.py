@@ -1,6 +1,7 @@
 """Optimisers as values, and taking a step."""
 
 from .._ground import publish
+from ._accumulate import accumulate_gradients as accumulate_gradients
 from ._from_optax import from_optax as from_optax
 from ._optimizer import Optimizer as Optimizer
 from ._schedule import Schedule as Schedule

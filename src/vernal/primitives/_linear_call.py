@@ -31,7 +31,7 @@ from jax.core import Tracer, eval_jaxpr
 
 from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
 from ..show import diff_text, message, path_text, short, type_error, value_error
-from ..transforms import ZeroTangent, is_zero, placed_like, varying_alike
+from ..transforms import ZeroTangent, is_zero, placed_like, summed_like, varying_alike
 from ..trees import is_inexact_array
 from ._vprim import define
 
@@ -68,7 +68,7 @@ class _Transposed:
         if flat is None or not all(map(_fits, flat, avals)):
             raise TypeError(self._mismatch(out, avals))
         return [
-            None if ct is None or is_zero(ct) else placed_like(jnp.asarray(ct), aval)
+            None if ct is None or is_zero(ct) else summed_like(jnp.asarray(ct), aval)
             for ct, aval in zip(flat, avals, strict=True)
         ]
 
@@ -242,8 +242,9 @@ def local_linear_call(
     residuals: Any,
     tangents: Any,
 ) -> Any:
-    """`linear_call` for functions that know which of their arguments are the same on all devices of `jax.shard_map`:
-    `transposed` returns for these what has been summed over the devices.
+    """`linear_call` for functions that know which of their arguments are the same on all devices of `jax.shard_map`
+    (in `linear_call` all of them vary alike): where `transposed` returns for these what differs between devices, the
+    parts are added.
 
     Args:
         forward: as for `linear_call`.

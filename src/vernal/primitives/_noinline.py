@@ -63,7 +63,7 @@ from ..transforms import (
 )
 from ..trees import Rest, split
 from ._finalise import register_impl_finalisation
-from ._linear_call import linear_call
+from ._linear_call import local_linear_call
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -225,7 +225,7 @@ def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, name: str) -> tuple[list[An
         return _call(_Pulled(linear, shapes), [*residuals, *cotangents], name)
 
     if floating:
-        for i, dot in zip(floating, linear_call(push, pull, residuals, given), strict=True):
+        for i, dot in zip(floating, local_linear_call(push, pull, residuals, given), strict=True):
             dots[i] = dot
     return out, dots
 

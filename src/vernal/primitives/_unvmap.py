@@ -3,6 +3,9 @@
 Inside `jax.vmap` a value stands for one element of a batch. A loop that must run until every
 element is done, or an error that must be raised if any element fails, has to look across the
 batch. These reductions do: their result has no batch axis, however many `vmap`s they are under.
+
+They do not look across the devices of `jax.shard_map`, each of which may be at another place: `jax.lax.pmax` of the
+result does.
 """
 
 from collections.abc import Callable
@@ -45,6 +48,7 @@ def unvmap_any(x: Any) -> jax.Array:
 
     Returns:
         bool[], the same for the whole batch: under `vmap` it has no batch axis.
+        Inside `jax.shard_map` it is that of one device: `jax.lax.pmax(x.astype(int), axis) > 0` is that of all.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -63,6 +67,7 @@ def unvmap_all(x: Any) -> jax.Array:
 
     Returns:
         bool[], the same for the whole batch: under `vmap` it has no batch axis.
+        Inside `jax.shard_map` it is that of one device: `jax.lax.pmin(x.astype(int), axis) > 0` is that of all.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -82,6 +87,7 @@ def unvmap_max(x: Any) -> jax.Array:
     Returns:
         A scalar of the dtype of `x`, the same for the whole batch: under `vmap` it has no batch
         axis. Its derivative is zero.
+        Inside `jax.shard_map` it is that of one device: `jax.lax.pmax(x, axis)` is that of all.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -101,6 +107,7 @@ def unvmap_min(x: Any) -> jax.Array:
     Returns:
         A scalar of the dtype of `x`, the same for the whole batch: under `vmap` it has no batch
         axis. Its derivative is zero.
+        Inside `jax.shard_map` it is that of one device: `jax.lax.pmin(x, axis)` is that of all.
 
     Example:
         >>> import jax, jax.numpy as jnp

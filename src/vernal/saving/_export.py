@@ -9,6 +9,7 @@ signature in JSON. So there is nothing in it that Python would run.
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -31,6 +32,9 @@ VERSION = 1
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
 _MOST_LISTED = 5
+# In the language of `jax.export.symbolic_shape`.
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_FUNCTIONS = "mod", "floordiv", "max", "min"
 
 
 def export(
@@ -38,6 +42,7 @@ def export(
     *example: Any,
     keywords: Mapping[str, Any] | None = None,
     shapes: Mapping[str, str] | None = None,
+    constraints: Sequence[str] = (),
     platforms: Sequence[str] | None = None,
     vjp_order: int = 0,
     checks: Literal["refuse", "drop"] = "refuse",
@@ -60,6 +65,9 @@ def export(
         shapes: sizes that may vary, as in `jax.export.symbolic_shape`, by the name of the argument
             (or path, see `vernal.trees.Pattern`): `{"x": "batch, ..."}` for a first axis of any
             size and others as in the example. One letter or word is one size in all arguments.
+        constraints: what is known of these sizes, where the program depends on it, as in
+            `jax.export.symbolic_shape`: `["batch >= 2", "mod(length, 8) == 0"]`. Calls of the loaded
+            function with other sizes are refused.
         platforms: of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"` those it shall run on; the one of this
             process if not given.
         vjp_order: how often `jax.grad` may be taken of the loaded function.
@@ -76,7 +84,7 @@ def export(
             something in the example or in the result that a file cannot hold.
         ValueError: for checks that may not be dropped, with their places; for other calls to Python
             (`jax.debug.print`, `jax.pure_callback`, progress meters), with theirs; for an unknown
-            platform; if `shapes` does not fit the arguments.
+            platform; if `shapes` does not fit the arguments, or a constraint is none.
         ImportError: if the package `flatbuffers` is not installed, which `jax.export` needs:
             `pip install vernal[export]`.
 
@@ -98,7 +106,7 @@ def export(
     name = callable_name(function)
     function = closure_to_pytree(function)
     bound = bind_example(function, example, dict(keywords or {}))
-    inputs = _with_sizes(dict(bound.arguments), shapes)
+    inputs = _with_sizes(dict(bound.arguments), shapes, constraints)
     values = plain_values(named_leaves(inputs))
     # The places of checks end here.
     traced = awaited(_Traced, function, bound.signature, inputs)
@@ -153,11 +161,13 @@ def need_flatbuffers(where: str) -> None:
         ) from error
 
 
-def _with_sizes(inputs: dict[str, Any], shapes: Mapping[str, str] | None) -> dict[str, Any]:
+def _with_sizes(
+    inputs: dict[str, Any], shapes: Mapping[str, str] | None, constraints: Sequence[str]
+) -> dict[str, Any]:
     """The example with symbolic sizes."""
+    scope = _scope(shapes, constraints)
     if shapes is None:
         return inputs
-    scope = jax.export.SymbolicScope()
 
     def sized(leaf: Any, shape: str | None) -> Any:
         if shape is None:
@@ -175,6 +185,26 @@ def _with_sizes(inputs: dict[str, Any], shapes: Mapping[str, str] | None) -> dic
 
     found = match_paths(inputs, shapes, default=None, where="export(function, ..., shapes=...)")
     return jax.tree.map(sized, inputs, found, is_leaf=is_none)
+
+
+def _scope(shapes: Mapping[str, str] | None, constraints: Sequence[str]) -> Any:
+    """What is known of the symbolic sizes."""
+    try:
+        if isinstance(constraints, str):
+            raise ValueError("one text, not a list")
+        named = " ".join((shapes or {}).values())
+        unknown = set(_NAME.findall(" ".join(constraints))) - {*_NAME.findall(named), *_FUNCTIONS}
+        if unknown:
+            raise ValueError(f"no such size in `shapes`: {listed(sorted(unknown))}")
+        return jax.export.SymbolicScope(tuple(constraints))
+    except ValueError as error:
+        raise value_error(
+            "these are no constraints on symbolic sizes",
+            where="argument `constraints`",
+            expected="a list of comparisons of sizes that `shapes` names",
+            got=f"{short(constraints)}\n{error}",
+            instead='shapes={"x": "batch, ..."}, constraints=["batch >= 2"]',
+        ) from error
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:

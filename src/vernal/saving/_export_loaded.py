@@ -127,12 +127,24 @@ class ExportedFunction(Module):
         Raises:
             TypeError: if the arguments differ from those that it was exported for in name, shape,
                 dtype or Python value; one error tells all of it.
-            ValueError: if symbolic sizes contradict one another; on another platform.
+            ValueError: if symbolic sizes contradict one another or the constraints; on another platform.
         """
         program = self._program
         given = program.signature.bind(args, kwargs)
         inputs = program.signature.arrays(given, program.inputs)
-        out = program.run(self.arrays, self.constants, inputs)
+        try:
+            out = program.run(self.arrays, self.constants, inputs)
+        except ValueError as error:
+            # All that XLA says of sizes that break a constraint.
+            if "refining shapes" not in str(error):
+                raise
+            raise value_error(
+                "the sizes are none that the function was exported for",
+                where=f"a call of the exported `{program.signature.function}`",
+                expected=f"{self.signature}, with sizes within the constraints of the export",
+                got=", ".join(f"{name}: {spec_text(x)}" for name, x in inputs.items()),
+                instead="other sizes; or export it with other `constraints`",
+            ) from error
         return rebuild(program.signature.output, out)
 
 

@@ -3,6 +3,7 @@
 from .._ground import publish
 from ._even import even_batches as even_batches
 from ._init import init_sharded as init_sharded
+from ._logical import logical_to_mesh as logical_to_mesh
 from ._mesh import make_mesh as make_mesh
 from ._place import gather as gather
 from ._place import place as place

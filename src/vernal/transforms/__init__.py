@@ -46,6 +46,7 @@ from ._placement import explicit_mesh as explicit_mesh
 from ._placement import gathered as gathered
 from ._placement import placed_like as placed_like
 from ._placement import split_over as split_over
+from ._placement import summed_like as summed_like
 from ._placement import unmapped_gathered as unmapped_gathered
 from ._placement import varying_alike as varying_alike
 from ._placement import varying_axes as varying_axes

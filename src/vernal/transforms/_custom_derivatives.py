@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 from .._ground import UndefinedPrimal, Zero, callable_name, instantiate_zeros
 from ..show import type_error, value_error
 from ._operations import vprim_p
-from ._placement import placed_like, varying_alike
+from ._placement import placed_like, summed_like
 from ._traits import Traits
 
 SymbolicZero = jax.custom_derivatives.SymbolicZero
@@ -246,7 +246,7 @@ class _ByTranspose:
         found = self._back([*map(as_jax, args[:n])], list(cotangents))
         wanted = zip(args[n:], found, strict=True)
         return [None] * n + [
-            placed_like(ct, x.aval.to_ct_aval())
+            summed_like(as_jax(ct), x.aval.to_ct_aval())
             if isinstance(x, UndefinedPrimal) and ct is not None
             else None
             for x, ct in wanted
@@ -271,4 +271,4 @@ def linear_by_transpose(
         out: the types of the results.
     """
     rules = _ByTranspose(name, back, len(residuals), out)
-    return vprim_p.bind(*varying_alike([*residuals, *dots]), rules=rules)
+    return vprim_p.bind(*residuals, *dots, rules=rules)

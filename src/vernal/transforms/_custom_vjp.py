@@ -258,7 +258,9 @@ def filter_custom_vjp(fn: Callable[P, T]) -> _CustomVjp[P, T]:
       for everything else. That of an array which is not used is zeros, or a `ZeroTangent` with
       `def_bwd(symbolic_zeros=True)`.
     * The gradient is a tree like `vjp_arg`, with None in place of what is not a floating-point
-      array. None, or a `ZeroTangent`, stands for zero elsewhere, also for a whole subtree.
+      array. None, or a `ZeroTangent`, stands for zero elsewhere, also for a whole subtree. Inside `jax.shard_map`
+      the gradient of an array that is the same on all devices is either, too, or each device's part of it: then the
+      parts are added.
 
     Args:
         fn: the function.

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 
@@ -26,6 +27,21 @@ def placed_like(x: Any, aval: Any) -> Any:
     if not target.mesh.empty:
         x = split_over(x, target.mesh, target.spec)
     return varying_over(x, aval.manual_axis_type.varying)
+
+
+def summed_like(ct: Any, aval: Any) -> Any:
+    """The cotangent of an array, from what a rule returns for it. If that differs between devices of `shard_map` and
+    the array does not, it is each device's part of a sum.
+
+    Args:
+        ct: what the rule returns.
+        aval: the type of the cotangent.
+
+    Returns:
+        The cotangent, of that type.
+    """
+    parts = varying_axes(ct) - varying_axes(aval)
+    return placed_like(jax.lax.psum(ct, tuple(sorted(parts))) if parts else ct, aval)
 
 
 def split_over(x: Any, mesh: AbstractMesh, entries: PartitionSpec | Sequence[Any]) -> Any:
@@ -113,7 +129,8 @@ def varying_axes(*arrays: Any) -> frozenset[Any]:
     Args:
         *arrays: the arrays, or their types.
     """
-    return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))
+    types = [x if isinstance(x, ShapedArray) else jax.typeof(x) for x in arrays]
+    return frozenset().union(*(t.manual_axis_type.varying for t in types))
 
 
 def varying_over(x: Any, axes: frozenset[Any]) -> Any:
