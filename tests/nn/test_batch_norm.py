@@ -399,7 +399,7 @@ def test_with_momentum_one_the_first_batch_sets_running_statistics_in_mode_ema(g
     for xs in batches:
         ys, norm = step(norm, xs)
         close(statistics(norm), first)
-        close(ys, (xs - first[0]) / jnp.sqrt(first[1] + 1e-5), 1e-4)
+        close(ys, (xs - first[0][None]) / jnp.sqrt(first[1] + 1e-5)[None], 1e-4)
     assert norm.num_batches_tracked.value == 3
     # The last one alone with momentum 0; the mean of all without momentum.
     last = after_steps(nn.BatchNorm(3, momentum=0.0, mode="ema"), batches)

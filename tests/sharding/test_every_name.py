@@ -21,8 +21,8 @@ TYPES = {
     runtime: {"Enumeration", "EnumerationItem", "RuntimeCheckError", "AbstractProgressMeter"}
     # Each device draws a bar of its own: `tests/runtime` runs them inside `shard_map`.
     | {"TextProgressMeter", "TqdmProgressMeter", "RichProgressMeter"},
-    estimators: {"Budget", "DiagonalMethod", "Estimate", "Outcome", "Probes", "Sensitivity"}
-    | {"SpectralDensity", "Stored", "TraceMethod"},
+    estimators: {"Budget", "DiagonalMethod", "Estimate", "GradientPairs", "Outcome", "Probes"}
+    | {"SpectralDensity", "StoredPairs", "TraceMethod"},
 }
 
 

@@ -317,7 +317,7 @@ ESTIMATES = {
     "XNysTrace": of(estimators.trace, curvature, matvecs=8, method=estimators.XNysTrace()),
     "trace to a tolerance": of(estimators.trace, hessian, rtol=0.5, max_matvecs=12),
     "trace of a matrix": of(estimators.trace, matrix, matvecs=4, method=estimators.XTrace()),
-    "HutchinsonDiagonal": of(
+    "diagonal, HutchinsonDiagonal": of(
         estimators.diagonal, hessian, matvecs=5, method=estimators.HutchinsonDiagonal()
     ),
     "XDiag": of(estimators.diagonal, hessian, matvecs=10, method=estimators.XDiag()),
