@@ -58,6 +58,7 @@ HIDING = {
     "default": lambda x: lambda x=x: x,
     "object": Plain,
     "object in an object": lambda x: Plain([Plain(x)]),
+    "object beside much else": lambda x: Plain([x, [[i] for i in range(20_000)]]),
     "objects in a frozenset": lambda x: frozenset([Plain(x)]),
     "slice": lambda x: slice(x, x),
     "view of a dict": lambda x: {"a": x}.values(),

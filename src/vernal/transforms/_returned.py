@@ -1,6 +1,7 @@
 """What a function may return from a transformation besides arrays: what hides no traced value; and from a program that
 is kept, what every call may share."""
 
+import collections
 import gc
 import types
 from collections.abc import Iterator
@@ -107,9 +108,10 @@ def _reached_from(leaf: Any) -> Iterator[Any]:
     """All that an object refers to, directly or not, as Python itself sees it: views of dicts, properties, exceptions
     and suspended coroutines included. Functions refer to what they capture, not to the globals of their module."""
     seen: dict[int, Any] = {}
-    todo = [leaf]
+    # Breadth first: what is near is found, however large what is far.
+    todo = collections.deque([leaf])
     while todo and len(seen) < _MOST:
-        item = todo.pop()
+        item = todo.popleft()
         if id(item) in seen:
             continue
         seen[id(item)] = item
