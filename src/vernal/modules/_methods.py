@@ -172,7 +172,7 @@ def as_method(name: str, value: Any, *declared: Collection[str]) -> Any:
     Args:
         name: the name.
         value: the value.
-        *declared: names of fields, whose default a function may be.
+        *declared: names of what stays a function: fields, whose default it may be.
 
     Returns:
         A `Method` in place of a function; anything else as it is.

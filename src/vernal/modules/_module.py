@@ -140,7 +140,7 @@ def _make_dataclass(cls: Any) -> None:
 
 
 def _is_transparent(bases: tuple[type, ...], namespace: dict[str, Any]) -> bool:
-    """Whether a new class is of functions that wrap others, which are no layers and must be fast."""
+    """Whether a new class is of functions that wrap others, which are no layers and too fast to bind their calls."""
     return "_vernal_may_hide_arrays" in namespace or any(
         getattr(base, "_vernal_may_hide_arrays", False) for base in bases
     )
@@ -173,10 +173,11 @@ class ModuleMeta(abc.ABCMeta):
         namespace = dict(namespace)
         namespace["_own_abstract"] = take_abstract(name, namespace)
         declared = namespace.get("__annotations__", {})
-        if "__call__" in namespace and not _is_transparent(bases, namespace):
+        plain = {"__call__"} if _is_transparent(bases, namespace) else ()
+        if "__call__" in namespace and not plain:
             namespace["__call__"] = telling(namespace["__call__"])
         for key, value in namespace.items():
-            namespace[key] = as_method(key, value, declared)
+            namespace[key] = as_method(key, value, declared, plain)
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
         inherited = next((b for b in cls.__mro__[1:] if "_vernal_class" in b.__dict__), None)
         if layout is None and inherited is not None:
