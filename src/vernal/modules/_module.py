@@ -176,8 +176,7 @@ class ModuleMeta(abc.ABCMeta):
         plain = {"__call__"} if _is_transparent(bases, namespace) else ()
         if "__call__" in namespace and not plain:
             namespace["__call__"] = telling(namespace["__call__"])
-        for key, value in namespace.items():
-            namespace[key] = as_method(key, value, declared, plain)
+        namespace = {k: as_method(k, value, declared, plain) for k, value in namespace.items()}
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
         inherited = next((b for b in cls.__mro__[1:] if "_vernal_class" in b.__dict__), None)
         if layout is None and inherited is not None:
