@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vernal import Module, Partial, filter_jit, filter_vmap, freeze
+from vernal import Module, Partial, filter_jit, filter_vmap, freeze, nn
 from vernal.debug import summary
 from vernal.nn import (
     MLP,
@@ -377,3 +377,11 @@ def test_a_model_in_training_needs_no_key_and_has_a_row_for_each_layer(getkey):
 def test_state_outside_of_the_model_leaves_no_row():
     model, _ = make_with_state(BatchNorm)(4)
     assert [line.split()[0] for line in summary(model).splitlines()[2:-2]] == ["model"]
+
+
+def test_a_call_of_a_module_is_the_module():
+    linear = nn.Linear(3, 2, key=jax.random.key(0))
+    x = jnp.ones(3)
+    for model in (linear.__call__, nn.Sequential([linear.__call__])):
+        text = str(summary(model, x))
+        assert "Linear" in text and "f32[2]" in text

@@ -137,6 +137,38 @@ def test_an_object_that_holds_an_array_from_outside_leaves_a_transformation(tran
     jax.grad(lambda y: LEAVING[transform](lambda x: Plain(y)) and y)(1.0)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("loop", [vernal.loops.scan, vernal.loops.map])
+def test_what_hides_a_traced_array_does_not_leave_a_loop(loop, compiled):
+    def f(xs):
+        if loop is vernal.loops.map:
+            return loop(lambda x: (x, Plain(x)), xs)
+        return loop(lambda c, x: (c, lambda: x), 0.0, xs)
+
+    with pytest.raises(ValueError, match="hides an array, which means nothing outside of the func"):
+        (jax.jit(f) if compiled else f)(X)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("around", [jax.grad, lambda f: lambda w: jax.vmap(f)(w[None])[0]])
+def test_a_loop_carries_an_object_that_holds_a_traced_array_from_outside(around, compiled):
+    def f(w):
+        def step(carry, y):
+            total, scale = carry
+            return (total + scale(y), scale), None
+
+        return vernal.loops.scan(step, (0.0, lambda z: z * w), jnp.ones(3))[0][0]
+
+    run = around(f)
+    assert (jax.jit(run) if compiled else run)(jnp.array(2.0)) in (3.0, 6.0)
+
+
+def test_a_compiled_function_returns_an_object_that_its_caller_brought():
+    step = filter_jit(lambda w, h: (h(w), h))
+    outer = lambda x: step(x, lambda z: z * x)[1](2.0)  # noqa: E731 (it is called twice)
+    assert outer(jnp.array(3.0)) == jax.jit(outer)(3.0) == 6.0
+
+
 def test_what_every_call_may_share_is_returned():
     shared = (lambda x: X + x, object(), Holder, jnp.float32, range(3), frozenset({1}), "a", None)
 

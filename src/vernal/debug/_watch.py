@@ -17,7 +17,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._ground import one_level_with_keys
-from ..modules import Module
+from ..modules import BoundMethod, Module
 from ..nn import Stack
 from ..show import UnnamedKey
 from ..trees import Rest, has_shape, is_array, split
@@ -72,6 +72,10 @@ class Recorder:
     def watch(self, node: Any, path: Path = ()) -> Any:
         """A copy of a tree in which every callable module is watched."""
         children, treedef = one_level_with_keys(node)
+        if isinstance(node, BoundMethod) and node.__func__.__name__ == "__call__":
+            # To call it is to call its module.
+            key, owner = children[0]
+            return self.watch(owner, (*path, key))
         if children:
             node = treedef.unflatten([self.watch(child, (*path, key)) for key, child in children])
         if isinstance(node, Module) and callable(node):

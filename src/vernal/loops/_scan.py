@@ -5,8 +5,9 @@ from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
-from .._ground import weak_like
+from .._ground import callable_name, weak_like
 from ..show import path_text, short, type_error, value_error
+from ..transforms import check_hides_nothing
 from ..trees import Rest, is_array, split
 from ._carry import Carry, numbers_to_arrays
 from ._checkpointed import checkpointed
@@ -131,7 +132,7 @@ def run_scan(
 
     def body(carry: Any, x: list[Any]) -> tuple[Any, Any]:
         carry, y = _as_pair(f(carry, rest.fill(x)), of)
-        return carry, split(numbers_to_arrays(y))
+        return carry, split(numbers_to_arrays(check_hides_nothing(y, callable_name(f))))
 
     layout = Carry(init, buffers, name)
     program = trace_loop(

@@ -12,6 +12,7 @@ Kinds are decided once, when construction ends, and remembered by the treedef: a
 `jax.tree.map` keeps the sorting of the original whatever its leaves have become.
 """
 
+import collections
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -203,14 +204,20 @@ def hides_arrays(value: Any) -> bool:
         value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
     ):
         return False
-    return any(
-        is_array(x) or any(map(_is_jax_array, _attributes_of_an_object(x)))
-        for x in everything_in(value, closed=is_array)
-    )
-
-
-def _is_jax_array(x: Any) -> bool:
-    return isinstance(x, jax.Array)
+    if any(map(is_array, everything_in(value, closed=is_array))):
+        return True
+    # Ordinary objects, which the walker does not open, and those in their attributes. What leads to more than so many
+    # things (a logger) leads to the rest of the program.
+    seen: dict[int, Any] = {}
+    todo = collections.deque([value])
+    while todo and len(seen) < 1_000:
+        for x in everything_in(todo.popleft(), closed=is_array):
+            if id(x) not in seen:
+                seen[id(x)] = x
+                if isinstance(x, jax.Array):
+                    return True
+                todo.extend(_attributes_of_an_object(x))
+    return False
 
 
 def _attributes_of_an_object(x: Any) -> Iterable[Any]:

@@ -54,6 +54,7 @@ from ._placement import varying_over as varying_over
 from ._pmap import filter_pmap as filter_pmap
 from ._poison import poison as poison
 from ._remat import filter_checkpoint as filter_checkpoint
+from ._returned import check_hides_nothing as check_hides_nothing
 from ._runtime_check import awaited as awaited
 from ._runtime_check import batch_text as batch_text
 from ._runtime_check import check as check

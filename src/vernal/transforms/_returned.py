@@ -40,15 +40,22 @@ def check_hides_nothing(out: T, name: str) -> T:
     """
     for path, leaf in _odd_leaves(out):
         if any(is_traced(x) and is_of_current_trace(x) for x in _reached_from(leaf)):
-            raise _hiding(name, path, leaf, "which means nothing outside of the function")
+            raise value_error(
+                f"`{name}` returns an object that hides an array, which means nothing outside of the function",
+                where=path_text(path, "result"),
+                expected="arrays where JAX sees them: in lists, tuples, dicts and modules",
+                got=short(leaf),
+                instead="return a module; in place of functools.partial and closures, vernal.Partial or "
+                "vernal.closure_to_pytree(function)",
+            )
     return out
 
 
 def check_returned(out: T, name: str) -> T:
     """Refuses a result that later calls, which trace nothing, could not be given.
 
-    Whatever is no array in it is one object for all calls. So it must not change in place, and must hold nothing
-    that is traced.
+    Whatever is no array in it is one object for all calls. So it must not change in place. (What it holds that is
+    traced outside of the program belongs to the function or its arguments, by which the program is found.)
 
     Args:
         out: what the function has returned.
@@ -61,8 +68,6 @@ def check_returned(out: T, name: str) -> T:
         ValueError: for such a value.
     """
     for path, leaf in _odd_leaves(out):
-        if any(map(is_traced, _reached_from(leaf))):
-            raise _hiding(name, path, leaf, "which all calls would share")
         if _changes(leaf):
             raise value_error(
                 f"`{name}` returns a value that can change in place, and all calls would share it",
@@ -72,17 +77,6 @@ def check_returned(out: T, name: str) -> T:
                 instead="return a list, a tuple, a dict, a frozenset, a frozen dataclass or a module",
             )
     return out
-
-
-def _hiding(name: str, path: Any, leaf: Any, why: str) -> ValueError:
-    return value_error(
-        f"`{name}` returns an object that hides an array, {why}",
-        where=path_text(path, "result"),
-        expected="arrays where JAX sees them: in lists, tuples, dicts and modules",
-        got=short(leaf),
-        instead="return a module; in place of functools.partial and closures, vernal.Partial or "
-        "vernal.closure_to_pytree(function)",
-    )
 
 
 def _odd_leaves(out: Any) -> list[tuple[Any, Any]]:
