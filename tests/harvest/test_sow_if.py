@@ -126,7 +126,9 @@ DERIVATIVES = {
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
 def test_the_derivative_of_a_loop_counts_no_step_twice(derivative):
     slot, x = jnp.array(0), jnp.float32(0.5)
-    with pytest.raises(NotImplementedError, match="derivative of a checkpointed loop"):
+    with pytest.raises(
+        NotImplementedError, match=r"(?s)derivative of a checkpointed loop.*nn.keys\(model, key\)"
+    ):
         reap(derivative(counted("checkpointed"), 1))(slot, x)
     if derivative is not DERIVATIVES["vmap grad"]:
         assert reap(derivative(counted("bounded"), 1))(slot, x)[1] == 3

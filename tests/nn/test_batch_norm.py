@@ -499,3 +499,30 @@ def test_a_frozen_layer_with_its_state_outside_keeps_it(getkey):
     ys, after = vernal.freeze(norm, "**")(xs, state)
     close(after.get(norm.running_mean), np.zeros(3))
     close(ys, xs, 1e-3)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_a_count_of_integers_counts_as_one_of_floats(mode, getkey):
+    norm, xs = nn.BatchNorm(3, mode=mode), jax.random.normal(getkey(), (8, 3)) + 5
+    _, expected = step(tree_at("num_batches_tracked", norm, jnp.array(100.0)), xs)
+    for dtype in (jnp.int32, jnp.uint8):
+        _, after = step(tree_at("num_batches_tracked", norm, jnp.array(100, dtype)), xs)
+        close(statistics(after), statistics(expected))
+        assert after.num_batches_tracked.value == jnp.array(101, dtype)
+    # The greatest uint8 does not wrap around to a first batch.
+    full = tree_at("num_batches_tracked", norm, jnp.array(255, jnp.uint8))
+    assert step(full, xs)[1].num_batches_tracked.value == 255
+
+
+def test_momentum_is_no_parameter(getkey):
+    norm = nn.BatchNorm(3, momentum=np.float64(0.5))
+    assert type(norm.momentum) is float and norm == nn.BatchNorm(3, momentum=0.5)
+    by_surgery = tree_at("momentum", norm, jnp.array(0.5))
+    assert vernal.params(by_surgery).momentum is vernal.params(by_surgery).running_mean.value
+    xs = jax.random.normal(getkey(), (8, 3))
+    close(statistics(step(by_surgery, xs)[1]), statistics(step(norm, xs)[1]))
+    with pytest.raises(ValueError, match="(?s)argument `momentum`.*from 0 to 1.*1.5"):
+        nn.apply(tree_at("momentum", norm, 1.5), xs)
+    for wrong in ("0.9", [0.5], np.ones(1), getkey()):
+        with pytest.raises(ValueError, match="(?s)`BatchNorm` was not given a number.*`momentum`"):
+            inspect.unwrap(nn.BatchNorm.__init__)(object.__new__(nn.BatchNorm), 3, momentum=wrong)

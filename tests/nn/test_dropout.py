@@ -229,3 +229,20 @@ def test_whether_a_layer_is_in_inference_is_known_while_tracing(getkey):
                 call(True)
         off, _ = nn.apply(inspect.unwrap(nn.inference_mode)(layer, np.True_), xs, key=key)
         assert (off == nn.apply(layer, xs, train=False)[0]).all()
+
+
+def test_a_traced_probability_that_is_nan_comes_out(getkey):
+    key, x = getkey(), jnp.ones(3)
+    for layer in (nn.Dropout(0.5), nn.DropPath(0.5)):
+        call = jax.jit(lambda p, layer=layer: tree_at("p", layer, p)(x, key=key))
+        assert np.isnan(call(jnp.nan)).all() and np.array_equal(call(1.0), np.zeros(3))
+
+
+@pytest.mark.parametrize("p", ["0.5", None, [0.5], jnp.array([0.1, 0.9])])
+def test_a_probability_is_one_number(p, getkey):
+    with pytest.raises(ValueError, match=r"(?s)one number.*Dropout\(p=...\)"):
+        inspect.unwrap(nn.Dropout.__init__)(object.__new__(nn.Dropout), p)
+    for layer in (nn.Dropout(0.5), nn.DropPath(0.5)):
+        wrong = tree_at("p", layer, p, is_leaf=lambda x: x is None)
+        with pytest.raises(ValueError, match=rf"(?s)one number.*{type(layer).__name__}\(p=...\)"):
+            wrong(jnp.ones(2), key=getkey())

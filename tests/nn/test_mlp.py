@@ -1,3 +1,5 @@
+import inspect
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -156,7 +158,7 @@ def test_negative_sizes_are_refused(getkey, argument):
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_an_activation_that_needs_a_key_is_refused(scan, getkey):
-    text = r"(?s)no random key.*MLP\(activation=.*Dropout.*nn\.Sequential"
+    text = r"(?s)no random key.*MLP\((final_)?activation=.*Dropout.*nn\.Sequential"
     random = nn.Sequential([jnp.tanh, nn.Dropout(0.5)])
     for activations in ((nn.Dropout(0.5),), (random,), (jnp.tanh, nn.Dropout(0.5, inference=True))):
         with pytest.raises(ValueError, match=text):
@@ -166,3 +168,16 @@ def test_an_activation_that_needs_a_key_is_refused(scan, getkey):
         wrong = vernal.tree_at(where, model, nn.Dropout(0.5))
         with pytest.raises(ValueError, match=text):
             nn.apply(wrong, jnp.ones(2), key=getkey())
+
+
+@pytest.mark.parametrize("activation", ["relu", None])
+def test_an_activation_that_is_no_function_is_refused(activation, getkey):
+    for argument in ("activation", "final_activation"):
+        with pytest.raises(ValueError, match=rf"(?s)is no function.*MLP\({argument}=...\)"):
+            inspect.unwrap(nn.MLP.__init__)(
+                object.__new__(nn.MLP), 2, 2, 2, 1, **{argument: activation}, key=getkey()
+            )
+    with pytest.raises(ValueError, match="(?s)is no function.*RNNCell"):
+        inspect.unwrap(nn.RNNCell.__init__)(
+            object.__new__(nn.RNNCell), 2, 2, activation=activation, key=getkey()
+        )

@@ -98,7 +98,7 @@ def test_the_general_layer_takes_any_operation(getkey, dtype):
     assert jnp.array_equal(least(x), -nn.MaxPool2d((2, 3))(-x))
     product = nn.Pool(jnp.array(1.0), jax.lax.mul, 2, (1, 2), (1, 2))
     assert jnp.array_equal(product(x), x[:, :, 0:4:2] * x[:, :, 1:5:2])
-    assert len(jax.tree.leaves(product)) == 1
+    assert jax.tree.leaves(product) == []
 
 
 def test_jax_takes_the_layer_as_it_is(getkey):
@@ -147,3 +147,13 @@ def test_means_of_half_precision_are_summed_in_single(dtype):
     large = jnp.full((1, 8), 6e4, dtype)
     y = nn.AvgPool1d(4, stride=4)(large)
     assert y.dtype == dtype and np.array_equal(y, large[:, :2])
+
+
+def test_the_initial_value_is_no_parameter():
+    x = jnp.array([[1.0, 3.0, 2.0]])
+    for init in (jnp.array(-jnp.inf), np.float32(-np.inf)):
+        layer = nn.Pool(init, jax.lax.max, 1, 2)
+        assert layer.init == -np.inf and not jax.tree.leaves(layer)
+        assert np.array_equal(layer(x), [[3, 3]]) and layer(x.astype(jnp.int32)).dtype == jnp.int32
+    with pytest.raises(ValueError, match="(?s)`Pool` was not given a number.*argument `init`"):
+        nn.Pool(jnp.zeros(2), jax.lax.max, 1, 2)

@@ -323,3 +323,20 @@ def test_what_pads_a_sequence_does_not_reach_gradients(layer_type, bad, getkey):
     expected = jax.grad(loss, argnums=(0, 1))(layer, x)
     got = jax.grad(loss, argnums=(0, 1))(layer, x.at[0, 4:].set(bad))
     assert tree_equal(expected, got)
+
+
+def test_activations_that_need_a_key_are_refused(getkey):
+    text = "(?s)an activation of `RNNCell` is given no random key.*Dropout"
+    with pytest.raises(ValueError, match=text):
+        nn.RNN(2, 3, activation=nn.Dropout(0.5), key=getkey())
+    layer = nn.RNN(2, 3, key=getkey())
+    later = tree_at("cells.0.0.activation", layer, nn.Dropout(0.5))
+    with pytest.raises(ValueError, match=text):
+        later(jnp.ones((4, 2)), key=getkey())
+
+
+def test_a_length_that_is_a_text_is_refused(getkey):
+    layer = nn.GRU(2, 3, key=getkey())
+    call = inspect.unwrap(nn.GRU.__call__)
+    with pytest.raises(TypeError, match="(?s)`GRU` was given a length.*integers"):
+        call(layer, jnp.ones((4, 2)), length="3")

@@ -141,3 +141,16 @@ def test_what_is_shared_may_be_computed(getkey):
         ValueError, match=r"(?s)pytree\[1\].*what shared\.get\(shared\.pytree\) is made of"
     ):
         wrong()
+
+
+@pytest.mark.parametrize(
+    ("where", "get"),
+    [("ab", "bc"), ("ab", "ba"), ("a", "a")],
+    ids=["chain", "swap", "itself"],
+)
+def test_what_is_taken_out_is_not_what_is_stored(where, get, getkey):
+    layers = {name: nn.Linear(2, 2, key=getkey()) for name in "abc"}
+    with pytest.raises(ValueError, match=r"(?s)itself taken out.*where = \(a, b\)"):
+        nn.Shared(layers, lambda m: tuple(m[n] for n in where), lambda m: tuple(m[n] for n in get))
+    both = nn.Shared(layers, lambda m: (m["a"], m["b"]), lambda m: (m["c"], m["c"]))()
+    assert vernal.tree_equal(both["a"], both["b"]) and vernal.tree_equal(both["a"], layers["c"])

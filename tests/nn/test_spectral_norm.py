@@ -307,3 +307,25 @@ def test_in_inference_another_direction_that_became_the_largest_is_found(size):
         used = nn.inference_mode(tree_at("layer.weight", normed, changed))
         norm = np.linalg.svd(nn.resolve(used).weight, compute_uv=False)[0]
         np.testing.assert_allclose(norm, 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        (1e20, "float32"),
+        (1e38, "float32"),
+        (1e-13, "float32"),
+        (1e-30, "float32"),
+        (1e-5, "float16"),
+    ],
+)
+def test_the_norm_is_one_for_weights_of_any_size(size, dtype, getkey):
+    layer = nn.Linear(6, 5, use_bias=False, key=getkey())
+    layer = tree_at("weight", layer, (size * layer.weight).astype(dtype))
+    normed, eye = nn.SpectralNorm(layer, key=getkey()), jnp.eye(6, dtype=dtype)
+    for train in (True, False):
+        used = jax.jit(lambda m, train=train: nn.apply(m, eye, train=train)[0])(normed)
+        assert used.dtype == dtype
+        close(np.linalg.norm(used.astype(float), 2), 1.0, 0.02)
+    grads = jax.grad(lambda m: nn.apply(m, eye)[0].sum())(normed).layer.weight
+    assert not np.isnan(grads).any()

@@ -126,3 +126,27 @@ def test_the_square_of_the_norm_may_be_beyond_the_dtype(size, axis, getkey):
     # Backwards through the length itself, too.
     lengths = jax.grad(lambda w: expected.norm(w).sum())
     np.testing.assert_allclose(lengths(size * layer.weight), lengths(layer.weight), rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-35, 1e-30, 1e37])
+def test_a_weight_and_its_length_may_be_extreme_together(size, getkey):
+    layer = nn.Linear(3, 2, key=getkey())
+    normed = nn.WeightNorm(tree_at("weight", layer, size * layer.weight))
+    used = jax.jit(normed.normalised)(normed.layer.weight)
+    np.testing.assert_allclose(used, normed.layer.weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(6e4, "float16"), (3e38, "float32")])
+def test_a_length_beyond_the_dtype_is_refused(size, dtype, getkey):
+    layer = nn.Linear(2, 2, dtype=dtype, key=getkey())
+    wrong = tree_at("weight", layer, jnp.full((2, 2), size, dtype))
+    with pytest.raises(ValueError, match=f"(?s)`g` does not fit its dtype.*{dtype}"):
+        nn.WeightNorm(wrong)
+    nn.WeightNorm(tree_at("weight", layer, jnp.full((2, 2), jnp.inf, dtype)))
+
+
+def test_lengths_of_another_shape_are_refused(getkey):
+    normed = nn.WeightNorm(nn.Linear(3, 3, key=getkey()))
+    for path, wrong in (("g", jnp.ones((1, 3))), ("layer.weight", jnp.ones((5, 3)))):
+        with pytest.raises(ValueError, match="(?s)`WeightNorm` has the wrong shape.*`g`"):
+            tree_at(path, normed, wrong)(jnp.ones(3))

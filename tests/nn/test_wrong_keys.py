@@ -45,6 +45,7 @@ calls = {
     "this layer": lambda key: nn.use_key(key, None),
 }
 wrong = [0, 1.5, "a", [0, 1], (0, 1), np.array([0, 1]), jnp.ones(2), jax.random.split(good, 2)]
+wrong.append(jnp.zeros(4, jnp.uint32))
 for what, call in {**makes, **calls}.items():
     name = what.strip() if isinstance(what, str) else what.__name__
     for key in wrong:
@@ -57,6 +58,8 @@ for what, call in {**makes, **calls}.items():
         else:
             raise AssertionError((name, key))
     call(good), call(jax.random.PRNGKey(0)), call(np.asarray(jax.random.PRNGKey(0)))
+with jax.default_prng_impl("rbg"):
+    nn.Linear(3, 3, key=jax.random.PRNGKey(0)), nn.Linear(3, 3, key=good)
 print(*sorted(cls.__name__ for cls in makes))
 """
 

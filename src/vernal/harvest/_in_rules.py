@@ -181,7 +181,8 @@ def by_transpose(evaluate: Evaluate, eqn: Any, args: list[Any], slots: Slots) ->
 def in_derivative() -> NotImplementedError:
     return unknown(
         "the derivative of a checkpointed loop, which makes its steps again",
-        "a loop of kind 'bounded', or a scan of kind 'lax'",
+        "a loop of kind 'bounded', or a scan of kind 'lax'; if it is the random keys of nn.apply(model, x, key=key): "
+        "nn.keys(model, key)(x), which gives each layer one key for all steps",
     )
 
 

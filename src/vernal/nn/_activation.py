@@ -1,4 +1,6 @@
-"""Activation functions that learn."""
+"""Activation functions that learn, and what an activation must be."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,8 @@ from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
+from ..show import short, value_error
+from ._keys import needs_keys
 from ._layer_arguments import as_array, wrong_shape
 from ._mesh import beside
 from ._precision import narrow, widen
@@ -67,3 +71,24 @@ class PReLU(Module):
             )
         wide = widen(x)
         return narrow(jnp.where(wide >= 0, wide, beside(slope.astype(wide.dtype), wide) * wide), x)
+
+
+def check_activation(layer: str, activation: Any, argument: str) -> None:
+    """Refuses what is no function, and what needs a random key: which neuron, step and example has which would be a
+    guess."""
+    if not callable(activation):
+        raise value_error(
+            f"an activation of `{layer}` is no function",
+            where=f"{layer}({argument}=...)",
+            expected="a function of an array, or a layer",
+            got=short(activation),
+            instead="jax.nn.relu; for none, lambda x: x",
+        )
+    if needs_keys(activation):
+        raise value_error(
+            f"an activation of `{layer}` is given no random key",
+            where=f"{layer}({argument}=...)",
+            expected="a function, or a layer without randomness",
+            got=short(activation),
+            instead="nn.Sequential([nn.Linear(...), jax.nn.relu, nn.Dropout(...)]), where it is a layer of its own",
+        )

@@ -21,11 +21,13 @@ from ..modules import field
 from ..show import short, value_error
 from ._inference import in_inference
 from ._init import weight_dtype
-from ._layer_arguments import as_array, check_size
+from ._layer_arguments import as_array, as_number, check_size, known_value
 from ._mesh import beside
 from ._precision import narrow, widen
 from ._state import State, StatefulLayer, check_state
 from ._variable import Variable
+
+_MOMENTUM = "how much is kept, from 0 to 1 (PyTorch's momentum=0.1 is 0.9 here)"
 
 
 class BatchNorm(StatefulLayer):
@@ -104,7 +106,7 @@ class BatchNorm(StatefulLayer):
     # A float, because plain `jax.grad` refuses anything else.
     num_batches_tracked: Variable
     inference: bool
-    momentum: float | None
+    momentum: float | None = field(trainable=False)
     input_size: int = field(static=True)
     axis_name: str | tuple[str, ...] | None = field(static=True)
     eps: float = field(static=True)
@@ -128,12 +130,9 @@ class BatchNorm(StatefulLayer):
         real: Any = weight_dtype("BatchNorm", dtype)
         if mode not in ("batch", "ema"):
             raise _wrong("mode", 'one of "batch" and "ema"', mode)
-        if momentum is not None and not 0 <= momentum <= 1:
-            raise _wrong(
-                "momentum",
-                "how much is kept, from 0 to 1 (PyTorch's momentum=0.1 is 0.9 here)",
-                momentum,
-            )
+        if momentum is not None:
+            momentum = as_number("BatchNorm", "momentum", momentum, _MOMENTUM)
+        _check_momentum(momentum)
         if jnp.issubdtype(real, jnp.complexfloating):
             raise _wrong("dtype", "real numbers", real)
         self.input_size = check_size("BatchNorm", "input_size", input_size)
@@ -200,7 +199,8 @@ class BatchNorm(StatefulLayer):
         if not in_inference(self, variables, inference):
             batch_mean, batch_var, count = self._of_the_batch(wide, channel)
             unbiased = batch_var if self.mode == "ema" else batch_var * (count / (count - 1))
-            tracked = old[2] + 1
+            # Loaded statistics may bring an integer, PyTorch's.
+            tracked = widen(old[2]) + 1
             share = self._share(tracked).astype(wide.dtype)
             new_mean = mean + share * (batch_mean - mean)
             new_var = var + share * (unbiased - var)
@@ -223,6 +223,7 @@ class BatchNorm(StatefulLayer):
         """How much the last of so many batches counts in the running statistics."""
         if self.momentum is None:
             return 1 / tracked
+        _check_momentum(self.momentum)
         kept = jnp.asarray(self.momentum, tracked.dtype)
         if self.mode == "ema":
             return jnp.where(tracked > 1, 1 - kept, 1)
@@ -296,6 +297,13 @@ class BatchNorm(StatefulLayer):
                 got=str(error),
                 instead=f"jax.vmap(model, axis_name={self.axis_name!r})(xs)",
             ) from None
+
+
+def _check_momentum(momentum: Any) -> None:
+    """Refuses what is known to be no share. `tree_at` may have put it in the layer."""
+    known = None if momentum is None else known_value(momentum)
+    if known is not None and not ((known >= 0) & (known <= 1)).all():
+        raise _wrong("momentum", _MOMENTUM, momentum)
 
 
 def _wrong(argument: str, expected: str, got: Any) -> ValueError:

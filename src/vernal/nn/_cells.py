@@ -15,6 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
+from ._activation import check_activation
 from ._batch import batched
 from ._init import limit, uniform, weight_dtype
 from ._layer_arguments import check_key, check_shape, check_size
@@ -104,7 +105,8 @@ class RNNCell(RecurrentCell[Array]):
         bias: b, of shape `(hidden_size,)`, or None.
 
     Raises:
-        ValueError: for a size below 1, or a `dtype` of integers; when called, for arguments of the wrong shape.
+        ValueError: for a size below 1, a `dtype` of integers, or an activation that is no function or needs a random
+            key, such as `Dropout`; when called, for arguments of the wrong shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -126,6 +128,7 @@ class RNNCell(RecurrentCell[Array]):
         *,
         key: PRNGKeyArray,
     ):
+        check_activation("RNNCell", activation, "activation")
         self._draw(1, input_size, hidden_size, use_bias, dtype, key)
         self.activation = activation
 
@@ -135,6 +138,7 @@ class RNNCell(RecurrentCell[Array]):
 
     def step(self, projected: Array, state: Array) -> Array:
         """The next hidden state, from `project(input)`."""
+        check_activation("RNNCell", self.activation, "activation")
         total = projected + whole(self.weight_hh) @ state
         if self.bias is not None:
             total = total + beside(self.bias, total)

@@ -19,6 +19,7 @@ from ._init import limit, uniform, weight_dtype
 from ._layer_arguments import (
     as_array,
     check_key,
+    check_parameter,
     check_shape,
     check_size,
     check_window_fits,
@@ -136,7 +137,11 @@ class AbstractConv(Module):
         x = lax.expand_dims(x, (0,)) if single else x
         y = batched(with_one_batch_axis, x, 2 + self.num_spatial_dims)
         y = lax.squeeze(y, (0,)) if single else y
-        return y if self.bias is None else y + beside(self.bias, y)
+        if self.bias is None:
+            return y
+        out = y.shape[y.ndim - 1 - self.num_spatial_dims]
+        check_parameter(type(self).__name__, "bias", self.bias, (out, *[1] * self.num_spatial_dims))
+        return y + beside(self.bias, y)
 
 
 def _parse_padding(layer: str, padding: Any, n: int) -> str | tuple[tuple[int, int], ...]:

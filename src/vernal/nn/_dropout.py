@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import value_error
+from ..show import short, value_error
 from ._inference import known_flag
 from ._layer_arguments import as_array, check_size, known_value
 from ._mesh import drawn_like, key_for
@@ -42,8 +43,8 @@ class Dropout(Module):
         key: a random key for calls without one, from `vernal.nn.keys`; None at first.
 
     Raises:
-        ValueError: if `p` is a number outside 0 to 1, or `together` is negative; when called, for an input of fewer
-            axes than `together`.
+        ValueError: if `p` is no number, or outside 0 to 1, or `together` is negative; when called, for an input of
+            fewer axes than `together`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -118,14 +119,16 @@ class Dropout(Module):
         if known and self.p == 1:
             return jnp.zeros_like(x)
         wide = widen(x)
-        keep = 1 - (jnp.asarray(self.p, wide.real.dtype) if not known else float(self.p))
+        keep: Any = 1 - (jnp.asarray(self.p, wide.real.dtype) if not known else float(self.p))
         shape = (*x.shape[: x.ndim - together], *[1] * together)
         key = key_for(x, key)
         kept = jax.random.bernoulli(key, keep, shape, out_sharding=drawn_like(x, together))
-        # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the
-        # gradient.
-        scale = keep if known else jnp.where(keep == 0, 1, keep).astype(wide.dtype)
-        return narrow(jnp.where(kept, wide / scale, 0), x)
+        if known:
+            return narrow(jnp.where(kept, wide / keep, 0), x)
+        # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the gradient. Or NaN,
+        # which must not look like zeros.
+        scale = jnp.where(keep == 0, 1, keep).astype(wide.dtype)
+        return narrow(jnp.where(kept, wide / scale, (0 * keep).astype(wide.dtype)), x)
 
 
 class DropPath(Dropout):
@@ -144,8 +147,8 @@ class DropPath(Dropout):
         together: how many axes an example has, behind those of a batch; None if the input is one example.
 
     Raises:
-        ValueError: if `p` is a number outside 0 to 1, or `together` is negative; when called, for an input of fewer
-            axes than `together`.
+        ValueError: if `p` is no number, or outside 0 to 1, or `together` is negative; when called, for an input of
+            fewer axes than `together`.
         RuntimeError: when called, if a key is needed, and neither given nor stored.
 
     Example:
@@ -189,8 +192,15 @@ def drops(dropout: Dropout, inference: Any = None) -> bool:
 
 def _check_probability(layer: str, p: Any) -> None:
     """Refuses what is known to be no probability. `tree_at` may have put it in the layer."""
+    if not isinstance(p, int | float | np.generic | np.ndarray | Array) or np.ndim(p) != 0:
+        raise value_error(
+            "a probability is one number",
+            where=f"{layer}(p=...)",
+            expected="a number from 0 to 1, or an array of shape ()",
+            got=f"p={short(p)}",
+        )
     known = known_value(p)
-    if known is not None and not ((known >= 0) & (known <= 1)).all():
+    if known is not None and not 0 <= known <= 1:
         raise value_error(
             "a probability is between 0 and 1",
             where=f"{layer}(p=...)",

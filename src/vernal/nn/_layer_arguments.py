@@ -3,6 +3,7 @@
 Layers take batch axes in front of an example; in an expected shape they are written `...`.
 """
 
+import functools
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
@@ -118,12 +119,40 @@ def known_value(x: Any) -> np.ndarray | None:
     return np.asarray(x)
 
 
+def as_number(layer: str, argument: str, value: Any, expected: str) -> Any:
+    """A setting that is one number, as a Python number: then it is structure, and no optimiser sees it. A traced one
+    stays an array, for a field that is declared `trainable=False`."""
+    if isinstance(value, bool | int | float | complex | np.generic | np.ndarray | jax.Array):
+        dtype = value.dtype if isinstance(value, jax.Array) else np.asarray(value).dtype
+        number = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool)
+        if number and np.ndim(value) == 0:
+            known = known_value(value)
+            return value if known is None else known.item()
+    raise value_error(
+        f"`{layer}` was not given a number",
+        where=f"argument `{argument}`",
+        expected=expected,
+        got=short(value),
+    )
+
+
+def check_parameter(layer: str, name: str, value: Any, shape: Shape) -> None:
+    """Refuses a parameter that does not fit the others, as `vernal.tree_at` may have put it: it would be broadcast."""
+    if value.shape != tuple(shape):
+        raise value_error(
+            f"a parameter of `{layer}` has the wrong shape",
+            where=f"`{name}` of {layer}",
+            expected=str(tuple(shape)),
+            got=str(value.shape),
+        )
+
+
 def check_key(layer: str, key: Any) -> Any:
-    """Refuses what is not one random key, typed or of uint32. Returns it."""
+    """Refuses what is not one random key: typed, or of uint32 and as long as JAX's default kind. Returns it."""
     if isinstance(key, jax.Array | np.ndarray) and (
         key.ndim == 0
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        else key.ndim == 1 and key.dtype == np.uint32
+        else key.dtype == np.uint32 and key.shape == _raw_shape(_default_kind())
     ):
         return key
     raise type_error(
@@ -133,6 +162,18 @@ def check_key(layer: str, key: Any) -> Any:
         got=short(key),
         instead="jax.random.key(0); for each of several layers, one of jax.random.split(key, n)",
     )
+
+
+def _default_kind() -> str:
+    """The kind that JAX takes a random key for that is not typed."""
+    config: Any = jax.config  # Its options are attributes that it makes at run time.
+    return config.jax_default_prng_impl
+
+
+@functools.cache
+def _raw_shape(kind: str) -> tuple[int, ...]:
+    """The shape of a random key that is not typed."""
+    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=kind))).shape
 
 
 def per_dim(layer: str, argument: str, value: Any, n: int, minimum: int = 1) -> tuple[int, ...]:

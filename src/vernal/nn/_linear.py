@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ._init import limit, uniform, weight_dtype
-from ._layer_arguments import Axis, check_key, check_shape, check_size
+from ._layer_arguments import Axis, check_key, check_parameter, check_shape, check_size
 from ._mesh import beside, product
 
 _T = TypeVar("_T")
@@ -101,6 +101,7 @@ class Linear(Module):
             x = jnp.expand_dims(x, -1)
         y = product(jnp.asarray(x), self.weight)
         if self.bias is not None:
+            check_parameter("Linear", "bias", self.bias, y.shape[-1:])
             y = y + beside(self.bias, y)
         return lax.squeeze(y, (y.ndim - 1,)) if self.out_features == "scalar" else y
 

@@ -11,10 +11,9 @@ from jaxtyping import PRNGKeyArray
 
 from ..loops import scan
 from ..modules import Module, field
-from ..show import short, value_error
 from ..trees import combine, is_array, partition
+from ._activation import check_activation
 from ._batch import batched
-from ._keys import needs_keys
 from ._layer_arguments import check_key, check_shape, check_size
 from ._linear import Linear, features, vector_shape
 from ._mesh import along, like, stacked
@@ -49,19 +48,6 @@ def _activate(activation: Activation, x: jax.Array) -> jax.Array:
     return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
 
 
-def _refuse_random(*activations: Activation) -> None:
-    """Refuses activations that need a random key: which neuron, layer and example has which would be a guess."""
-    for activation in activations:
-        if needs_keys(activation):
-            raise value_error(
-                "an activation of `MLP` is given no random key",
-                where="MLP(activation=..., final_activation=...)",
-                expected="a function, or a layer without randomness",
-                got=short(activation),
-                instead="nn.Sequential([nn.Linear(...), jax.nn.relu, nn.Dropout(...), nn.Linear(...)])",
-            )
-
-
 class MLP(Module):
     """A multi-layer perceptron: linear layers with an activation after each.
 
@@ -91,8 +77,8 @@ class MLP(Module):
         final_activation: its arrays, if it has any, have a leading axis `(out_size,)`.
 
     Raises:
-        ValueError: for a size that is not an integer of at least 0, a `dtype` of integers, or an activation that needs
-            a random key, such as `Dropout`; when called, for an input of the wrong shape.
+        ValueError: for a size that is not an integer of at least 0, a `dtype` of integers, or an activation that is no
+            function or needs a random key, such as `Dropout`; when called, for an input of the wrong shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -130,7 +116,8 @@ class MLP(Module):
         scan: bool = False,
         key: PRNGKeyArray,
     ):
-        _refuse_random(activation, final_activation)
+        check_activation("MLP", activation, "activation")
+        check_activation("MLP", final_activation, "final_activation")
         self.in_size = features("MLP", "in_size", in_size)
         self.out_size = features("MLP", "out_size", out_size)
         self.width_size = width = check_size("MLP", "width_size", width_size, minimum=0)
@@ -168,7 +155,8 @@ class MLP(Module):
         Returns:
             Shape `(..., out_size)`, or `(...)`.
         """
-        _refuse_random(self.activation, self.final_activation)
+        check_activation("MLP", self.activation, "activation")
+        check_activation("MLP", self.final_activation, "final_activation")
         check_shape("MLP", x, vector_shape("in_size", self.in_size))
         return batched(self._one, jnp.asarray(x), 0 if self.in_size == "scalar" else 1)
 

@@ -89,7 +89,8 @@ class Shared(Module):
         pytree: the tree with a `SharedNode` at each of these places.
 
     Raises:
-        ValueError: if what is to be shared differs in structure, shapes or dtypes, or in number.
+        ValueError: if what is to be shared differs in structure, shapes or dtypes, or in number; if `get` picks some of
+            what `where` picks.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -127,6 +128,14 @@ class Shared(Module):
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
         self.where = where
         self.get = get
+        if _shared_nodes(get(self.pytree)) != _shared_nodes(kept):
+            raise value_error(
+                "what is to be stored is itself taken out, so that nothing would be left of it",
+                where="Shared(pytree, where, get)",
+                expected="a `get` that picks nothing of what `where` picks",
+                got="a node that both pick: shared with itself, a swap, or a chain",
+                instead="for a chain, the one that is stored for each: where = (a, b), get = (c, c)",
+            )
 
     def __call__(self) -> Any:
         """Puts the shared nodes back.
@@ -147,6 +156,10 @@ def _put_back(shared: Shared) -> Any:
             raise _second(shared, path, node)
     kept = shared.get(shared.pytree)
     return tree_at(shared.where, shared.pytree, kept, is_leaf=_is_shared_node)
+
+
+def _shared_nodes(tree: Any) -> int:
+    return sum(map(_is_shared_node, jtu.tree_leaves(tree, is_leaf=_is_shared_node)))
 
 
 def _is_shared_node(x: Any) -> bool:

@@ -15,6 +15,7 @@ from ..modules import Module, field
 from ..show import value_error
 from ._layer_arguments import (
     as_array,
+    as_number,
     check_shape,
     check_size,
     check_window_fits,
@@ -33,7 +34,7 @@ class Pool(Module):
     """Reduces each window of the input to one number, for each channel by itself.
 
     Args:
-        init: the value to begin with, the identity of `operation`: `0` for a sum, `-inf` for a
+        init: the value to begin with, a number, the identity of `operation`: `0` for a sum, `-inf` for a
             maximum. Outside the input, where it is padded, there is this value too.
         operation: an associative function of two arrays, such as `jax.lax.add` or `jax.lax.max`.
         num_spatial_dims: the number of spatial dimensions.
@@ -46,9 +47,9 @@ class Pool(Module):
             for it).
 
     Raises:
-        ValueError: for sizes that are not positive integers, sequences of the wrong length, a
-            padding that is negative or as large as the window; when called, for an input of
-            the wrong shape or too small.
+        ValueError: for an `init` that is no number, sizes that are not positive integers, sequences of the wrong
+            length, a padding that is negative or as large as the window; when called, for an input of the wrong shape
+            or too small.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -58,7 +59,7 @@ class Pool(Module):
         Array([[3., 7.]], dtype=float32)
     """
 
-    init: ArrayLike
+    init: ArrayLike = field(trainable=False)
     operation: Callable[[Any, Any], Any]
     num_spatial_dims: int = field(static=True)
     kernel_size: tuple[int, ...] = field(static=True)
@@ -77,7 +78,7 @@ class Pool(Module):
         use_ceil: bool = False,
     ):
         layer = type(self).__name__
-        self.init = init
+        self.init = as_number(layer, "init", init, "one number")
         self.operation = operation
         self.num_spatial_dims = n = check_size(layer, "num_spatial_dims", num_spatial_dims, 0)
         self.kernel_size = per_dim(layer, "kernel_size", kernel_size, n)

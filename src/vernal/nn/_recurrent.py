@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
@@ -89,7 +90,7 @@ class Recurrent(Module, Generic[_State]):
         )
 
     def _run(
-        self, xs: ArrayLike, state: _State | None, length: ArrayLike | None, key: Any
+        self, xs: ArrayLike, state: _State | None, length: Any, key: Any
     ) -> tuple[Array, _State]:
         name = type(self).__name__
         batch = check_shape(name, xs, (..., "time", ("input_size", self.input_size)), "xs")
@@ -99,8 +100,7 @@ class Recurrent(Module, Generic[_State]):
         dtype = jnp.result_type(xs, *jax.tree.leaves((self.cells, state)))
         valid = None
         if length is not None:
-            check_shape(name, length, batch, "length")
-            if not jnp.issubdtype(jnp.asarray(length).dtype, jnp.integer):
+            if not jnp.issubdtype(_dtype(length), jnp.integer):
                 raise type_error(
                     f"`{name}` was given a length that is no number of steps",
                     where="argument `length`",
@@ -108,6 +108,7 @@ class Recurrent(Module, Generic[_State]):
                     got=short(length),
                     instead="length.astype(int)",
                 )
+            check_shape(name, length, batch, "length")
             _check_length(name, length, xs.shape[-2])
             steps = in_front(jnp.arange(xs.shape[-2]), xs.ndim - 1)
             valid = steps < jnp.expand_dims(length, -1)
@@ -144,6 +145,10 @@ class Recurrent(Module, Generic[_State]):
         for leaf in jax.tree.leaves(state):
             shape = (*batch, ("num_layers * directions", rows), ("hidden_size", self.hidden_size))
             check_shape(name, leaf, shape, "state")
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype if isinstance(x, Array) else np.asarray(x).dtype
 
 
 def _check_length(layer: str, length: Any, time: Any) -> None:

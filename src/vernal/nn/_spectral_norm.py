@@ -14,7 +14,7 @@ from ._layer_arguments import check_key, check_size
 from ._mesh import whole
 from ._normalised_layer import NormalisedLayer, with_weight
 from ._parametrised import resolve
-from ._precision import widen
+from ._precision import largest_entry, widen
 from ._state import State, StatefulLayer, check_state
 from ._variable import Variable
 
@@ -43,7 +43,9 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     and inference takes them as they are. If they are far off, because the weight has been replaced (one iteration makes
     :math:`\sigma` more than 10% larger, or some that begin with a part of every direction find a larger one), each call
     finds better ones first. (Another direction that was made the largest by hand may be missed while it is less than a
-    sixth larger, and in training for some calls.) Gradients go through :math:`\sigma`, with `u` and `v` constant. The
+    sixth larger, and in training for some calls. So after `vernal.nn.initialise`, or with other new weights, the norm
+    may be up to 1.5 for some calls while training; a `SpectralNorm` of the new layer begins with vectors that fit.)
+    Gradients go through :math:`\sigma`, with `u` and `v` constant. The
     new vectors come back from `vernal.nn.apply`, or through `state`.
 
     T. Miyato, T. Kataoka, M. Koyama and Y. Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR
@@ -53,7 +55,8 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         layer: the layer.
         weight_name: the name of its weight.
         num_power_iterations: how many at each call while training; there are 15 at construction.
-        eps: the least length that a vector is divided by to make it a unit vector.
+        eps: the least length that a vector is divided by to make it a unit vector, in units of the largest entry of the
+            weight.
         inference: True leaves `u` and `v` as they are.
         key: for the random `v` to begin with.
 
@@ -100,7 +103,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         )
         self.eps = eps
         self.inference = inference
-        matrix = _matrix(self.own_weight(0))
+        _, matrix = _in_parts(widen(self.own_weight(0)))
         key = check_key("SpectralNorm", key)
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
         self.vectors = Variable(_power_iteration(matrix, v, _AT_FIRST, eps))
@@ -154,7 +157,9 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     def _divided(
         self, weight: Array, state: State | None, inference: Any
     ) -> tuple[Array, State | None]:
-        matrix = _matrix(weight)
+        # Once: two gradients that are too large for half precision would have no sum there.
+        wide = widen(weight)
+        largest, matrix = _in_parts(wide)
         old = self.vectors.value if state is None else state.get(self.vectors)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
         trains, fixed = not in_inference(self, [self.vectors], inference), lax.stop_gradient(matrix)
@@ -164,12 +169,14 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         if trains:
             new = u.astype(old[0].dtype), v.astype(old[1].dtype)
             if state is None:
-                weight = self.vectors.update(new, weight)
+                wide = self.vectors.update(new, wide)
             else:
                 state = state.set(self.vectors, new)
         sigma = jnp.vdot(u, matrix @ v).real
         # A weight of zeros stays one.
-        return weight / jnp.where(sigma == 0, 1, sigma).astype(weight.dtype), state
+        # XLA would multiply `sigma` by what the weight is scaled by, which may be beyond the dtype.
+        scale = lax.optimization_barrier(1 / jnp.where(sigma == 0, 1, sigma)).astype(wide.dtype)
+        return (wide / largest * scale).astype(weight.dtype), state
 
     def _fitting(self, matrix: Array, u: Array, v: Array, trains: bool) -> tuple[Array, Array]:
         """The vectors, or better ones if the weight was replaced. (In `vernal.compat`: as they are.)"""
@@ -177,9 +184,12 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         return _not_far_off(matrix, u, v, self.eps, lost, before)
 
 
-def _matrix(weight: Array) -> Array:
-    """The weight as a matrix, in at least float32."""
-    return whole(widen(weight)).reshape(weight.shape[0], -1)
+def _in_parts(weight: Array) -> tuple[Array, Array]:
+    """The largest entry of a weight, and the weight over it as a matrix."""
+    matrix = whole(weight).reshape(weight.shape[0], -1)
+    largest = largest_entry(matrix)[0, 0]
+    largest = jnp.where(largest == 0, 1, largest).astype(matrix.dtype)
+    return largest, matrix / largest
 
 
 def _unit(x: Array, eps: float) -> Array:

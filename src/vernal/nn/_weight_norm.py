@@ -4,14 +4,17 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
+from ..show import value_error
+from ._layer_arguments import check_parameter, known_value
 from ._mesh import beside
 from ._normalised_layer import NormalisedLayer
 from ._parametrised import resolve
-from ._precision import widen
+from ._precision import largest_entry, widen
 
 Layer = TypeVar("Layer")
 
@@ -36,7 +39,8 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         g: the norms, of the shape of the weight with 1 for every axis but `axis`.
 
     Raises:
-        ValueError: if the layer has no such weight, or the weight no such axis.
+        ValueError: if the layer has no such weight, or the weight no such axis, or its norm is beyond its dtype; when
+            called, if `g` has another shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -58,6 +62,7 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         self.axis = axis
         weight = self.own_weight(axis)
         self.g = self.norm(weight).astype(weight.dtype)
+        _check_fits(weight, self.g)
 
     def norm(self, weight: Array) -> Array:
         """The lengths of a weight.
@@ -81,17 +86,18 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
             `g * v / |v|`; a row of zeros stays one.
         """
         scaled, _, norm = self._in_parts(weight)
-        return (scaled * (widen(beside(self.g, norm)) / norm)).astype(weight.dtype)
+        check_parameter("WeightNorm", "g", self.g, norm.shape)
+        # XLA would make one fraction of both, of products that are beyond the dtype.
+        factor = lax.optimization_barrier(widen(beside(self.g, norm)) / norm)
+        return (scaled * factor).astype(weight.dtype)
 
     def _in_parts(self, weight: Array) -> tuple[Array, Array, Array]:
-        """The weight over its largest entry, that entry, and the norm of the quotient: the square of a number below
-        1e-20 is zero in float32, and that of one above 1e19 infinite. Where all entries are zero the norm is 1."""
+        """The weight over its largest entry, that entry, and the norm of the quotient. Where all entries are zero the
+        norm is 1."""
         weight = widen(weight)
         kept = None if self.axis is None else self.axis % weight.ndim
         axes = tuple(i for i in range(weight.ndim) if i != kept)
-        # A constant: neither direction nor length depends on what the weight is scaled by.
-        sizes = lax.stop_gradient(jnp.abs(weight))
-        largest = jnp.max(sizes, axis=axes, keepdims=True, initial=0)
+        largest = largest_entry(weight, axes)
         scaled = weight / jnp.where(largest == 0, 1, largest)
         squares = jnp.sum(jnp.abs(scaled) ** 2, axis=axes, keepdims=True)
         # The root has no derivative at zero.
@@ -111,3 +117,16 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         """
         layer = resolve(self)
         return layer(*args, **kwargs) if key is None else layer(*args, key=key, **kwargs)
+
+
+def _check_fits(weight: Array, g: Array) -> None:
+    """Refuses lengths that are infinite though the weight is not, where they are known."""
+    lengths = known_value(g)
+    if lengths is not None and np.isinf(lengths).any() and bool(jnp.isfinite(weight).all()):
+        raise value_error(
+            "`g` does not fit its dtype: the norm of a finite weight is infinite there",
+            where="WeightNorm(layer)",
+            expected=f"a norm of at most {float(jnp.finfo(g.dtype).max):.3g}, as the weight is {g.dtype.name}",
+            got=f"entries up to {float(jnp.abs(weight).max()):.3g}",
+            instead="a smaller weight, or one of a wider dtype",
+        )
