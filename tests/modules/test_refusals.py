@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import types
 from typing import Any
 
 import jax
@@ -190,7 +191,7 @@ HIDDEN = {
     "partial keyword": lambda: functools.partial(jnp.sum, where=jnp.ones(2, bool)),
     "partial of a module": lambda: functools.partial(LAYER),
     "partial of a vmap": lambda: functools.partial(jax.vmap(LAYER)),
-    "python's own method": lambda: LAYER.__call__,
+    "python's own method": lambda: types.MethodType(type(LAYER).__call__, LAYER),
     "wraps": lambda: functools.wraps(LAYER)(lambda x: x),
 }
 

@@ -236,9 +236,10 @@ def test_a_transformation_that_looks_at_the_gradients_runs_outside_of_compiled_f
         return optax.GradientTransformation(optax.identity().init, update)
 
     opt = Optimizer(factory, 0.5)
-    np.testing.assert_allclose(opt.update(jnp.ones(2), jnp.ones(2), ())[0], [0.5, 0.5])
+    state = opt.init(jnp.ones(2))
+    np.testing.assert_allclose(opt.update(jnp.ones(2), jnp.ones(2), state)[0], [0.5, 0.5])
     with pytest.raises(jax.errors.TracerBoolConversionError):
-        jax.jit(lambda g: opt.update(jnp.ones(2), g, ()))(jnp.ones(2))
+        jax.jit(lambda g: opt.update(jnp.ones(2), g, state))(jnp.ones(2))
 
 
 def test_what_optax_looks_at_while_it_builds_is_structure():

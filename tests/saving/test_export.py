@@ -224,7 +224,7 @@ def test_whatever_holds_arrays_is_exported_with_them():
         "a compiled module": (filter_jit(layer), ["fn.bias", "fn.weight"]),
         "a closure": (lambda x: layer(x), ["values.0", "values.1"]),
         "a compiled closure": (jax.jit(lambda x: layer(x)), ["values.0", "values.1"]),
-        "a method": (layer.__call__, ["values.0", "values.1"]),
+        "a method": (layer.__call__, ["__self__.bias", "__self__.weight"]),
         "a partial": (Partial(lambda s, x: s[None] * layer(x), scale), ["args.0", "func.values.0", "func.values.1"]),
         "what closes over a global": (lambda x: GLOBAL[None] * x, []),
     }  # fmt: skip

@@ -21,7 +21,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._ground import one_level, one_level_with_keys, static_key
+from .._ground import is_library_name, one_level, one_level_with_keys, static_key
 from ..trees import Rest, everything_in, is_array
 
 Kind = bool | tuple[Any, ...]
@@ -221,9 +221,14 @@ def hides_arrays(value: Any) -> bool:
 
 
 def _attributes_of_an_object(x: Any) -> Iterable[Any]:
-    """The attributes of an ordinary object, which the walker does not open. (Tables of NumPy's are fine there.)"""
+    """The attributes of an object of a user's, which the walker does not open. (Tables of NumPy's are fine there.)"""
     cls = type(x)
-    if cls in _PLAIN or isinstance(x, (type, types.ModuleType)) or is_node(x):
+    if (
+        cls in _PLAIN
+        or isinstance(x, (type, types.ModuleType))
+        or is_node(x)
+        or is_library_name(cls)
+    ):
         return ()
     try:
         state = object.__getstate__(x)

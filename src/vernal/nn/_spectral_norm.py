@@ -28,7 +28,7 @@ _FAR, _NEAR, _MOST = 1.1, 1.0001, 200
 _LOST = 1.5
 # How large the weight is at least is said by one iteration that begins with a part of every direction. In inference no
 # further call brings the vectors nearer: there it is said by so many iterations, and this factor is enough.
-_LARGER, _BEFORE = 1.05, 8
+_LARGER, _BEFORE = 1.2, 8
 
 
 Layer = TypeVar("Layer")
