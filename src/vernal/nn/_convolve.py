@@ -15,7 +15,7 @@ import jax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..primitives import linear_call
+from ..primitives import local_linear_call
 from ..transforms import explicit_mesh
 
 
@@ -27,7 +27,7 @@ def convolve(x: Array, weight: Array, groups: int, **options: Any) -> Array:
         return _grouped(x, weight, groups, **options)
     forward = functools.partial(_grouped, groups=groups, **options)
     transposed = functools.partial(_by_group, groups=groups, shape=weight.shape, **options)
-    return linear_call(forward, transposed, x, weight)
+    return local_linear_call(forward, transposed, x, weight)
 
 
 def _grouped(x: Array, weight: Array, groups: int, **options: Any) -> Array:
