@@ -199,8 +199,9 @@ def _check_probability(layer: str, p: Any) -> None:
             expected="a number from 0 to 1, or an array of shape ()",
             got=f"p={short(p)}",
         )
+    # Under `vmap` that of a whole batch.
     known = known_value(p)
-    if known is not None and not 0 <= known <= 1:
+    if known is not None and not np.all((known >= 0) & (known <= 1)):
         raise value_error(
             "a probability is between 0 and 1",
             where=f"{layer}(p=...)",

@@ -75,7 +75,8 @@ def ring_attention(
         >>> ring = functools.partial(nn.ring_attention, axis_name="sequence", causal=True)
         >>> spec = jax.P("sequence")
         >>> mapped = vernal.filter_shard_map(ring, mesh=mesh, in_specs=spec, out_specs=spec)
-        >>> y = mapped(x, x, x)
+        >>> spread = jax.device_put(x, jax.NamedSharding(mesh, spec))
+        >>> y = mapped(spread, spread, spread)
         >>> bool(jnp.allclose(y, nn.attention(x, x, x, causal=True), atol=1e-6))
         True
     """
