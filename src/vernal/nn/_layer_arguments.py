@@ -127,7 +127,8 @@ def as_number(layer: str, argument: str, value: Any, expected: str) -> Any:
         number = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool)
         if number and np.ndim(value) == 0:
             known = known_value(value)
-            return value if known is None else known.item()
+            # Under `vmap` that of a whole batch.
+            return value if known is None or known.ndim else known.item()
     raise value_error(
         f"`{layer}` was not given a number",
         where=f"argument `{argument}`",
