@@ -24,21 +24,6 @@ def program_of(eqn: Any) -> Any:
     return jax.make_jaxpr(lambda *args: eqn.primitive.impl(*args, **eqn.params))(*types).jaxpr
 
 
-def rules_of(eqn: Any) -> Any:
-    """The rules of an operation of ours that has a derivative of its own.
-
-    Args:
-        eqn: an operation in a program.
-
-    Returns:
-        Rules for `vprim_p`; or None if it is another operation, or only makes again what one has computed.
-    """
-    if eqn.primitive is vprim_p:
-        return eqn.params["rules"]
-    rules = defined.get(eqn.primitive)
-    return None if rules is None or rules.traits.replays else rules.given(eqn.params)
-
-
 def traits_of(eqn: Any) -> Traits:
     """What an operation in a program is.
 

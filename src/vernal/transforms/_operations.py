@@ -223,12 +223,12 @@ def define(
         return _map(rules.given(params), axis, args, dims)
 
     fancy_primitive_batchers[primitive] = batch
-    defined[primitive] = rules
+    defined.add(primitive)
     return primitive
 
 
 # The operations that this has made.
-defined: dict[Any, _Rules] = {}
+defined: set[Any] = set()
 
 
 def _primitive(rules: _Rules) -> Any:
