@@ -60,6 +60,17 @@ def test_values_and_gradients_are_those_of_one_device(name, causal):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(16, 32), (32, 16)])
+def test_queries_that_see_nothing_of_the_keys_that_have_come_so_far(queries, keys):
+    mesh, spec = make_mesh(sequence=8), P(None, "sequence")
+    arrays = drawn(3, (2, queries, 2, 4), (2, keys, 2, 4), (2, keys, 2, 4))
+    placed = jax.device_put(arrays, jax.NamedSharding(mesh, spec))
+    found = jax.jit(with_gradients(lambda *a: spread(mesh, spec, causal=True)(*a)))(*placed)
+    want = jax.jit(with_gradients(functools.partial(nn.attention, causal=True)))(*arrays)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+
+
 def test_a_layer_is_trained_with_its_gradient_summed_over_the_ring():
     mesh = make_mesh(sequence=8)
     layer, (x,) = nn.Linear(6, 12, key=jax.random.key(1)), drawn(2, (32, 6))

@@ -165,7 +165,10 @@ def test_a_loop_carries_an_object_that_holds_a_traced_array_from_outside(around,
 
 def test_a_compiled_function_returns_an_object_that_its_caller_brought():
     step = filter_jit(lambda w, h: (h(w), h))
-    outer = lambda x: step(x, lambda z: z * x)[1](2.0)  # noqa: E731 (it is called twice)
+
+    def outer(x):
+        return step(x, lambda z: z * x)[1](2.0)
+
     assert outer(jnp.array(3.0)) == jax.jit(outer)(3.0) == 6.0
 
 

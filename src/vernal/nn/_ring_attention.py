@@ -163,7 +163,9 @@ def _forward(ring: _Ring, query: Array, keys: Array, values: Array) -> tuple[Arr
             number, (query, out, total, top) = x
             scores = ring.scores(query, keys, number, step)
             higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
-            powers, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
+            # A query may see none of the keys that have come so far.
+            finite = jnp.where(higher == -jnp.inf, 0, higher)
+            powers, shrink = jnp.exp(scores - finite), jnp.exp(top - finite)
             more = jnp.einsum(
                 "...kgts,...ksv->...kgtv",
                 powers.astype(values.dtype),
@@ -180,7 +182,6 @@ def _forward(ring: _Ring, query: Array, keys: Array, values: Array) -> tuple[Arr
         keys, values = parts = ring.next(parts)
         return (parts, see(step, keys, values, sums)), None
 
-    # At the first step a query sees its own key, if any, so that no sum is empty.
     sums = start(values.shape[-1], 0.0), start(1, 0.0), start(1, -math.inf)
     sums = see(jnp.zeros((), jnp.int32), keys, values, sums)
     steps = jnp.arange(1, ring.devices, dtype=jnp.int32)
@@ -239,5 +240,4 @@ def _attend_bwd(
     steps = jnp.arange(ring.devices, dtype=jnp.int32)
     first = (keys, values), (start(keys), start(values)), start(query)
     (_, (of_keys, of_values), of_query), _ = lax.scan(turn, first, steps)
-    found = of_query, of_keys, of_values
-    return tuple(x.astype(a.dtype) for x, a in zip(found, arrays, strict=True))  # type: ignore[return-value]
+    return of_query.astype(query.dtype), of_keys.astype(keys.dtype), of_values.astype(values.dtype)

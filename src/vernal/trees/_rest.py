@@ -69,7 +69,10 @@ class Rest:
         if self._hash is None:
             try:
                 key = static_key(self.fixed)
-            except TypeError:  # Equal to itself only.
+            except (
+                TypeError,
+                ValueError,
+            ):  # Arrays of NumPy, and what can change: compared, and not hashed.
                 key = None
             self._hash = hash((self.treedef, self.mask, key))
         return self._hash
