@@ -240,9 +240,10 @@ def test_a_traced_probability_that_is_nan_comes_out(getkey):
 
 @pytest.mark.parametrize("p", ["0.5", None, [0.5], jnp.array([0.1, 0.9])])
 def test_a_probability_is_one_number(p, getkey):
-    with pytest.raises(ValueError, match=r"(?s)one number.*Dropout\(p=...\)"):
+    error = ValueError if isinstance(p, jax.Array) else TypeError
+    with pytest.raises(error, match=r"(?s)one number.*Dropout\(p=...\)"):
         inspect.unwrap(nn.Dropout.__init__)(object.__new__(nn.Dropout), p)
     for layer in (nn.Dropout(0.5), nn.DropPath(0.5)):
         wrong = tree_at("p", layer, p, is_leaf=lambda x: x is None)
-        with pytest.raises(ValueError, match=rf"(?s)one number.*{type(layer).__name__}\(p=...\)"):
+        with pytest.raises(error, match=rf"(?s)one number.*{type(layer).__name__}\(p=...\)"):
             wrong(jnp.ones(2), key=getkey())

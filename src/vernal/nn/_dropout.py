@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import short, value_error
+from ..show import short, type_error, value_error
 from ._inference import known_flag
 from ._layer_arguments import as_array, check_size, known_value
 from ._mesh import drawn_like, key_for
@@ -43,8 +43,9 @@ class Dropout(Module):
         key: a random key for calls without one, from `vernal.nn.keys`; None at first.
 
     Raises:
-        ValueError: if `p` is no number, or outside 0 to 1, or `together` is negative; when called, for an input of
-            fewer axes than `together`.
+        TypeError: if `p` is no number.
+        ValueError: if `p` is several numbers, or outside 0 to 1, or `together` is negative; when called, for an input
+            of fewer axes than `together`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -147,8 +148,9 @@ class DropPath(Dropout):
         together: how many axes an example has, behind those of a batch; None if the input is one example.
 
     Raises:
-        ValueError: if `p` is no number, or outside 0 to 1, or `together` is negative; when called, for an input of
-            fewer axes than `together`.
+        TypeError: if `p` is no number.
+        ValueError: if `p` is several numbers, or outside 0 to 1, or `together` is negative; when called, for an input
+            of fewer axes than `together`.
         RuntimeError: when called, if a key is needed, and neither given nor stored.
 
     Example:
@@ -192,8 +194,9 @@ def drops(dropout: Dropout, inference: Any = None) -> bool:
 
 def _check_probability(layer: str, p: Any) -> None:
     """Refuses what is known to be no probability. `tree_at` may have put it in the layer."""
-    if not isinstance(p, int | float | np.generic | np.ndarray | Array) or np.ndim(p) != 0:
-        raise value_error(
+    is_number = isinstance(p, int | float | np.generic | np.ndarray | Array)
+    if not is_number or np.ndim(p) != 0:
+        raise (value_error if is_number else type_error)(
             "a probability is one number",
             where=f"{layer}(p=...)",
             expected="a number from 0 to 1, or an array of shape ()",
