@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import vernal
 from tests.nn._jaxprs import equations
 from vernal import nn
 
@@ -134,14 +133,3 @@ def test_operations_are_named_after_their_layer(getkey):
     assert all(name.startswith("vernal.nn.MLP") for name in mlp)
     adaptive = names(nn.AdaptiveAvgPool2d(2), image)
     assert all(name.startswith("vernal.nn.AdaptivePool") for name in adaptive)
-
-
-def test_a_bias_that_would_be_broadcast_is_refused(getkey):
-    for layer, x, wrong in [
-        (nn.Linear(3, 1, key=getkey()), jnp.ones(3), (5,)),
-        (nn.Linear(3, 2, key=getkey()), jnp.ones(3), (5, 2)),
-        (nn.Conv1d(3, 2, 1, key=getkey()), jnp.ones((3, 2)), (2,)),
-    ]:
-        text = f"(?s)`{type(layer).__name__}` has the wrong shape.*`bias`"
-        with pytest.raises(ValueError, match=text):
-            vernal.tree_at("bias", layer, jnp.ones(wrong))(x)

@@ -1,5 +1,7 @@
 """Tied weights stay tied."""
 
+import inspect
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -154,3 +156,11 @@ def test_what_is_taken_out_is_not_what_is_stored(where, get, getkey):
         nn.Shared(layers, lambda m: tuple(m[n] for n in where), lambda m: tuple(m[n] for n in get))
     both = nn.Shared(layers, lambda m: (m["a"], m["b"]), lambda m: (m["c"], m["c"]))()
     assert vernal.tree_equal(both["a"], both["b"]) and vernal.tree_equal(both["a"], layers["c"])
+
+
+def test_a_path_is_no_function(getkey):
+    layers, first = nn.MLP(2, 2, 2, 1, key=getkey()), lambda mlp: mlp.layers[0].weight
+    init = inspect.unwrap(nn.Shared.__init__)
+    for name, where, get in [("where", "layers[1].weight", first), ("get", first, "layers[1]")]:
+        with pytest.raises(TypeError, match=f"(?s)`{name}` is no function.*Shared.*lambda"):
+            init(object.__new__(nn.Shared), layers, where, get)

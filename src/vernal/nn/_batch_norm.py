@@ -23,6 +23,7 @@ from ._inference import in_inference
 from ._init import weight_dtype
 from ._layer_arguments import as_array, as_number, check_size, known_value
 from ._mesh import beside
+from ._normalisation import scale_and_shift
 from ._precision import narrow, widen
 from ._state import State, StatefulLayer, check_state
 from ._variable import Variable
@@ -207,8 +208,7 @@ class BatchNorm(StatefulLayer):
             new = [new_mean, new_var, tracked]
             mean, var = (new_mean, new_var) if self.mode == "ema" else (batch_mean, batch_var)
         y = (wide - mean) * lax.rsqrt(var + self.eps)
-        if self.weight is not None and self.bias is not None:
-            y = y * per_channel(self.weight) + per_channel(self.bias)
+        y = scale_and_shift(self, y, (self.input_size,), x.ndim - 1 - channel)
         y = narrow(y, x)
         # In inference nothing is new.
         for variable, before, value in zip(variables, old, new, strict=False):

@@ -18,7 +18,7 @@ from ..modules import Module, field
 from ._activation import check_activation
 from ._batch import batched
 from ._init import limit, uniform, weight_dtype
-from ._layer_arguments import check_key, check_shape, check_size
+from ._layer_arguments import check_key, check_parameter, check_shape, check_size
 from ._mesh import beside, product, whole
 
 _State = TypeVar("_State")
@@ -70,6 +70,15 @@ class RecurrentCell(Module, Generic[_State]):
         The bias is added by `step`, last: between the two products, it would keep XLA from adding up all three at once.
         """
         return product(x, whole(self.weight_ih))
+
+    def _recur(self, projected: Array, hidden: Array) -> Array:
+        """The share of the hidden state in all gates."""
+        weight = whole(self.weight_hh)
+        rows = projected.shape[-1:]
+        check_parameter(type(self).__name__, "weight_hh", weight, (*rows, self.hidden_size))
+        if self.bias is not None:
+            check_parameter(type(self).__name__, "bias", self.bias, rows)
+        return weight @ hidden
 
     def _next(self, x: Array, state: _State) -> _State:
         return self.step(self.project(x), state)
@@ -139,7 +148,7 @@ class RNNCell(RecurrentCell[Array]):
     def step(self, projected: Array, state: Array) -> Array:
         """The next hidden state, from `project(input)`."""
         check_activation("RNNCell", self.activation, "activation")
-        total = projected + whole(self.weight_hh) @ state
+        total = projected + self._recur(projected, state)
         if self.bias is not None:
             total = total + beside(self.bias, total)
         return self.activation(total)
@@ -225,12 +234,13 @@ class GRUCell(RecurrentCell[Array]):
     def step(self, projected: Array, state: Array) -> Array:
         """The next hidden state, from `project(input)`."""
         r_x, z_x, n_x = jnp.split(projected, 3)
-        r_h, z_h, n_h = jnp.split(whole(self.weight_hh) @ state, 3)
+        r_h, z_h, n_h = jnp.split(self._recur(projected, state), 3)
         r, z = r_x + r_h, z_x + z_h
         if self.bias is not None:
             r_b, z_b, n_b = jnp.split(beside(self.bias, projected), 3)
             r, z, n_x = r + r_b, z + z_b, n_x + n_b
         if self.bias_n is not None:
+            check_parameter("GRUCell", "bias_n", self.bias_n, n_h.shape)
             n_h = n_h + beside(self.bias_n, n_h)
         r, z = jax.nn.sigmoid(r), jax.nn.sigmoid(z)
         n = jnp.tanh(n_x + r * n_h)
@@ -311,7 +321,7 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
     def step(self, projected: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         """The next hidden state and memory, from `project(input)`."""
         hidden, memory = state
-        gates = projected + whole(self.weight_hh) @ hidden
+        gates = projected + self._recur(projected, hidden)
         if self.bias is not None:
             gates = gates + beside(self.bias, gates)
         i, f, g, o = jnp.split(gates, 4)

@@ -10,7 +10,7 @@ from ..modules import Module, field
 from ..show import value_error
 from ._init import weight_dtype
 from ._layer_arguments import as_array, check_shape, check_size, image_shape, wrong_shape
-from ._normalisation import _scale_and_shift, _unit_size, two_readings
+from ._normalisation import _unit_size, scale_and_shift, two_readings
 from ._precision import narrow, widen
 
 
@@ -105,12 +105,7 @@ class InstanceNorm(Module):
                 instead="LayerNorm(shape), which is over the channels",
             )
         y = _unit_size(widen(x), tuple(range(x.ndim - n, x.ndim)), self.eps, centre=True)
-        if self.weight is not None and self.bias is not None:
-            per_channel = (self.channels,) + (1,) * n
-            y = _scale_and_shift(
-                y, self.weight.reshape(per_channel), self.bias.reshape(per_channel)
-            )
-        return narrow(y, x)
+        return narrow(scale_and_shift(self, y, (self.channels,), n), x)
 
     def _spatial_dims(self, x: Array) -> int:
         """The number of spatial axes of an input, if its axes are as they should be."""

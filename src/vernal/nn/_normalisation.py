@@ -8,6 +8,7 @@ absolute value, hence real.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,14 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import value_error
 from ._init import weight_dtype
-from ._layer_arguments import as_array, check_shape, check_size, image_shape, wrong_shape
+from ._layer_arguments import (
+    as_array,
+    check_parameter,
+    check_shape,
+    check_size,
+    image_shape,
+    wrong_shape,
+)
 from ._mesh import beside
 from ._precision import narrow, widen
 
@@ -30,11 +38,24 @@ def _unit_size(x: Array, axes: tuple[int, ...], eps: float, centre: bool) -> Arr
     return x * jax.lax.rsqrt(mean_square + eps).astype(x.dtype)
 
 
-def _scale_and_shift(x: Array, weight: Array | None, bias: Array | None) -> Array:
-    if weight is not None:
-        x = x * beside(weight.astype(x.dtype), x)
-    if bias is not None:
-        x = x + beside(bias.astype(x.dtype), x)
+def scale_and_shift(layer: Any, x: Array, shape: tuple[int, ...], spatial: int = 0) -> Array:
+    """`x` times the layer's `weight` plus its `bias`, where it has them.
+
+    Args:
+        layer: the layer.
+        x: the normalised input.
+        shape: of both parameters: the last sizes of `x`, but for its spatial axes.
+        spatial: the number of spatial axes, the last ones of `x`.
+    """
+
+    def along(name: str, parameter: Array) -> Array:
+        check_parameter(type(layer).__name__, name, parameter, shape)
+        return beside(parameter.astype(x.dtype).reshape(shape + (1,) * spatial), x)
+
+    if layer.weight is not None:
+        x = x * along("weight", layer.weight)
+    if layer.bias is not None:
+        x = x + along("bias", layer.bias)
     return x
 
 
@@ -70,7 +91,7 @@ class _ShapeNorm(Module):
         x = as_array(self, x)
         batch = check_shape(type(self).__name__, x, (..., *self.shape))
         y = _unit_size(widen(x), tuple(range(len(batch), x.ndim)), self.eps, centre)
-        return narrow(_scale_and_shift(y, self.weight, self.bias), x)
+        return narrow(scale_and_shift(self, y, self.shape), x)
 
 
 class LayerNorm(_ShapeNorm):
@@ -258,12 +279,7 @@ class GroupNorm(Module):
         groups = widen(x).reshape(*batch, self.groups, channels // self.groups, *spatial)
         inside = tuple(range(len(batch) + 1, groups.ndim))
         y = _unit_size(groups, inside, self.eps, centre=True).reshape(x.shape)
-        if self.weight is not None and self.bias is not None:
-            per_channel = (channels,) + (1,) * len(spatial)
-            y = _scale_and_shift(
-                y, self.weight.reshape(per_channel), self.bias.reshape(per_channel)
-            )
-        return narrow(y, x)
+        return narrow(scale_and_shift(self, y, (channels,), len(spatial)), x)
 
     def _divided(self, x: Array) -> tuple[int, tuple[int, ...]]:
         """The number of channels and the spatial sizes of an input, if they are as they should be."""

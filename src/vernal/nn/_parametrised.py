@@ -9,7 +9,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..modules import Module, field
-from ..show import diff_text, listed, message, path_text, short, value_error
+from ..show import diff_text, listed, message, path_text, short, type_error, value_error
 from ..trees import picked_nodes, replace_parts, tree_at
 from ._places import Place
 
@@ -89,6 +89,7 @@ class Shared(Module):
         pytree: the tree with a `SharedNode` at each of these places.
 
     Raises:
+        TypeError: if `where` or `get` is no function.
         ValueError: if what is to be shared differs in structure, shapes or dtypes, or in number; if `get` picks some of
             what `where` picks.
 
@@ -116,6 +117,15 @@ class Shared(Module):
     get: Callable[[Any], Any] = field(static=True)
 
     def __init__(self, pytree: Any, where: Callable[[Any], Any], get: Callable[[Any], Any]):
+        for name, picks in (("where", where), ("get", get)):
+            if not callable(picks):
+                raise type_error(
+                    f"`{name}` is no function",
+                    where="Shared(pytree, where, get)",
+                    expected="a function that picks a node of `pytree`",
+                    got=short(picks),
+                    instead="lambda layers: layers[1].weight",
+                )
         taken, kept = where(pytree), get(pytree)
         if _described(taken) != _described(kept):
             raise value_error(
