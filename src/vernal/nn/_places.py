@@ -80,10 +80,8 @@ def keys_of(key: Any, places: Sequence[Names]) -> list[Any]:
     words = np.frombuffer(digests, "<u4").reshape(-1, 2)
     fold = jax.random.fold_in
     every = jax.vmap(lambda one, other: fold(fold(key, one), other))(words[:, 0], words[:, 1])
-    found, start = [], 0
-    for names in places:
-        size = math.prod(names.shape)
-        some = jax.lax.slice_in_dim(every, start, start + size)
-        found.append(some.reshape(names.shape + every.shape[1:]))
-        start += size
-    return found
+    parts = jax.lax.split(every, [math.prod(names.shape) for names in places])
+    return [
+        part.reshape(names.shape + every.shape[1:])
+        for part, names in zip(parts, places, strict=True)
+    ]
