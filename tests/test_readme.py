@@ -8,6 +8,7 @@ import contextlib
 import doctest
 import io
 import re
+import sys
 import traceback
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,12 @@ import jax
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    # PyTorch is installed for Python 3.11 only.
+    if sys.version_info < (3, 12) or "import torch" not in page.read_text(encoding="utf-8")
+]
 _PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*)[^\n]*$")
 
