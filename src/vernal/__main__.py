@@ -1,4 +1,4 @@
-"""The command line: `python -m vernal COMMAND`."""
+"""The command line: `vernal COMMAND`, or `python -m vernal COMMAND`."""
 
 import argparse
 import json
@@ -13,6 +13,19 @@ from ._launch import launch
 from .compat import install
 
 _STARTUP = Path(__file__).resolve().parent / "_startup"
+
+_PURPOSE = """\
+Runs Python scripts, and watches what JAX compiles, puts Vernal in the place of Equinox, or starts several processes.
+"""
+
+_EXAMPLES = """\
+examples:
+  vernal compiles train.py           why does my step compile again?
+  vernal compat train.py             run a program that imports equinox on Vernal
+  vernal launch --processes 4 train.py
+
+`vernal COMMAND --help` says more of one. `python -m vernal` is the same command, for a certain Python.
+"""
 
 _COMPILES = """\
 Runs a script, and reports every compilation of JAX in it: of which function, where, how often, how
@@ -34,13 +47,19 @@ the exit code is that of the first that failed.
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m vernal", description=__doc__)
+    prog = "vernal" if Path(sys.argv[0]).stem == "vernal" else "python -m vernal"
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=_PURPOSE,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     compiles = commands.add_parser(
         "compiles",
         help="run a script and report every compilation",
         description=_COMPILES,
-        usage="python -m vernal compiles [-h] [--html FILE] (SCRIPT | -m MODULE) [ARGS...]",
+        usage=f"{prog} compiles [-h] [--html FILE] (SCRIPT | -m MODULE) [ARGS...]",
     )
     compiles.add_argument(
         "--html", metavar="FILE", help="write a page with a timeline as well: one file, no network"
@@ -51,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "compat",
         help="run a script with Vernal in the place of Equinox",
         description=_COMPAT,
-        usage="python -m vernal compat [-h] (SCRIPT | -m MODULE) [ARGS...]",
+        usage=f"{prog} compat [-h] (SCRIPT | -m MODULE) [ARGS...]",
     )
     _add_program(compat)
     compat.set_defaults(run=_compat, parser=compat)
@@ -59,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "launch",
         help="run a script in several JAX processes on this machine",
         description=_LAUNCH,
-        usage="python -m vernal launch [-h] --processes N [--devices-per-process M] (SCRIPT | -m MODULE) [ARGS...]",
+        usage=f"{prog} launch [-h] --processes N [--devices-per-process M] (SCRIPT | -m MODULE) [ARGS...]",
     )
     several.add_argument("--processes", metavar="N", type=int, required=True, help="how many")
     several.add_argument(
@@ -84,9 +103,7 @@ def _program(options: argparse.Namespace) -> list[str]:
     """What is to be run, as after `python`."""
     command = options.script if options.module is None else ["-m", *options.module]
     if command in ([], ["-m"]):
-        options.parser.error(
-            f"which script? For example: python -m vernal {options.parser.prog.split()[-1]} train.py"
-        )
+        options.parser.error(f"which script? For example: {options.parser.prog} train.py")
     return command
 
 
