@@ -15,7 +15,7 @@ from .compat import install
 _STARTUP = Path(__file__).resolve().parent / "_startup"
 
 _PURPOSE = """\
-Runs Python scripts, and watches what JAX compiles, puts Vernal in the place of Equinox, or starts several processes.
+Runs a Python script: with a report of what JAX compiles, with Vernal in place of Equinox, or in several processes.
 """
 
 _EXAMPLES = """\
@@ -24,7 +24,7 @@ examples:
   vernal compat train.py             run a program that imports equinox on Vernal
   vernal launch --processes 4 train.py
 
-`vernal COMMAND --help` says more of one. `python -m vernal` is the same command, for a certain Python.
+`vernal COMMAND --help` describes one command. To choose the Python that runs it, write `python -m vernal`.
 """
 
 _COMPILES = """\

@@ -1,4 +1,4 @@
-"""Parameters that `tree_at` put into a layer: what would be broadcast is refused, and what is gone is not used."""
+"""Parameters that `tree_at` put into a layer: a wrong shape is refused, and the one that is left is used."""
 
 import jax.numpy as jnp
 import numpy as np
