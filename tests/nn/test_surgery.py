@@ -73,3 +73,17 @@ def test_a_bias_that_would_be_broadcast_is_refused(getkey):
         text = f"(?s)`{type(layer).__name__}` has the wrong shape.*`bias`"
         with pytest.raises(ValueError, match=text):
             vernal.tree_at("bias", layer, jnp.ones(wrong))(x)
+
+
+@pytest.mark.parametrize("name", ["GroupNorm", "InstanceNorm", "BatchNorm"])
+def test_a_weight_alone_is_along_the_channels_where_all_axes_have_one_length(name):
+    plain = {
+        "GroupNorm": lambda: nn.GroupNorm(3, 3, num_spatial_dims=2),
+        "InstanceNorm": lambda: nn.InstanceNorm(3, num_spatial_dims=2),
+        "BatchNorm": lambda: nn.BatchNorm(3, num_spatial_dims=2, inference=True),
+    }[name]()
+    x = np.arange(81.0, dtype=np.float32).reshape(3, 3, 3, 3) ** 1.5
+    weight = np.array([1.0, np.nan, 3.0], np.float32)
+    layer = vernal.tree_at("bias", vernal.tree_at("weight", plain, jnp.asarray(weight)), None)
+    expected = np.asarray(call(plain, x)) * weight[:, None, None]
+    np.testing.assert_allclose(call(layer, x), expected, rtol=1e-6)
