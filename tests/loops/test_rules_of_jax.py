@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from vernal import filter_cond, loops
+from vernal import filter_cond, filter_custom_jvp, filter_custom_vjp, loops
+from vernal.primitives import create_vprim
 
 
 @jax.custom_jvp
@@ -31,6 +32,46 @@ def _(primals, tangents):
 @cosine.defjvp
 def _(primals, tangents):
     return cosine(*primals), -sine(*primals) * tangents[0]
+
+
+@filter_custom_jvp
+def with_jvp(x):
+    return lax.stop_gradient(jnp.sin(x))
+
+
+@with_jvp.def_jvp
+def _(primals, tangents):
+    return with_jvp(*primals), cosine(*primals) * tangents[0]
+
+
+@filter_custom_vjp
+def with_vjp(x):
+    return lax.stop_gradient(jnp.sin(x))
+
+
+@with_vjp.def_fwd
+def _(perturbed, x):
+    # In forward mode this is differentiated as it is.
+    return sine(x), x
+
+
+@with_vjp.def_bwd
+def _(x, grad_out, perturbed, _):
+    return cosine(x) * grad_out
+
+
+def _vprim_jvp(primals, tangents):
+    (x,), (x_dot,) = primals, tangents
+    return vprim_p.bind(x), [cosine(x) * x_dot]
+
+
+vprim_p = create_vprim(
+    "opaque",
+    lambda x: [lax.stop_gradient(jnp.sin(x))],
+    lambda x: [x],
+    _vprim_jvp,
+    lambda cts, x: [None],
+)
 
 
 def once(fn):
@@ -80,6 +121,26 @@ def test_a_rule_of_jax_is_kept_in_a_scan(inside):
 @pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "scan"])
 def test_a_rule_of_jax_is_kept_in_every_loop(loop):
     np.testing.assert_allclose(derivatives(loop, sine), derivatives(loop, jnp.sin), rtol=1e-4)
+
+
+IN_RULES = {
+    "filter_custom_jvp": with_jvp,
+    "filter_custom_vjp": with_vjp,
+    "create_vprim": lambda x: vprim_p.bind(x)[0],
+    "filter_custom_jvp under vmap": lambda x: jax.vmap(with_jvp)(jnp.stack([x, x]))[1],
+    "filter_custom_vjp under vmap": lambda x: jax.vmap(with_vjp)(jnp.stack([x, x]))[1],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", IN_RULES.values(), ids=IN_RULES)
+@pytest.mark.parametrize("loop", ["scan", "checkpointed scan"])
+def test_a_rule_of_jax_is_kept_that_only_a_rule_of_ours_calls(loop, fn):
+    def reverse(fn):
+        gradient = jax.grad(jax.grad(lambda x: LOOPS[loop](lambda y: fn(y) * x, x)))
+        return jax.jit(lambda x: [gradient(x), jax.grad(gradient)(x)])(0.8)
+
+    np.testing.assert_allclose(reverse(fn), reverse(jnp.sin), rtol=1e-4)
 
 
 def test_softplus_at_zero_in_a_scan():

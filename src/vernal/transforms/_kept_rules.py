@@ -2,9 +2,11 @@
 
 JAX 0.10 forgets these rules where a `lax.scan` around them is differentiated twice: the second derivative is that of
 what the function computes, without a word. Our own operations keep theirs (see `_custom_derivatives.py`). So a loop
-has them written into its program in place of JAX's, at any depth.
+has them written into its program in place of JAX's, at any depth: where they stand, and in what the rules of our own
+operations compute.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from jax.core import Tracer, eval_jaxpr
 
 from .._ground import ClosedJaxpr, Jaxpr, custom_jvp_call_p, equations_in
 from ._custom_derivatives import SymbolicZero, WithJvp, chosen, replaced
+from ._known_operations import rules_of
 from ._operations import vprim_p
 
 # JAX 0.12 forgets nothing.
@@ -29,14 +32,26 @@ def keep_rules(jaxpr: Any) -> Any:
     Returns:
         A program of the same arguments and results; the same one if there is nothing to keep.
     """
-    if not _FORGETFUL or all(eqn.primitive is not custom_jvp_call_p for eqn in equations_in(jaxpr)):
+    if not _FORGETFUL or not any(map(_has_rules, equations_in(jaxpr))):
         return jaxpr
     return jaxpr.replace(eqns=[_kept(eqn) for eqn in jaxpr.eqns])
 
 
+def _has_rules(eqn: Any) -> bool:
+    return eqn.primitive is custom_jvp_call_p or rules_of(eqn) is not None
+
+
 def _kept(eqn: Any) -> Any:
-    if eqn.primitive is vprim_p:
+    rules = rules_of(eqn)
+    if isinstance(rules, _Kept):
         return eqn
+    if rules is not None:
+        # What hides its program goes on to hide it: whoever opens a linear solve takes its rule apart as well, and
+        # could no longer linearise it.
+        program = eqn.params["program"] if eqn.primitive is vprim_p else None
+        return eqn.replace(
+            primitive=vprim_p, params={"rules": _Kept(rules, program), "program": program}
+        )
     if eqn.primitive is not custom_jvp_call_p:
         return eqn.replace(params={name: _parameter(x) for name, x in eqn.params.items()})
     program = _parameter(eqn.params["call_jaxpr"])
@@ -47,6 +62,41 @@ def _kept(eqn: Any) -> Any:
     run.__name__ = program.jaxpr.debug_info.func_name
     rules = WithJvp(run, _rule_of(eqn), jtu.tree_structure(tuple(eqn.invars)))
     return eqn.replace(primitive=vprim_p, params={"rules": rules, "program": program})
+
+
+class _Kept:
+    """The rules of an operation of ours, in whose derivative and transpose nothing is forgotten.
+
+    Args:
+        rules: those of the operation.
+        program: of what it computes; None if the program around it does not hold it.
+    """
+
+    def __init__(self, rules: Any, program: Any):
+        self.name = rules.name
+        self.traits = dataclasses.replace(rules.traits, is_written=program is not None)
+        self.compute = rules.compute
+        self.abstract = rules.abstract
+        self._rules = rules
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        return _with_rules_kept(self._rules.jvp, tuple(primals), tuple(tangents))
+
+    def transpose(self, cotangents: Any, *args: Any) -> Any:
+        return _with_rules_kept(self._rules.transpose, tuple(cotangents), *args)
+
+
+def _with_rules_kept(fn: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function of arrays and of what JAX has in their place, such as zeros."""
+    arrays, structure = jtu.tree_flatten(args)
+    program, out = jax.make_jaxpr(lambda *new: fn(*structure.unflatten(new)), return_shape=True)(
+        *arrays
+    )
+    flat = eval_jaxpr(keep_rules(program.jaxpr), program.consts, *arrays)
+    return jtu.tree_unflatten(jtu.tree_structure(out), flat)
 
 
 def _parameter(value: Any) -> Any:

@@ -16,12 +16,38 @@ def program_of(eqn: Any) -> Any:
         eqn: an operation in a program.
 
     Returns:
-        A jaxpr; or None if `define` has not made the operation: then its parameters say it.
+        A jaxpr; or None if its parameters say it, or it is an operation of JAX.
     """
-    if eqn.primitive not in defined:
+    rules = _hidden_rules(eqn)
+    if rules is None:
         return None
-    types = [v.aval for v in eqn.invars]
-    return jax.make_jaxpr(lambda *args: eqn.primitive.impl(*args, **eqn.params))(*types).jaxpr
+    return jax.make_jaxpr(lambda *args: list(rules.compute(*args)))(
+        *[v.aval for v in eqn.invars]
+    ).jaxpr
+
+
+def _hidden_rules(eqn: Any) -> Any:
+    if eqn.primitive is vprim_p:
+        rules = eqn.params["rules"]
+        is_hidden = eqn.params["program"] is None and not rules.traits.transposed
+        return rules if is_hidden else None
+    rules = defined.get(eqn.primitive)
+    return None if rules is None else rules.given(eqn.params)
+
+
+def rules_of(eqn: Any) -> Any:
+    """The rules of an operation of ours that has a derivative of its own.
+
+    Args:
+        eqn: an operation in a program.
+
+    Returns:
+        Rules for `vprim_p`; or None if it is another operation, or only makes again what one has computed.
+    """
+    if eqn.primitive is vprim_p:
+        return eqn.params["rules"]
+    rules = defined.get(eqn.primitive)
+    return None if rules is None or rules.traits.replays else rules.given(eqn.params)
 
 
 def traits_of(eqn: Any) -> Traits:

@@ -223,12 +223,12 @@ def define(
         return _map(rules.given(params), axis, args, dims)
 
     fancy_primitive_batchers[primitive] = batch
-    defined.add(primitive)
+    defined[primitive] = rules
     return primitive
 
 
 # The operations that this has made.
-defined: set[Any] = set()
+defined: dict[Any, _Rules] = {}
 
 
 def _primitive(rules: _Rules) -> Any:
