@@ -149,3 +149,50 @@ def test_without_a_batch_they_count_as_they_are(root):
     np.testing.assert_allclose(gradient(XS[2], 3), derivative_of_summed(XS[2], 3), rtol=1e-6)
     with pytest.raises(RuntimeCheckError, match=r"flat\n(  at batch.*\n)?  at step 1"):
         gradient(XS[1], 2)
+
+
+@vernal.filter_custom_jvp
+def scaled(x, *, factor):
+    return factor * jnp.sin(x)
+
+
+@scaled.def_jvp
+def _(primals, tangents, *, factor):
+    return scaled(*primals, factor=factor), factor * jnp.cos(*primals) * tangents[0]
+
+
+@vernal.filter_custom_vjp
+def limited(x, factor):
+    return factor * jnp.sin(x)
+
+
+@limited.def_fwd
+def _(perturbed, x, factor):
+    return limited(x, factor), None
+
+
+@limited.def_bwd
+def _(residuals, grad_out, perturbed, x, factor):
+    return factor * jnp.cos(x) * grad_out
+
+
+@pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
+@pytest.mark.parametrize("by_keyword", [True, False])
+def test_an_array_that_is_not_differentiated_may_go_where_a_rule_has_no_tangent(kind, by_keyword):
+    def step(x, factor):
+        return scaled(x, factor=factor) if by_keyword else limited(x, factor)
+
+    def looped(x, factor):
+        if kind == "bounded":
+
+            def body(carry):
+                return carry[0] + 1, step(carry[1], factor)
+
+            return loops.while_loop(lambda c: c[0] < 2, body, (0, x), max_steps=3, kind=kind)[1]
+        return loops.scan(lambda x, _: (step(x, factor), None), x, None, 2, kind=kind)[0]
+
+    x, factor = jnp.array(0.3), jnp.array(2.0)
+    expected = 4.0 * jnp.cos(2.0 * jnp.sin(x)) * jnp.cos(x)
+    np.testing.assert_allclose(jax.grad(looped)(x, factor), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="an argument that its rule knows nothing about"):
+        jax.grad(looped, argnums=1)(x, factor)

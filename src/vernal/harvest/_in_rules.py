@@ -88,14 +88,18 @@ def custom_jvp(
 
     def rule(primals: Any, tangents: Any) -> Any:
         (values, args), (_, dots) = primals, tangents
-        floats = [
-            jnp.zeros_like(x) if isinstance(dot, SymbolicZero) else dot
+        # Only what is differentiated: the rule of the function may refuse the rest.
+        moved = [
+            _is_float(x) and not isinstance(dot, SymbolicZero)
             for x, dot in zip(args, dots, strict=True)
-            if _is_float(x)
         ]
+        floats = chosen(dots, moved)
 
         def derivative(args: list[Any], floats: list[Any]) -> Any:
-            out, dots = jax.jvp(_bound(eqn), args, _spread(floats, args))
+            def call(*new: Any) -> list[Any]:
+                return _bound(eqn)(*replaced(args, moved, new))
+
+            out, dots = jax.jvp(call, chosen(args, moved), floats)
             return out, _floats(dots, out)
 
         closed = _traced(derivative)(args, floats)
