@@ -129,18 +129,30 @@ IN_RULES = {
     "create_vprim": lambda x: vprim_p.bind(x)[0],
     "filter_custom_jvp under vmap": lambda x: jax.vmap(with_jvp)(jnp.stack([x, x]))[1],
     "filter_custom_vjp under vmap": lambda x: jax.vmap(with_vjp)(jnp.stack([x, x]))[1],
+    "create_vprim under vmap": lambda x: jax.vmap(vprim_p.bind)(jnp.stack([x, x]))[0][1],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fn", IN_RULES.values(), ids=IN_RULES)
-@pytest.mark.parametrize("loop", ["scan", "checkpointed scan"])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_rule_of_jax_is_kept_that_only_a_rule_of_ours_calls(loop, fn):
     def reverse(fn):
         gradient = jax.grad(jax.grad(lambda x: LOOPS[loop](lambda y: fn(y) * x, x)))
         return jax.jit(lambda x: [gradient(x), jax.grad(gradient)(x)])(0.8)
 
     np.testing.assert_allclose(reverse(fn), reverse(jnp.sin), rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in IN_RULES if "vjp" not in name])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_it_is_kept_in_forward_mode_too(loop, name):
+    def third(fn):
+        hessian = jax.hessian(lambda x: LOOPS[loop](lambda y: fn(y) * x, x))
+        return jax.jit(lambda x: [hessian(x), jax.jacfwd(hessian)(x)])(0.8)
+
+    np.testing.assert_allclose(third(IN_RULES[name]), third(jnp.sin), rtol=1e-4)
 
 
 def test_softplus_at_zero_in_a_scan():

@@ -38,16 +38,21 @@ def keep_rules(jaxpr: Any) -> Any:
 
 
 def _has_rules(eqn: Any) -> bool:
-    return eqn.primitive is custom_jvp_call_p or rules_of(eqn) is not None
+    return eqn.primitive is custom_jvp_call_p or _rules_to_keep(eqn) is not None
+
+
+def _rules_to_keep(eqn: Any) -> Any:
+    """The rules of an operation of ours. The steps that the derivative of a loop makes again hold theirs already."""
+    rules = rules_of(eqn)
+    return None if rules is None or rules.traits.replays else rules
 
 
 def _kept(eqn: Any) -> Any:
-    rules = rules_of(eqn)
+    rules = _rules_to_keep(eqn)
     if isinstance(rules, _Kept):
         return eqn
     if rules is not None:
-        # What hides its program goes on to hide it: whoever opens a linear solve takes its rule apart as well, and
-        # could no longer linearise it.
+        # An operation whose program is hidden, such as a linear solve, keeps it hidden: it stays one operation.
         program = eqn.params["program"] if eqn.primitive is vprim_p else None
         return eqn.replace(
             primitive=vprim_p, params={"rules": _Kept(rules, program), "program": program}
@@ -90,7 +95,7 @@ class _Kept:
 
 
 def _with_rules_kept(fn: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function of arrays and of what JAX has in their place, such as zeros."""
+    """Calls a rule with every rule that it calls kept. Its arguments are arrays, or what JAX has in their place."""
     arrays, structure = jtu.tree_flatten(args)
     program, out = jax.make_jaxpr(lambda *new: fn(*structure.unflatten(new)), return_shape=True)(
         *arrays

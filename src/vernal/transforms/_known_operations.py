@@ -18,36 +18,28 @@ def program_of(eqn: Any) -> Any:
     Returns:
         A jaxpr; or None if its parameters say it, or it is an operation of JAX.
     """
-    rules = _hidden_rules(eqn)
-    if rules is None:
+    rules = rules_of(eqn)
+    if rules is None or rules.traits.transposed:
         return None
-    return jax.make_jaxpr(lambda *args: list(rules.compute(*args)))(
-        *[v.aval for v in eqn.invars]
-    ).jaxpr
-
-
-def _hidden_rules(eqn: Any) -> Any:
-    if eqn.primitive is vprim_p:
-        rules = eqn.params["rules"]
-        is_hidden = eqn.params["program"] is None and not rules.traits.transposed
-        return rules if is_hidden else None
-    rules = defined.get(eqn.primitive)
-    return None if rules is None else rules.given(eqn.params)
+    if eqn.primitive is vprim_p and eqn.params["program"] is not None:
+        return None
+    types = [v.aval for v in eqn.invars]
+    return jax.make_jaxpr(lambda *args: list(rules.compute(*args)))(*types).jaxpr
 
 
 def rules_of(eqn: Any) -> Any:
-    """The rules of an operation of ours that has a derivative of its own.
+    """The rules of an operation of ours.
 
     Args:
         eqn: an operation in a program.
 
     Returns:
-        Rules for `vprim_p`; or None if it is another operation, or only makes again what one has computed.
+        Rules as `vprim_p` takes them; or None if it is an operation of JAX.
     """
     if eqn.primitive is vprim_p:
         return eqn.params["rules"]
     rules = defined.get(eqn.primitive)
-    return None if rules is None or rules.traits.replays else rules.given(eqn.params)
+    return None if rules is None else rules.given(eqn.params)
 
 
 def traits_of(eqn: Any) -> Traits:
