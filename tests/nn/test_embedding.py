@@ -168,3 +168,14 @@ def test_a_tied_head_multiplies_with_every_row():
     np.testing.assert_allclose(table.attend(x), x @ table.weight.T, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="rows of a table are multiplied"):
         table.attend(x[..., :2])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_numbers_beyond_32_bits_are_outside_of_the_table_too(dtype, getkey):
+    layer = nn.Embedding(7, 3, key=getkey())
+    far = np.array([2, 7, 2**31, 2**32, 2**32 + 3, 2**63 - 1], dtype)
+    np.testing.assert_array_equal(layer(far), layer.weight[jnp.array([2, 6, 6, 6, 6, 6])])
+    np.testing.assert_array_equal(layer(far[3]), layer.weight[6])
+    if dtype is np.int64:
+        low = np.array([-1, -7, -8, -(2**32) - 1, -(2**63)], dtype)
+        np.testing.assert_array_equal(layer(low), layer.weight[jnp.array([6, 0, 0, 0, 0])])

@@ -181,3 +181,22 @@ def test_an_activation_that_is_no_function_is_refused(activation, getkey):
         inspect.unwrap(nn.RNNCell.__init__)(
             object.__new__(nn.RNNCell), 2, 2, activation=activation, key=getkey()
         )
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_an_activation_that_is_put_in_has_arrays_for_every_neuron(scan, getkey):
+    key, x = getkey(), jax.random.normal(getkey(), (5, 3))
+    built = nn.MLP(3, 2, 4, 3, nn.PReLU(), nn.PReLU(), scan=scan, key=key)
+    plain = nn.MLP(3, 2, 4, 3, scan=scan, key=key)
+    for where, shape, wrongs in [
+        ("activation", (3, 4), [(), (4,), (4, 4), (3,), (3, 5)]),
+        ("final_activation", (2,), [(), (3,)]),
+    ]:
+        for wrong in wrongs:
+            model = vernal.tree_at(where, plain, nn.PReLU(jnp.full(wrong, 0.25)))
+            with pytest.raises(
+                ValueError, match=rf"(?s)`{where}` of MLP.*leading axes \({shape[0]},"
+            ):
+                model(x)
+        plain = vernal.tree_at(where, plain, nn.PReLU(jnp.full(shape, 0.25)))
+    np.testing.assert_allclose(plain(x), built(x), rtol=1e-6)

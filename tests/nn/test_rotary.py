@@ -69,3 +69,10 @@ def test_an_integer_input_gives_floats(dtype):
     found = rope(jnp.asarray(x))
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, rope(jnp.asarray(x.astype(np.float32))))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.float16, jnp.bfloat16])
+def test_a_first_position_of_a_narrow_type_is_followed_by_all_others(dtype, getkey):
+    rotary, x = nn.RotaryPositionalEmbedding(4), jax.random.normal(getkey(), (3000, 4))
+    found = rotary(x, positions=jnp.array(100, dtype))
+    np.testing.assert_array_equal(found, rotary(x, positions=jnp.arange(100, 3100)))

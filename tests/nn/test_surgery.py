@@ -87,3 +87,75 @@ def test_a_weight_alone_is_along_the_channels_where_all_axes_have_one_length(nam
     layer = vernal.tree_at("bias", vernal.tree_at("weight", plain, jnp.asarray(weight)), None)
     expected = np.asarray(call(plain, x)) * weight[:, None, None]
     np.testing.assert_allclose(call(layer, x), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("parameter", ["running_mean", "running_var", "num_batches_tracked"])
+def test_statistics_that_do_not_fit_are_refused(parameter, train):
+    layer = vernal.tree_at(parameter, nn.BatchNorm(3), jnp.ones((4, 3)))
+    with pytest.raises(ValueError, match=f"(?s)`BatchNorm` has the wrong shape.*`{parameter}`"):
+        nn.apply(layer, jnp.ones((4, 3)), train=train)
+
+
+@pytest.mark.parametrize("parameter", ["running_mean", "running_var"])
+def test_statistics_that_would_be_rounded_to_integers_are_refused(parameter):
+    layer = vernal.tree_at(parameter, nn.BatchNorm(3), jnp.ones(3, int))
+    with pytest.raises(ValueError, match=f"(?s)`{parameter}`.*floating-point numbers.*i32"):
+        nn.apply(layer, jnp.full((4, 3), 0.5))
+
+
+def test_a_weight_that_does_not_fit_the_vectors_of_its_norm_is_refused(getkey):
+    normed = nn.SpectralNorm(nn.Linear(3, 2, use_bias=False, key=getkey()), key=getkey())
+    for wrong, vector in [((5, 3), "vectors.0"), ((2, 4), "vectors.1")]:
+        layer = vernal.tree_at("layer.weight", normed, jnp.ones(wrong))
+        with pytest.raises(ValueError, match=f"(?s)`SpectralNorm` has the wrong shape.*`{vector}`"):
+            call(layer, jnp.ones(3))
+
+
+def test_a_weight_with_other_axes_is_refused_and_other_outputs_are_not(getkey):
+    linear = nn.Linear(3, 2, use_bias=False, key=getkey())
+    conv = nn.Conv2d(4, 2, 3, groups=2, use_bias=False, key=getkey())
+    image = jnp.ones((4, 5, 5))
+    for layer, x, wrong, text in [
+        (linear, jnp.ones(3), (2, 4), r"\(out_features, in_features=3\)"),
+        (linear, jnp.ones(3), (3,), r"\(out_features, in_features=3\)"),
+        (
+            conv,
+            image,
+            (2, 4, 3, 3),
+            r"\(out_channels, in_channels/groups=2, kernel_height, kernel_width\)",
+        ),
+        (conv, image, (2, 2, 3), r"in_channels/groups=2, kernel_height, kernel_width\)"),
+        (nn.Embedding(3, 2, key=getkey()), 0, (3,), r"\(num_embeddings, embedding_size\)"),
+    ]:
+        with pytest.raises(ValueError, match=f"(?s)`weight`.*{text}"):
+            vernal.tree_at("weight", layer, jnp.ones(wrong))(x)
+    wider = vernal.tree_at("weight", linear, jnp.ones((5, 3)))
+    np.testing.assert_array_equal(wider(jnp.ones(3)), np.full(5, 3.0))
+    larger = vernal.tree_at("weight", conv, jnp.ones((6, 2, 5, 5)))
+    np.testing.assert_array_equal(larger(image), np.full((6, 1, 1), 50.0))
+
+
+@pytest.mark.parametrize("layer", ["attention", "recurrent"])
+def test_another_layer_in_the_place_of_a_dropout_is_refused(layer, getkey):
+    x = jnp.ones((3, 4))
+    if layer == "attention":
+        model, args = nn.MultiheadAttention(2, 4, key=getkey()), (x, x, x)
+    else:
+        model, args = nn.GRU(4, 4, num_layers=2, key=getkey()), (x,)
+    model = vernal.tree_at("dropout", model, nn.Identity())
+    with pytest.raises(TypeError, match=r"(?s)is a `Dropout`.*vernal\.nn\.Dropout\(0\.0\)"):
+        model(*args)
+    whole = vernal.tree_at("dropout", model, nn.Dropout(0.0))(*args)
+    assert all(jnp.isfinite(leaf).all() for leaf in (whole if layer == "recurrent" else [whole]))
+
+
+@pytest.mark.parametrize("make", [nn.PReLU, lambda a: nn.Embedding(weight=a, dtype=a.dtype)])
+def test_an_array_that_is_changed_in_place_later_changes_no_layer(make):
+    # JAX goes on using the memory of a NumPy array that begins at a multiple of 64 bytes.
+    memory = np.zeros(64 * 64 * 4 + 64, np.uint8)
+    table = memory[-memory.ctypes.data % 64 :][: 64 * 64 * 4].view(np.float32).reshape(64, 64)
+    layer = make(table)
+    table[...] = 1.0
+    [kept] = vernal.trees.named_leaves(layer).values()
+    np.testing.assert_array_equal(kept, np.zeros((64, 64), np.float32))

@@ -37,13 +37,13 @@ class PReLU(Module):
 
     negative_slope: Array
 
-    def __init__(self, init_alpha: int | float | Array = 0.25):
+    def __init__(self, init_alpha: ArrayLike = 0.25):
         # Not weakly typed, as a bare number would become: its first update would change its type,
-        # and everything would compile again.
+        # and everything would compile again. A copy: `asarray` may go on using the memory of a NumPy array.
         self.negative_slope = (
             init_alpha
             if isinstance(init_alpha, Array)
-            else jnp.asarray(init_alpha, jnp.result_type(float))
+            else jnp.array(init_alpha, jnp.result_type(float))
         )
 
     @jax.named_scope("vernal.nn.PReLU")

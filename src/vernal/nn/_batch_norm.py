@@ -21,7 +21,7 @@ from ..modules import field
 from ..show import short, value_error
 from ._inference import in_inference
 from ._init import weight_dtype
-from ._layer_arguments import as_array, as_number, check_size, known_value
+from ._layer_arguments import as_array, as_number, check_parameter, check_size, known_value
 from ._mesh import beside
 from ._normalisation import scale_and_shift
 from ._precision import narrow, widen
@@ -191,6 +191,7 @@ class BatchNorm(StatefulLayer):
         variables = [self.running_mean, self.running_var, self.num_batches_tracked]
         check_state(self, state)
         old = [v.value if state is None else state.get(v) for v in variables]
+        self._check_statistics(*old)
 
         def per_channel(values: Array) -> Array:
             return beside(values.astype(wide.dtype).reshape(shape), wide)
@@ -218,6 +219,14 @@ class BatchNorm(StatefulLayer):
             else:
                 state = state.set(variable, value)
         return y if state is None else (y, state)
+
+    def _check_statistics(self, mean: Array, var: Array, count: Array) -> None:
+        """Refuses what `vernal.tree_at` may have put there, and what the statistics of a batch would be rounded to."""
+        check_parameter("BatchNorm", "num_batches_tracked", count, ())
+        for name, values in ("running_mean", mean), ("running_var", var):
+            check_parameter("BatchNorm", name, values, (self.input_size,))
+            if not jnp.issubdtype(values.dtype, jnp.floating):
+                raise _wrong(name, "floating-point numbers", values)
 
     def _share(self, tracked: Array) -> Array:
         """How much the last of so many batches counts in the running statistics."""

@@ -22,6 +22,7 @@ from ._layer_arguments import (
     check_parameter,
     check_shape,
     check_size,
+    check_weight,
     check_window_fits,
     image_shape,
     padding_pairs,
@@ -110,6 +111,10 @@ class AbstractConv(Module):
         layer = type(self).__name__
         check_shape(layer, x, image_shape(("in_channels", self.in_channels), self.num_spatial_dims))
         x = as_array(self, x)
+        spatial = image_shape("out_channels", self.num_spatial_dims)[2:]
+        kernel = (f"kernel_{axis}" for axis in spatial)
+        inputs = ("in_channels/groups", self.in_channels // self.groups)
+        check_weight(layer, self.weight, ("out_channels", inputs, *kernel))
         if x.dtype != self.weight.dtype:
             raise type_error(
                 f"`{layer}` was given an input of another dtype than its weights",

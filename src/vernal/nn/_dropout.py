@@ -179,13 +179,21 @@ class DropPath(Dropout):
         super().__init__(p, inference, together=together)
 
 
-def drops(dropout: Dropout, inference: Any = None) -> bool:
+def drops(dropout: Any, inference: Any = None) -> bool:
     """Whether a call may drop something, and so needs a key.
 
     Args:
         dropout: the layer.
         inference: overrides the layer's own setting.
     """
+    if not isinstance(dropout, Dropout):
+        raise type_error(
+            "the dropout inside of a layer is a `Dropout`",
+            where="`dropout` of the layer",
+            expected="a Dropout",
+            got=short(dropout),
+            instead="vernal.nn.Dropout(0.0) for none",
+        )
     if known_flag(dropout, inference):
         return False
     _check_probability(type(dropout).__name__, dropout.p)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
@@ -11,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import short, type_error, value_error
 from ._init import weight_dtype
-from ._layer_arguments import check_key, check_size
+from ._layer_arguments import check_key, check_size, check_weight
 from ._mesh import following, product
 
 
@@ -59,7 +60,8 @@ class Embedding(Module):
         if weight is None:
             weight = _draw(num_embeddings, embedding_size, weight_dtype("Embedding", dtype), key)
         else:
-            weight = jnp.asarray(weight, dtype)
+            # A copy: `asarray` may go on using the memory of a NumPy array.
+            weight = jnp.array(weight, dtype)
             _check_table(weight, num_embeddings, embedding_size)
         self.num_embeddings, self.embedding_size = weight.shape
         self.weight = weight
@@ -80,9 +82,11 @@ class Embedding(Module):
 
         Raises:
             TypeError: if `x` does not hold integers.
-            ValueError: if the table has no rows.
+            ValueError: if the table has no rows, or is no matrix.
         """
-        index = jnp.asarray(x)
+        table = jnp.asarray(self.weight)
+        check_weight("Embedding", table, ("num_embeddings", "embedding_size"))
+        index = jnp.asarray(_within(x, table.shape[0]))
         if not jnp.issubdtype(index.dtype, jnp.integer):
             raise type_error(
                 "Embedding looks up rows by their number",
@@ -91,19 +95,19 @@ class Embedding(Module):
                 got=short(x),
                 instead="embedding(x.astype(int))",
             )
-        if self.weight.shape[0] == 0:
+        if table.shape[0] == 0:
             raise value_error(
                 "an Embedding without rows has nothing to look up",
                 where="Embedding(num_embeddings=0, ...)(x)",
                 expected="a table with at least one row",
-                got=short(self.weight),
+                got=short(table),
             )
-        index = _wide(index, self.weight.shape[0])
+        index = _wide(index, table.shape[0])
         # An array of one index, because for a scalar JAX forgets `out_sharding` when it is batched.
         indices = index if index.ndim else index[None]
         # JAX must be told how the result lies: the rows may lie on other devices than the indices.
-        out = following(indices, indices.ndim, self.weight, 1)
-        rows = self.weight.at[indices].get(mode="clip", out_sharding=out)
+        out = following(indices, indices.ndim, table, 1)
+        rows = table.at[indices].get(mode="clip", out_sharding=out)
         return rows if index.ndim else rows[0]
 
     def attend(self, x: ArrayLike) -> Array:
@@ -137,6 +141,14 @@ class Embedding(Module):
                 got=short(x),
             )
         return product(x, self.weight)
+
+
+def _within(x: ArrayLike, rows: int) -> ArrayLike:
+    """Numbers of rows of which JAX, without 64-bit numbers, would cut the upper half off."""
+    if not (isinstance(x, np.ndarray | np.generic) and x.dtype in (np.int64, np.uint64)):
+        return x
+    x = np.minimum(x, max(rows - 1, 0))
+    return np.maximum(x, -rows) if x.dtype == np.int64 else x
 
 
 def _wide(index: Array, rows: int) -> Array:

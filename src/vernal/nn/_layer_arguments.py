@@ -140,12 +140,31 @@ def as_number(layer: str, argument: str, value: Any, expected: str) -> Any:
 def check_parameter(layer: str, name: str, value: Any, shape: Shape) -> None:
     """Refuses a parameter that does not fit the others, as `vernal.tree_at` may have put it: it would be broadcast."""
     if value.shape != tuple(shape):
-        raise value_error(
-            f"a parameter of `{layer}` has the wrong shape",
-            where=f"`{name}` of {layer}",
-            expected=str(tuple(shape)),
-            got=str(value.shape),
-        )
+        raise _wrong_parameter(layer, name, value, shape, str(tuple(shape)))
+
+
+def check_weight(layer: str, weight: Any, expected: Sequence[Axis]) -> None:
+    """Refuses a weight with other axes than the layer has, such as those of all members of an ensemble together."""
+    if not fits(weight.shape, expected):
+        text = _tuple_text([_axis_text(axis) for axis in expected])
+        raise _wrong_parameter(layer, "weight", weight, expected, text)
+
+
+def _wrong_parameter(
+    layer: str, name: str, value: Any, expected: Sequence[Any], text: str
+) -> ValueError:
+    ensemble = value.ndim > len(expected) and fits(
+        value.shape[value.ndim - len(expected) :], expected
+    )
+    return value_error(
+        f"a parameter of `{layer}` has the wrong shape",
+        where=f"`{name}` of {layer}",
+        expected=text,
+        got=str(value.shape),
+        instead="for an ensemble, vernal.filter_vmap(lambda model, x: model(x), in_axes=(0, None))(models, x)"
+        if ensemble
+        else None,
+    )
 
 
 def check_key(layer: str, key: Any) -> Any:

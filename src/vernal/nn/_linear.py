@@ -10,7 +10,14 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ._init import limit, uniform, weight_dtype
-from ._layer_arguments import Axis, check_key, check_parameter, check_shape, check_size
+from ._layer_arguments import (
+    Axis,
+    check_key,
+    check_parameter,
+    check_shape,
+    check_size,
+    check_weight,
+)
 from ._mesh import beside, product
 
 _T = TypeVar("_T")
@@ -99,11 +106,19 @@ class Linear(Module):
         check_shape("Linear", x, vector_shape("in_features", self.in_features))
         if self.in_features == "scalar":
             x = jnp.expand_dims(x, -1)
-        y = product(jnp.asarray(x), self.weight)
+        weight = jnp.asarray(self.weight)
+        check_weight("Linear", weight, self._axes())
+        y = product(jnp.asarray(x), weight)
         if self.bias is not None:
             check_parameter("Linear", "bias", self.bias, y.shape[-1:])
             y = y + beside(self.bias, y)
         return lax.squeeze(y, (y.ndim - 1,)) if self.out_features == "scalar" else y
+
+    def _axes(self) -> tuple[Axis, ...]:
+        """Those of the weight. Its rows may be others than at first, if the bias is."""
+        n_in = 1 if self.in_features == "scalar" else self.in_features
+        n_out = 1 if self.out_features == "scalar" else "out_features"
+        return n_out, ("in_features", n_in)
 
 
 class Identity(Module):

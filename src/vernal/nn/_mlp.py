@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..loops import scan
 from ..modules import Module, field
+from ..show import short, value_error
 from ..trees import combine, is_array, partition
 from ._activation import check_activation
 from ._batch import batched
@@ -46,6 +47,19 @@ def _activate(activation: Activation, x: jax.Array) -> jax.Array:
         return activation(x)
     arrays = jtu.tree_map(lambda a: along(a, x), arrays)
     return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
+
+
+def _check_copies(activation: Activation, shape: tuple[int, ...], argument: str) -> None:
+    """Refuses an activation that `vernal.tree_at` put there, with arrays that are not one for each neuron."""
+    for array in jtu.tree_leaves(partition(activation, is_array)[0]):
+        if array.shape[: len(shape)] != shape:
+            raise value_error(
+                "an activation of `MLP` has arrays of its own for every neuron",
+                where=f"`{argument}` of MLP",
+                expected=f"arrays with the leading axes {shape}",
+                got=short(activation),
+                instead=f"MLP({argument}=...), which makes them; or broadcast its arrays to these axes first",
+            )
 
 
 class MLP(Module):
@@ -157,6 +171,9 @@ class MLP(Module):
         """
         check_activation("MLP", self.activation, "activation")
         check_activation("MLP", self.final_activation, "final_activation")
+        _check_copies(self.activation, (self.depth, self.width_size), "activation")
+        out = () if self.out_size == "scalar" else (self.out_size,)
+        _check_copies(self.final_activation, out, "final_activation")
         check_shape("MLP", x, vector_shape("in_size", self.in_size))
         return batched(self._one, jnp.asarray(x), 0 if self.in_size == "scalar" else 1)
 

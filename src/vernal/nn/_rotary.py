@@ -87,6 +87,11 @@ class RotaryPositionalEmbedding(Module):
         angle_dtype = widen(jnp.zeros((), dtype)).dtype
         at = jnp.asarray(0 if positions is None else positions)
         if at.ndim == 0:
+            # A narrow type may not hold the last position.
+            if jnp.issubdtype(at.dtype, jnp.inexact):
+                at = widen(at)
+            elif at.dtype.itemsize < 4:
+                at = at.astype(jnp.int32)
             at = at + jnp.arange(x.shape[-2], dtype=at.dtype)
         self._check_positions(at, x)
         half = self.embedding_size // 2

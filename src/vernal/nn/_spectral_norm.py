@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import field
 from ._inference import in_inference
-from ._layer_arguments import check_key, check_size
+from ._layer_arguments import check_key, check_parameter, check_size
 from ._mesh import whole
 from ._normalised_layer import NormalisedLayer, with_weight
 from ._parametrised import resolve
@@ -161,6 +161,8 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         wide = widen(weight)
         largest, matrix = _in_parts(wide)
         old = self.vectors.value if state is None else state.get(self.vectors)
+        for i, vector in enumerate(old):
+            check_parameter("SpectralNorm", f"vectors.{i}", vector, (matrix.shape[i],))
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
         trains, fixed = not in_inference(self, [self.vectors], inference), lax.stop_gradient(matrix)
         if trains:
