@@ -179,3 +179,12 @@ def test_numbers_beyond_32_bits_are_outside_of_the_table_too(dtype, getkey):
     if dtype is np.int64:
         low = np.array([-1, -7, -8, -(2**32) - 1, -(2**63)], dtype)
         np.testing.assert_array_equal(layer(low), layer.weight[jnp.array([6, 0, 0, 0, 0])])
+
+
+def test_a_head_of_the_tables_of_an_ensemble_is_refused():
+    models = jax.vmap(lambda key: nn.Embedding(5, 3, key=key))(
+        jax.random.split(jax.random.key(0), 2)
+    )
+    with pytest.raises(ValueError, match="a parameter of `Embedding` has the wrong shape"):
+        models.attend(jnp.ones(3))
+    assert jax.vmap(lambda model: model.attend(jnp.ones(3)))(models).shape == (2, 5)

@@ -140,6 +140,7 @@ class Embedding(Module):
                 expected=f"shape (..., {self.embedding_size})",
                 got=short(x),
             )
+        check_weight("Embedding", self.weight, ("num_embeddings", "embedding_size"))
         return product(x, self.weight)
 
 
