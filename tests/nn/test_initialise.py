@@ -218,3 +218,24 @@ def test_a_path_that_means_weights_passes_over_buffers():
     assert drawn[1].running_var.value[0] == 1.0 and drawn[1].num_batches_tracked.value == 0.0
     rule = {"**.running_var": jax.nn.initializers.constant(2.0)}
     assert nn.initialise(model, rule, jax.random.key(1))[1].running_var.value[0] == 2.0
+
+
+@pytest.mark.parametrize("rule", ["**", "norms", (nn.WeightNorm, "**"), (nn.WeightNorm, "layer")])
+def test_the_length_of_a_weight_norm_follows_a_rule_that_means_its_weight_too(rule, getkey):
+    class Model(vernal.Module):
+        norms: list
+        stack: nn.Stack
+
+    def normed(key):
+        return nn.WeightNorm(nn.Linear(3, 3, use_bias=False, key=key))
+
+    model = Model([normed(getkey())], nn.Stack(normed, 2, key=getkey()))
+    drawn = nn.initialise(model, {rule: jax.nn.initializers.normal(0.02)}, getkey())
+    norms = [drawn.norms[0]] + ([] if rule == "norms" else list(drawn.stack))
+    for norm in norms:
+        assert jnp.abs(norm.layer.weight).max() < 0.2
+        np.testing.assert_allclose(nn.resolve(norm).weight, norm.layer.weight, rtol=1e-5)
+    # A rule that means nothing but the length draws it.
+    drawn = nn.initialise(model, {"**.g": jax.nn.initializers.constant(2.0)}, getkey())
+    np.testing.assert_array_equal(drawn.norms[0].g, np.full((3, 1), 2.0))
+    assert (drawn.norms[0].layer.weight == model.norms[0].layer.weight).all()

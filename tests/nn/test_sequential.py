@@ -185,3 +185,9 @@ def test_several_values_are_not_one_array():
     ):
         with pytest.raises(TypeError, match="was given several values in place of one array"):
             call()
+
+
+def test_a_list_of_numbers_is_to_be_made_an_array():
+    check_shape = inspect.unwrap(_layer_arguments.check_shape)
+    with pytest.raises(TypeError, match=r"(?s)several values.*instead: jnp\.asarray\(length\)"):
+        check_shape("GRU", [1, 2], (...,), "length")

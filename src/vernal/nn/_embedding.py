@@ -146,10 +146,10 @@ class Embedding(Module):
 
 def _within(x: ArrayLike, rows: int) -> ArrayLike:
     """Numbers of rows of which JAX, without 64-bit numbers, would cut the upper half off."""
-    if not (isinstance(x, np.ndarray | np.generic) and x.dtype in (np.int64, np.uint64)):
+    if not isinstance(x, np.ndarray | np.generic) or x.dtype not in (np.int64, np.uint64):
         return x
-    x = np.minimum(x, max(rows - 1, 0))
-    return np.maximum(x, -rows) if x.dtype == np.int64 else x
+    below = np.minimum(x, max(rows - 1, 0))
+    return np.maximum(below, -rows) if x.dtype == np.int64 else below
 
 
 def _wide(index: Array, rows: int) -> Array:

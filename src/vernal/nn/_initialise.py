@@ -61,7 +61,8 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
     * a class of layers, for the array called `weight` of all its instances: `nn.Linear`;
     * such a class and a path within it: `(nn.Linear, "bias")`, `(nn.GRUCell, "weight_*")`.
 
-    A `WeightNorm` keeps the length of its weight beside it: `g` follows where the weight is drawn anew. A rule for an
+    A `WeightNorm` keeps the length of its weight beside it: `g` follows where the weight is drawn anew, also if the
+    rule of the weight, such as `**`, would mean `g` too. (`**.g` means nothing else, and draws it.) A rule for an
     array that is `vernal.nn.Parametrised` is for all arrays that it is made of.
 
     A path that means weights passes over buffers, such as running statistics: `**` draws no mean anew.
@@ -145,6 +146,12 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
                     found[i].append(rule)
             if not within:
                 lost.append(f"{_text(rule)}: {_near(rule, weights)}")
+    norms = list(_norms(model, Place(), ()))
+    number = {weight.path: i for i, weight in enumerate(weights)}
+    for of_g, of_v, _ in norms:
+        if of_g in number and of_v in number:
+            g, v = number[of_g], number[of_v]
+            found[g] = [rule for rule in found[g] if rule not in found[v]]
     several = any(len(some) > 1 for some in found)
     if idle or lost or several:
         raise paths.refusal(
@@ -161,7 +168,9 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
         weight.path: _draw(initialiser, k, weight)
         for (weight, initialiser), k in zip(chosen, keys, strict=True)
     }
-    new.update(_norms(model, Place(), (), new))
+    for of_g, of_v, norm in norms:
+        if of_v in new and of_g not in new:
+            new[of_g] = norm(new[of_v])
     return jtu.tree_map_with_path(lambda path, leaf: new.get(path, leaf), model)
 
 
@@ -181,19 +190,18 @@ def _weights(
 
 
 def _norms(
-    node: Any, place: Place, path: tuple[Any, ...], new: Mapping[tuple[Any, ...], Array]
-) -> Iterator[tuple[tuple[Any, ...], Array]]:
-    """The lengths of new weights of a `WeightNorm`, and where they belong; not those with a rule of their own."""
+    node: Any, place: Place, path: tuple[Any, ...]
+) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...], Callable[[Array], Array]]]:
+    """Where the lengths are in every `WeightNorm`, where their weight is, and what makes them of it."""
     if isinstance(node, WeightNorm):
         names = ("g",), ("layer", node.weight_name)
         of_g, of_v = ((*path, *map(jtu.GetAttrKey, text)) for text in names)
-        if of_v in new and of_g not in new:
-            norm = node.norm
-            for _ in place.names.shape:
-                norm = jax.vmap(norm)
-            yield of_g, norm(new[of_v])
+        norm = node.norm
+        for _ in place.names.shape:
+            norm = jax.vmap(norm)
+        yield of_g, of_v, norm
     for key, part, below in place.parts(node):
-        yield from _norms(part, below, (*path, key), new)
+        yield from _norms(part, below, (*path, key))
 
 
 def _check(rule: Any, initialiser: Any) -> None:

@@ -81,7 +81,9 @@ def _refuse_several(layer: str, x: Any, argument: str) -> None:
             where=f"argument `{argument}`",
             expected="an array",
             got=short(x),
-            instead="call it with one of them; a recurrent layer returns its outputs and its last state",
+            instead="call it with one of them; a recurrent layer returns its outputs and its last state"
+            if any(isinstance(part, jax.Array | np.ndarray) for part in jax.tree.leaves(x))
+            else f"jnp.asarray({argument})",
         )
 
 
