@@ -125,3 +125,45 @@ def test_a_loop_inside_shard_map(kind, mesh):
     if kind != "lax":
         grad = jax.jit(jax.grad(lambda x: jnp.sum(run(x))))(x)
         np.testing.assert_allclose(grad, [(w + 1) / (i + 1) for i, w in enumerate(want)])
+
+
+OF_KINDS = {
+    "checkpointed": {"kind": "checkpointed", "max_steps": 10},
+    "unbounded": {"kind": "checkpointed", "max_steps": None},
+    "bounded": {"kind": "bounded", "max_steps": 10},
+}
+
+
+@pytest.mark.parametrize("options", OF_KINDS.values(), ids=OF_KINDS)
+def test_third_derivatives_where_no_mesh_is_the_current_one(options):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x0 = jnp.linspace(0.3, 1.3, 8)
+    x = jax.device_put(x0, jax.NamedSharding(mesh, P("data")))
+
+    def looped(x):
+        def body(carry):
+            n, x = carry
+            return n + 1, jnp.sin(x) * x
+
+        return jnp.sum(while_loop(lambda c: c[0] < 3, body, (0, x), **options)[1])
+
+    def unrolled(x):
+        for _ in range(3):
+            x = jnp.sin(x) * x
+        return jnp.sum(x)
+
+    def once_more(fn):
+        return jax.grad(lambda x: jnp.sum(fn(x) ** 2))
+
+    def along(fn):
+        return lambda x: jax.jvp(fn, (x,), (x,))[1]
+
+    for derivatives in (
+        lambda f: once_more(once_more(jax.grad(f))),
+        lambda f: jax.grad(along(along(f))),
+        lambda f: along(once_more(jax.grad(f))),
+        lambda f: once_more(jax.grad(along(f))),
+    ):
+        got = jax.jit(derivatives(looped))(x)
+        assert got.sharding.spec == P("data")
+        np.testing.assert_allclose(got, derivatives(unrolled)(x0), rtol=1e-3, atol=1e-4)

@@ -27,7 +27,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..primitives import linear_call, select_if_vmap, unvmap_any
 from ..show import short, type_error
-from ..transforms import call_with_jvp, is_zero
+from ..transforms import call_with_jvp, is_zero, zeros_like
 from ..trees import Rest, is_array, split
 from ._buffer_states import note_read, note_write, written_now
 
@@ -288,7 +288,7 @@ def _written_already(array: Any, index: Any, value: Any, mask: Any) -> Any:
         if all(isinstance(dot, SymbolicZero) for dot in tangents[:2]):
             return out, SymbolicZero.from_primal_value(out)
         dots = [
-            jnp.zeros_like(x) if isinstance(dot, SymbolicZero) else dot
+            zeros_like(x) if isinstance(dot, SymbolicZero) else dot
             for x, dot in zip(primals[:2], tangents[:2], strict=True)
         ]
         return out, linear_call(put, take, primals[2], tuple(dots))
@@ -308,7 +308,7 @@ def _read_once(array: Any, dynamic: list[Any], rest: Rest) -> Any:
         return array.at[rest.fill(dynamic)].get(mode="fill", fill_value=0)
 
     def nothing(array: Any, dynamic: list[Any]) -> Any:
-        return jnp.zeros_like(read(array, dynamic))
+        return zeros_like(read(array, dynamic))
 
     if not dynamic:
         return read(array, dynamic)

@@ -33,7 +33,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._ground import weak_like
 from ..primitives import local_linear_call
-from ..transforms import call_with_jvp, chosen, is_zero, replaced
+from ..transforms import call_with_jvp, chosen, is_zero, replaced, zeros_like
 from ._bounded import DEFAULT_BASE, scans
 from ._linear import linear_in
 from ._machines import (
@@ -164,7 +164,7 @@ def _tangents(loop: Loop, spread: Spread, z: Inputs, dots: Sequence[Any]) -> lis
     """The tangents of the perturbed outputs, by running the loop that carries them along."""
     marks = zip(z.flat, spread.which.flat, spread.seeds.flat, strict=True)
     # A part of the carry that becomes perturbed on the way starts with a tangent of zero.
-    full = [jnp.zeros_like(x) if which and not seed else None for x, which, seed in marks]
+    full = [zeros_like(x) if which and not seed else None for x, which, seed in marks]
     full = z.like(replaced(full, spread.seeds.flat, dots))
     with_dots = zip(z, full, spread.which, strict=True)
     both = Inputs(*[[*x, *chosen(dots, which)] for x, dots, which in with_dots])
@@ -211,7 +211,7 @@ def _pull(
         cotangents = replaced([None] * len(present), present, cts)
         given = Outputs(*[[None] * sum(marks) for marks in spread.out]).like(cotangents)
         parts = zip(z._replace(buffers=saved.buffers), which, strict=True)
-        zeros = Inputs(*[[jnp.zeros_like(x) for x in chosen(part, marks)] for part, marks in parts])
+        zeros = Inputs(*[[zeros_like(x) for x in chosen(part, marks)] for part, marks in parts])
         start = zeros._replace(
             carry=_or_zeros(given.carry, zeros.carry),
             buffers=_or_zeros(given.buffers, zeros.buffers),
@@ -233,13 +233,13 @@ def _pull(
 
         def forward(residuals: Any, dots: Any) -> list[Any]:
             (z, cts), (dots, ct_dots) = residuals, dots
-            ct_dots = replaced([jnp.zeros_like(ct) for ct in cts], moved_cts, ct_dots)
+            ct_dots = replaced([zeros_like(ct) for ct in cts], moved_cts, ct_dots)
             _, back = _pullback(lambda z: _along(outputs, z, moved, dots), z, spread.seeds)
             return list(back((ct_dots, cts)))
 
         def transposed(residuals: Any, cotangents: list[Any]) -> Any:
             z, cts = residuals
-            zeros = [jnp.zeros_like(x) for x in chosen(z.flat, seeds)]
+            zeros = [zeros_like(x) for x in chosen(z.flat, seeds)]
             dots = [x if is_zero(ct) else ct for ct, x in zip(cotangents, zeros, strict=True)]
             out, back = _pullback(lambda z: _along(outputs, z, spread.seeds, dots)[1], z, moved)
             return list(back(cts)), chosen(out, moved_cts)

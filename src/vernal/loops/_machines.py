@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from ..primitives import unvmap_any
-from ..transforms import varying_over
+from ..transforms import varying_over, zeros_like
 from ._perturbation import chosen, replaced
 from ._plan import Plan
 from ._schedule import Filled
@@ -220,7 +220,7 @@ class Backward(_Machine):
         consts, carry, buffers, xs = cotangents
         ys = [None if ct is None else at([ct], index)[0] for ct in self.cts_ys]
         given = [*carry, *buffers, *ys]
-        given = [jnp.zeros_like(y) if ct is None else ct for y, ct in zip(out, given, strict=True)]
+        given = [zeros_like(y) if ct is None else ct for y, ct in zip(out, given, strict=True)]
         new = cotangents.like(pull(given))
         consts = [a + b for a, b in zip(consts, new.consts, strict=True)]
         return Inputs(consts, new.carry, new.buffers, with_entry(xs, index, new.xs))

@@ -113,7 +113,7 @@ class Recurrent(Module, Generic[_State]):
             steps = in_front(jnp.arange(xs.shape[-2]), xs.ndim - 1)
             valid = steps < jnp.expand_dims(length, -1)
             # Whatever pads a sequence, NaN included, must not reach the gradient through what is selected below.
-            xs = jnp.where(valid[..., None], xs, jnp.zeros_like(xs))
+            xs = jnp.where(valid[..., None], xs, 0)
         finals: list[_State] = []
         drawn = self.num_layers > 1 and drops(self.dropout)
         key = use_key(key, self.dropout.key, name) if drawn else None
@@ -191,7 +191,7 @@ def _over_time(
         if here is None:
             return after, hidden
         kept = jax.tree.map(lambda new, old: jnp.where(here, new, old), after, state)
-        return kept, jnp.where(here, hidden, jnp.zeros_like(hidden))
+        return kept, jnp.where(here, hidden, 0)
 
     first = cell.zero_state(dtype) if first is None else first
     given = cell.project(xs) if ahead else xs, valid

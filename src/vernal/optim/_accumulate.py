@@ -15,7 +15,7 @@ from .._ground import callable_name
 from ..loops import scan
 from ..modules import params
 from ..show import path_text, short, type_error, value_error
-from ..transforms import check_callable, explicit_mesh, filter_value_and_grad, placed_like
+from ..transforms import check_callable, explicit_mesh, filter_value_and_grad, zeros_like
 from ..trees import is_array
 
 
@@ -100,9 +100,7 @@ def accumulate_gradients(
 
 def _wide_zeros(x: Any) -> Any:
     narrow = jnp.finfo(x.dtype).bits < 32
-    zeros = jnp.zeros_like(x, dtype=jnp.float32 if narrow else x.dtype)
-    # From JAX 0.12 on, `zeros_like` follows a mesh only where it is the current one.
-    return placed_like(zeros, jax.typeof(x))
+    return zeros_like(x, jnp.float32 if narrow else x.dtype)
 
 
 def _total_and_weight(out: Any, where: str) -> tuple[Any, Any]:

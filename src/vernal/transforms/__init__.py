@@ -51,6 +51,7 @@ from ._placement import unmapped_gathered as unmapped_gathered
 from ._placement import varying_alike as varying_alike
 from ._placement import varying_axes as varying_axes
 from ._placement import varying_over as varying_over
+from ._placement import zeros_like as zeros_like
 from ._pmap import filter_pmap as filter_pmap
 from ._poison import poison as poison
 from ._remat import filter_checkpoint as filter_checkpoint

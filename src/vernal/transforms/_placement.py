@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -27,6 +28,17 @@ def placed_like(x: Any, aval: Any) -> Any:
     if not target.mesh.empty:
         x = split_over(x, target.mesh, target.spec)
     return varying_over(x, aval.manual_axis_type.varying)
+
+
+def zeros_like(x: Any, dtype: Any = None) -> Any:
+    """Zeros of the type of an array, where the array lies.
+
+    Args:
+        x: the array.
+        dtype: another dtype.
+    """
+    # From JAX 0.12 on, `jnp.zeros_like` follows a mesh only where it is the current one.
+    return placed_like(jnp.zeros_like(x, dtype=dtype), jax.typeof(x))
 
 
 def summed_like(ct: Any, aval: Any) -> Any:
