@@ -78,10 +78,16 @@ def keys_of(key: Any, places: Sequence[Names]) -> list[Any]:
         return []
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     words = np.frombuffer(digests, "<u4").reshape(-1, 2)
-    fold = jax.random.fold_in
-    every = jax.vmap(lambda one, other: fold(fold(key, one), other))(words[:, 0], words[:, 1])
+    every = _folded(key, words)
     parts = jax.lax.split(every, [math.prod(names.shape) for names in places])
     return [
         part.reshape(names.shape + every.shape[1:])
         for part, names in zip(parts, places, strict=True)
     ]
+
+
+@jax.jit
+def _folded(key: Any, words: Any) -> Any:
+    """A key for every two words of 32 bits. (Compiled, so that JAX remembers it.)"""
+    fold = jax.random.fold_in
+    return jax.vmap(lambda two: fold(fold(key, two[0]), two[1]))(words)

@@ -96,5 +96,11 @@ def use_key(
                 "vernal.nn.inference_mode(model)",
             )
         )
-    now, later = jnp.unstack(jax.random.split(planted(stored)))
+    now, later = _two(planted(stored))
     return sow(stored, later, now, needed=False)
+
+
+@jax.jit
+def _two(key: PRNGKeyArray) -> tuple[Any, ...]:
+    """Two keys from one. (Compiled, so that JAX remembers it: it is traced for every use of a layer.)"""
+    return tuple(jnp.unstack(jax.random.split(key)))
