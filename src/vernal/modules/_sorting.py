@@ -12,16 +12,16 @@ Kinds are decided once, when construction ends, and remembered by the treedef: a
 `jax.tree.map` keeps the sorting of the original whatever its leaves have become.
 """
 
-import collections
+import itertools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._ground import is_library_name, one_level, one_level_with_keys, static_key
+from .._ground import one_level, one_level_with_keys, static_key
 from ..trees import Rest, everything_in, is_array
 
 Kind = bool | tuple[Any, ...]
@@ -43,6 +43,8 @@ kind_by_type = _BY_TYPE.get
 _never_data: set[type] = {kind for kind, is_child in _BY_TYPE.items() if not is_child}
 
 CONTAINERS = (list, tuple, dict)
+# How many things are looked at where ordinary objects are opened.
+_MOST = 1_000
 # Structure that needs no second look.
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, types.FunctionType})
 
@@ -206,34 +208,7 @@ def hides_arrays(value: Any) -> bool:
         return False
     if any(map(is_array, everything_in(value, closed=is_array))):
         return True
-    # Ordinary objects, which the walker does not open, and those in their attributes. What leads to more than so many
-    # things (a logger) leads to the rest of the program.
-    seen: dict[int, Any] = {}
-    todo = collections.deque([value])
-    while todo and len(seen) < 1_000:
-        for x in everything_in(todo.popleft(), closed=is_array):
-            if id(x) not in seen:
-                seen[id(x)] = x
-                if isinstance(x, jax.Array):
-                    return True
-                todo.extend(_attributes_of_an_object(x))
-    return False
-
-
-def _attributes_of_an_object(x: Any) -> Iterable[Any]:
-    """The attributes of an object of a user's, which the walker does not open. (Tables of NumPy's are fine there.)"""
-    cls = type(x)
-    if (
-        cls in _PLAIN
-        or isinstance(x, (type, types.ModuleType))
-        or is_node(x)
-        or is_library_name(cls)
-    ):
-        return ()
-    try:
-        state = object.__getstate__(x)
-    except TypeError:  # of a class of C
-        state = getattr(x, "__dict__", None)
-    # Of a class with slots: a pair of dicts, the first of which may be missing.
-    parts = state if type(state) is tuple else (state,)
-    return [value for part in parts if type(part) is dict for value in part.values()]
+    # In ordinary objects tables of NumPy's are fine. What leads to more than so many things (a logger) leads to the
+    # rest of the program.
+    reached = itertools.islice(everything_in(value, closed=is_array, objects=True), _MOST)
+    return any(isinstance(x, jax.Array) for x in reached)

@@ -1,26 +1,17 @@
 """What a function may return from a transformation besides arrays: what hides no traced value; and from a program that
 is kept, what every call may share."""
 
-import collections
-import gc
-import types
-from collections.abc import Iterator
+import itertools
 from typing import Any, TypeVar
 
-import jax
 import jax.tree_util as jtu
-import numpy as np
 
 from .._ground import is_of_current_trace, static_key
 from ..show import is_traced, path_text, short, value_error
-from ..trees import is_array, open_up
+from ..trees import everything_in, is_array
 
 T = TypeVar("T")
 
-# Types of which no value refers to anything that matters here.
-_PLAIN = (str, bytes, int, float, complex, type(None), jax.Array, np.ndarray, types.ModuleType)
-# Whose objects refer to what JAX is doing at the moment.
-_MACHINERY = ("jax", "jaxlib", "numpy")
 # What refers to more is no result, but leads to the rest of the program.
 _MOST = 10_000
 
@@ -39,7 +30,8 @@ def check_hides_nothing(out: T, name: str) -> T:
         ValueError: for such an object.
     """
     for path, leaf in _odd_leaves(out):
-        if any(is_traced(x) and is_of_current_trace(x) for x in _reached_from(leaf)):
+        reached = itertools.islice(everything_in(leaf, objects=True), _MOST)
+        if any(is_traced(x) and is_of_current_trace(x) for x in reached):
             raise value_error(
                 f"`{name}` returns an object that hides an array, which means nothing outside of the function",
                 where=path_text(path, "result"),
@@ -96,36 +88,3 @@ def _changes(leaf: Any) -> bool:
     except (TypeError, ValueError):  # ValueError: a memory that can be written to
         return True
     return hasattr(type(leaf), "__next__")
-
-
-def _reached_from(leaf: Any) -> Iterator[Any]:
-    """All that an object refers to, directly or not, as Python itself sees it: views of dicts, properties, exceptions
-    and suspended coroutines included. Functions refer to what they capture, not to the globals of their module."""
-    seen: dict[int, Any] = {}
-    # Breadth first: what is near is found, however large what is far.
-    todo = collections.deque([leaf])
-    while todo and len(seen) < _MOST:
-        item = todo.popleft()
-        if id(item) in seen:
-            continue
-        seen[id(item)] = item
-        yield item
-        todo += _references(item)
-
-
-def _references(item: Any) -> list[Any]:
-    if isinstance(item, _PLAIN):
-        return []
-    if isinstance(item, type):
-        # A class of a module is there before and after; one of a function may hold what is traced.
-        return list(vars(item).values()) if "<locals>" in item.__qualname__ else []
-    opened = open_up(item)
-    if opened is not None:
-        return opened[1]
-    if isinstance(item, types.FunctionType) or _package(type(item)) in _MACHINERY:
-        return []
-    return gc.get_referents(item)
-
-
-def _package(cls: type) -> str:
-    return cls.__module__.partition(".")[0]
