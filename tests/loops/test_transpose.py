@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import vernal
 from vernal.loops import fori_loop, map, scan, while_loop
+from vernal.runtime import RuntimeCheckError, error_if
 
 W = jnp.array([[0.9, -0.3], [0.2, 1.1]])
 X = jnp.array([1.0, -2.0])
@@ -212,3 +214,29 @@ def test_the_error_says_why():
         jax.linear_transpose(fn("checkpointed", lambda c: (c[0] + 1, c[1] ** 2)), X)(X)
     with pytest.raises(ValueError, match="`bounded_loop` cannot be transposed"):
         jax.linear_transpose(fn("bounded", lambda c: (c[0] + 1, jnp.sin(c[1]))), X)(X)
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_a_check_in_the_body_stays_a_check(options):
+    def back(scale, ct):
+        def fn(x):
+            def body(c):
+                i, x = c
+                return i + 1, error_if(scale * (W @ x), (scale < 0) & (i == 1), "negative")
+
+            return while_loop(lambda c: c[0] < 3, body, (0, x), **options)[1]
+
+        return jax.linear_transpose(fn, X)(ct)[0]
+
+    want = 8 * np.linalg.matrix_power(np.asarray(W).T, 3) @ X
+    np.testing.assert_allclose(vernal.filter_jit(back)(jnp.float32(2), X), want, rtol=1e-5)
+    with pytest.raises(RuntimeCheckError, match="negative\n  at step 1"):
+        vernal.filter_jit(back)(jnp.float32(-2), X)
+    with pytest.raises(RuntimeCheckError, match=r"negative\n  at batch index \(1,\)"):
+        vernal.filter_jit(jax.vmap(back, (0, None)))(jnp.float32([2, -2]), X)
+    # Transposed twice, it is the function again.
+    twice = lambda scale: jax.linear_transpose(lambda x: back(scale, x), X)(X)[0]
+    want = 8 * np.linalg.matrix_power(np.asarray(W), 3) @ X
+    np.testing.assert_allclose(vernal.filter_jit(twice)(jnp.float32(2)), want, rtol=1e-5)
+    with pytest.raises(RuntimeCheckError, match="negative\n  at step 1"):
+        vernal.filter_jit(twice)(jnp.float32(-2))

@@ -21,6 +21,8 @@ from .._ground import UndefinedPrimal, Zero, callable_name, instantiate_zeros
 from ..show import type_error, value_error
 from ._operations import vprim_p
 from ._placement import placed_like, summed_like
+from ._poison import poison
+from ._runtime_check import reports_in
 from ._traits import Traits
 
 SymbolicZero = jax.custom_derivatives.SymbolicZero
@@ -147,7 +149,13 @@ class WithJvp:
                 found = jax.linear_transpose(of_wanted, *avals)(cts)
             else:
                 # A linear function is its own derivative.
-                found = jax.vjp(of_wanted, *zeros)[1](cts)
+                out, back = jax.vjp(of_wanted, *zeros)
+                found = back(cts)
+                given = map(as_jax, replaced(args, wanted, zeros))
+                if reports_in(jax.make_jaxpr(self.compute)(*given).jaxpr):
+                    # A derivative has no checks. The function makes them, and what it returns is used, so they stay.
+                    failed = jnp.any(jnp.array([jnp.isnan(x).any() for x in out]))
+                    found = [poison(ct, failed) for ct in found]
         except Exception as error:
             raise self._no_transpose(f"{type(error).__name__} where it is transposed") from error
         of_args: list[Any] = [None] * len(args)
