@@ -234,8 +234,11 @@ def test_a_check_in_the_body_stays_a_check(options):
         vernal.filter_jit(back)(jnp.float32(-2), X)
     with pytest.raises(RuntimeCheckError, match=r"negative\n  at batch index \(1,\)"):
         vernal.filter_jit(jax.vmap(back, (0, None)))(jnp.float32([2, -2]), X)
+
     # Transposed twice, it is the function again.
-    twice = lambda scale: jax.linear_transpose(lambda x: back(scale, x), X)(X)[0]
+    def twice(scale):
+        return jax.linear_transpose(lambda x: back(scale, x), X)(X)[0]
+
     want = 8 * np.linalg.matrix_power(np.asarray(W), 3) @ X
     np.testing.assert_allclose(vernal.filter_jit(twice)(jnp.float32(2)), want, rtol=1e-5)
     with pytest.raises(RuntimeCheckError, match="negative\n  at step 1"):
