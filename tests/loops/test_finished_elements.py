@@ -189,7 +189,7 @@ def test_a_batch_may_be_empty(kind):
 def test_a_closure_that_is_not_safe_for_an_element_without_steps(kind):
     def fn(x, n):
         def body(c):
-            return c[0] + 1, c[1] * x / n
+            return c[0] + 1, c[1] * x / n.astype(x.dtype)
 
         return loops.while_loop(lambda c: c[0] < n, body, (0, x), kind=kind, max_steps=4)[1]
 
