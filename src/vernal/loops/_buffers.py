@@ -18,14 +18,14 @@ Glossary: *active*: whether this element of the batch still runs (None: always).
 the array holds the final contents.
 """
 
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
-from ..primitives import linear_call, select_if_vmap, unvmap_any
+from ..primitives import borrow_if_vmap, linear_call, select_if_vmap, unvmap_any
 from ..show import short, type_error
 from ..transforms import call_with_jvp, is_zero, zeros_like
 from ..trees import Rest, is_array, split
@@ -34,11 +34,23 @@ from ._buffer_states import note_read, note_write, written_now
 T = TypeVar("T")
 
 
-def both(a: Any, b: Any) -> Any:
-    """Whether both hold; None stands for what always holds."""
+class Active(NamedTuple):
+    """Whether an element of a batch runs.
+
+    Attributes:
+        now: whether it makes this step.
+        ever: whether it makes any. One that makes none reads what another one reads (see `borrow_if_vmap`).
+    """
+
+    now: Any
+    ever: Any
+
+
+def both(a: Active | None, b: Active | None) -> Active | None:
+    """Whether an element runs in two loops; None stands for what always runs."""
     if a is None or b is None:
         return b if a is None else a
-    return a & b
+    return Active(a.now & b.now, a.ever & b.ever)
 
 
 class Buffer:
@@ -54,7 +66,7 @@ class Buffer:
 
     Args:
         array: the contents.
-        active: whether writes count: bool[], or None if they always do.
+        active: whether writes and reads count, or None if they always do.
         replay: whether the array has its final contents, so that writes are not made.
         state: what has happened to each place, where that is noted.
         known: the places that were written when this buffer was made, where that is noted.
@@ -65,7 +77,7 @@ class Buffer:
     def __init__(
         self,
         array: Any,
-        active: Any = None,
+        active: Active | None = None,
         replay: bool = False,
         state: Any = None,
         known: Any = None,
@@ -80,7 +92,7 @@ class Buffer:
         """This buffer with other contents, as they are now."""
         return Buffer(array, self._active, self._replay, self._state, written_now(self._state))
 
-    def inside(self, array: Any, active: Any, replay: bool) -> "Buffer":
+    def inside(self, array: Any, active: Active | None, replay: bool) -> "Buffer":
         """This buffer as a loop inside sees it."""
         active, replay = both(self._active, active), self._replay or replay
         return Buffer(array, active, replay, self._state, written_now(self._state))
@@ -111,7 +123,8 @@ class Buffer:
         return self._array.size
 
     def __getitem__(self, index: Any) -> Any:
-        return note_read(self._state, self._known, index, self._array[index])
+        value = note_read(self._state, self._known, index, self._array[index])
+        return value if self._active is None else borrow_if_vmap(self._active.ever, [value])[0]
 
     @property
     def at(self) -> "_At":
@@ -246,7 +259,7 @@ def _masked(mask: Any, value: Any, there: Any) -> Any:
     pred, active = mask
     if pred is not None:
         value = jax.lax.select(pred, value, there)
-    return value if active is None else select_if_vmap(active, value, there)
+    return value if active is None else select_if_vmap(active.now, value, there)
 
 
 def _written(array: Any, index: Any, value: Any) -> Any:

@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 from .._ground import same
 from ..show import diff_text, path_text, short, value_error
 from ..trees import is_array
-from ._buffers import Buffer
+from ._buffers import Active, Buffer
 
 Path = tuple[Any, ...]
 
@@ -146,7 +146,7 @@ class Carry:
         self,
         arrays: Any,
         buffers: Any,
-        active: Any,
+        active: Active | None,
         replay: bool,
         states: Sequence[Any] | None = None,
     ) -> Any:

@@ -18,6 +18,7 @@ from ..harvest import reap
 from ..transforms import chosen, poison, replaced, varying_axes
 from ..trees import split
 from ._buffer_states import has_failed
+from ._buffers import Active
 from ._carry import Carry, numbers_to_arrays
 from ._program import Program, trace_loop
 
@@ -130,7 +131,7 @@ class _Seen(NamedTuple):
     arrays: list[Any]
     buffers: list[Any]
     states: list[Any]
-    active: Any
+    active: Active | None
 
     def carry(self, states: Sequence[Any] | None = None) -> Any:
         """As the user's functions see it; with `states`, their reads and writes are noted there."""
@@ -152,7 +153,9 @@ class _Watched:
         new = [jnp.zeros_like(x, jnp.int8) for x in chosen(buffers, self._watched)]
         return [*arrays, *new], buffers
 
-    def fill(self, arrays: list[Any], buffers: list[Any], active: Any, replay: bool) -> _Seen:
+    def fill(
+        self, arrays: list[Any], buffers: list[Any], active: Active | None, replay: bool
+    ) -> _Seen:
         del replay
         n = len(arrays) - sum(self._watched)
         return _Seen(self._layout, self._watched, arrays[:n], buffers, arrays[n:], active)

@@ -29,6 +29,7 @@ from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import message, short, type_error
 from ..transforms import keep_rules, one_way, varying_axes, varying_over
 from ..trees import is_array
+from ._buffers import Active
 from ._carry import same_type
 from ._per_device import refuse_collectives, vary_inside, without_gradient
 
@@ -44,7 +45,7 @@ class Layout(Protocol):
         """The arrays and the buffers of the carry."""
         ...
 
-    def fill(self, arrays: Arrays, buffers: Arrays, active: Any, replay: bool) -> Any:
+    def fill(self, arrays: Arrays, buffers: Arrays, active: Active | None, replay: bool) -> Any:
         """The carry as the functions see it."""
         ...
 
@@ -109,10 +110,12 @@ class Functions:
         cond: the condition, or None for a loop of a fixed number of steps.
         body: a step.
         again: a step that is computed again, when the buffers have their final contents.
+        of_cond: how many constants those of the condition are; those of the step come after them, and after those a
+            carry for which it is safe to make a step, and whether any step is made.
     """
 
-    def __init__(self, cond: _Traced | None, body: _Traced, again: _Traced):
-        self._cond = cond
+    def __init__(self, cond: _Traced | None, body: _Traced, again: _Traced, of_cond: int):
+        self._cond, self._of_cond = cond, of_cond
         self._bodies = body, again
         # Whether the condition and a step hold checks, which report the number of the step.
         self._checked_cond = cond is not None and checks(cond.jaxpr)
@@ -134,11 +137,16 @@ class Functions:
         """One step; returns `(carry, buffers, y)`. The index is only for messages. An element of a batch for which
         `cond` does not hold stays as it is, and is computed with a safe carry. With `replay` the buffers have their
         final contents."""
-        active, given = None, carry
+        active, actives, given = None, None, carry
         if self._cond is not None:
             active = self.cond(consts, carry, buffers, index)
-            given = select_if_vmap(active, carry, consts[len(consts) - len(carry) :])
-        body, args = self._bodies[replay], (consts, active, given, buffers, x)
+            *safe, ever = consts[len(consts) - len(carry) - 1 :]
+            given = select_if_vmap(active, carry, safe)
+            if buffers:
+                # What it reads is read by another one, from a carry that is another one's too.
+                given = borrow_if_vmap(ever, given)
+            actives = Active(active, ever)
+        body, args = self._bodies[replay], (consts[self._of_cond :], actives, given, buffers, x)
         if self._checked_step:
             new, new_buffers, out = sow_if(active, body, *args, step=index)
         elif active is not None and sows(body.jaxpr):
@@ -156,8 +164,7 @@ class Program(NamedTuple):
 
     Attributes:
         functions: its condition and its step.
-        consts: all arrays that these depend on beside the carry; of a loop with a condition also a carry for which
-            it is safe to make a step.
+        consts: all arrays that these depend on beside the carry (see `Functions`).
         carry: the arrays of the initial carry.
         buffers: its buffers.
         layout: the structure of the carry.
@@ -202,7 +209,8 @@ def trace_loop(
         replays: whether steps may be computed again.
         of: what `body` returns, for messages.
     """
-    active: Any = None if cond is None else jax.ShapeDtypeStruct((), jnp.bool_)
+    one = jax.ShapeDtypeStruct((), jnp.bool_)
+    active = None if cond is None else Active(one, one)
     slices = [mapped_aval(x.shape[0], 0, jax.typeof(x)) for x in xs]
 
     def trace(start: Arrays, replay: bool, constants: _Constants) -> _Traced:
@@ -216,7 +224,7 @@ def trace_loop(
     count, start = len(arrays), [*arrays, *map(strong, buffers)]
     axes: frozenset[Any] = frozenset()
     while True:
-        constants = _Constants()
+        constants, those_of_cond = _Constants(), _Constants()
         traced = trace(start, False, constants)
         settled = [*map(_settled, start, traced.types)]
         if any(new is not old for new, old in zip(settled, start, strict=True)):
@@ -225,27 +233,28 @@ def trace_loop(
         layout.check_types(list(map(jax.typeof, start)), traced.types, of)
         # The carry is weakly typed only while it is traced, so that `x * 2` gets the right type, and in the result.
         carry, buffers = list(map(strong, start[:count])), start[count:]
-        of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, constants)
+        of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, those_of_cond)
         if of_cond is None or of_cond.types[0].manual_axis_type.varying <= axes:
             break
         # Each device stops by itself, so everything that is carried differs between them.
-        (active,) = of_cond.types
-        axes = active.manual_axis_type.varying
+        (one,) = of_cond.types
+        active, axes = Active(one, one), one.manual_axis_type.varying
         cond, body = vary_inside((cond, body), axes)
         start = [varying_over(x, axes) for x in start]
     again = trace(start, True, constants) if replays and buffers else traced
     if of_cond is not None and sows(of_cond.jaxpr):
         raise _state_in_condition(cond)
-    functions = Functions(of_cond, traced, again)
-    consts = constants.arrays()
+    first, consts = those_of_cond.arrays(), constants.arrays()
+    functions = Functions(of_cond, traced, again, len(first))
     if of_cond is not None:
         if axes:
             refuse_collectives(of_cond.jaxpr, axes, f"`{callable_name(cond)}`")
             refuse_collectives(traced.jaxpr, axes, of)
-            consts = [without_gradient(x, axes, of) for x in consts]
+            consts = [varying_over(without_gradient(x, axes, of), axes) for x in consts]
         # What finished elements of a batch compute with, and those that make no step at all.
-        active = functions.cond(consts, carry, buffers, jnp.int32(0))
-        consts += borrow_if_vmap(active, carry)
+        ever = functions.cond(first, carry, buffers, jnp.int32(0))
+        safe = list(map(jax.lax.stop_gradient, carry))
+        consts = [*first, *borrow_if_vmap(ever, [*consts, *safe]), ever]
     types, out_types = traced.types[:count], traced.types[len(start) :]
     return Program(functions, consts, carry, buffers, layout, traced.out[2], types, out_types)
 

@@ -8,50 +8,50 @@ anyway: that of an element which is active.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from .._ground import batch_axis_in_front, new_primitive
+from .._ground import UndefinedPrimal, Zero, batch_axis_in_front, instantiate_zeros, new_primitive
+from ..transforms import varying_alike
 from ._finalise import register_impl_finalisation
+from ._select import select_if_vmap_p
 
 
-def _own(active: Any, *arrays: Any) -> list[Any]:
+def _own(x: Any, active: Any) -> Any:
     del active
-    return list(arrays)
+    return x
 
 
-def _batch(axis: Any, args: Any, dims: Any) -> tuple[Any, list[int | None]]:
-    active, *arrays = args
-    mapped = dims[0] is not None
+def _batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
+    x, active = args
     # Nobody is there to borrow from in an empty batch; and values do not travel between the devices of a mesh.
     alone = axis.size == 0 or axis.explicit_mesh_axis or axis.spmd_name
-    if mapped and not alone:
-        active = batch_axis_in_front(axis, active, dims[0])
-        first = jnp.argmax(active)
-        arrays = [
-            x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(arrays, dims[1:], strict=True)
-        ]
-        dims = [0, *(None if d is None else 0 for d in dims[1:])]
-        arrays = [
-            x
-            if d is None
-            else jnp.where(
-                active.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.broadcast_to(x[first], x.shape)
-            )
-            for x, d in zip(arrays, dims[1:], strict=True)
-        ]
-    if mapped:
-        active = jnp.any(active)
-    return borrow_if_vmap_p.bind(active, *arrays), list(dims[1:])
+    if dims[1] is None or alone or dims[0] is None:
+        active = active if dims[1] is None else jnp.any(active, dims[1])
+        return borrow_if_vmap_p.bind(x, active), dims[0]
+    x, active = batch_axis_in_front(axis, x, dims[0]), batch_axis_in_front(axis, active, dims[1])
+    of_first = jnp.broadcast_to(x[jnp.argmax(active)], x.shape)
+    x = jnp.where(active.reshape(-1, *[1] * (x.ndim - 1)), x, of_first)
+    return borrow_if_vmap_p.bind(x, jnp.any(active, 0)), 0
 
 
-# Nothing depends differentiably on what is borrowed.
-borrow_if_vmap_p = new_primitive(
-    "borrow_if_vmap",
-    _own,
-    _batch,
-    transpose=lambda cotangents, *args: [None] * len(args),
-    multiple_results=True,
-)
+def _jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    x, active = primals
+    out = borrow_if_vmap_p.bind(x, active)
+    if isinstance(tangents[0], Zero):
+        return out, Zero(jax.typeof(out).to_tangent_aval())
+    return out, borrow_if_vmap_p.bind(tangents[0], active)
+
+
+def _transpose(cotangent: Any, x: Any, active: Any) -> tuple[Any, None]:
+    if isinstance(cotangent, Zero) or not isinstance(x, UndefinedPrimal):
+        return None, None
+    # What an element has borrowed counts for nothing, so it has no gradient either.
+    zeros = instantiate_zeros(Zero(jax.typeof(cotangent)))
+    return select_if_vmap_p.bind(*varying_alike([active, cotangent, zeros])), None
+
+
+borrow_if_vmap_p = new_primitive("borrow_if_vmap", _own, _batch, jvp=_jvp, transpose=_transpose)
 register_impl_finalisation(borrow_if_vmap_p)
 
 
@@ -63,8 +63,8 @@ def borrow_if_vmap(active: Any, arrays: list[Any]) -> list[Any]:
         arrays: arrays of any shapes and dtypes.
 
     Returns:
-        The arrays, without derivative: as they were where `active` holds, where no `vmap` maps it, and where no element
-        is active.
+        The arrays: as they were where `active` holds, where no `vmap` maps it, and where no element is active. What is
+        the same for all elements stays so. Where `active` does not hold, they have no gradient.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -73,5 +73,4 @@ def borrow_if_vmap(active: Any, arrays: list[Any]) -> list[Any]:
         >>> borrow(jnp.array([False, True, False]), jnp.array([1, 2, 3]))
         Array([2, 2, 2], dtype=int32)
     """
-    # One by one: of an operation that is transposed, all results are what its arguments are.
-    return [borrow_if_vmap_p.bind(active, x)[0] for x in arrays]
+    return [borrow_if_vmap_p.bind(x, active) for x in arrays]
