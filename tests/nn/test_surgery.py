@@ -104,6 +104,39 @@ def test_statistics_that_would_be_rounded_to_integers_are_refused(parameter):
         nn.apply(layer, jnp.full((4, 3), 0.5))
 
 
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("i", [0, 1])
+def test_vectors_that_would_be_rounded_to_integers_are_refused(i, train, getkey):
+    normed = nn.SpectralNorm(nn.Linear(3, 2, key=getkey()), key=getkey())
+    layer = vernal.tree_at(f"vectors.{i}", normed, replace_fn=lambda vector: vector.astype(int))
+    text = rf"(?s)`SpectralNorm` has the wrong dtype.*`vectors\.{i}`.*floating-point numbers.*i32"
+    with pytest.raises(ValueError, match=text):
+        nn.apply(layer, jnp.ones(3), train=train)
+
+
+def test_vectors_of_a_complex_weight_are_complex_and_of_a_real_one_real(getkey):
+    for own, other, text in [
+        (jnp.complex64, jnp.float32, "expected: complex numbers"),
+        (jnp.float32, jnp.complex64, "expected: floating-point numbers"),
+    ]:
+        linear = nn.Linear(3, 2, dtype=own, key=getkey())
+        layer = nn.SpectralNorm(linear, key=getkey())
+        assert call(layer, jnp.ones(3, own)).dtype == own
+        layer = vernal.tree_at("vectors.1", layer, jnp.ones(3, other))
+        with pytest.raises(ValueError, match=text):
+            call(layer, jnp.ones(3, own))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_weight_of_integers_that_would_stay_so_when_it_is_normalised_is_refused(train, getkey):
+    linear = nn.Linear(3, 2, key=getkey())
+    for normed in (nn.WeightNorm(linear), nn.SpectralNorm(linear, key=getkey())):
+        layer = vernal.tree_at("layer.weight", normed, jnp.ones((2, 3), int))
+        text = "(?s)has the wrong dtype.*`weight`.*floating-point or complex numbers.*i32"
+        with pytest.raises(ValueError, match=text):
+            nn.apply(layer, jnp.ones(3), train=train)
+
+
 def test_a_weight_that_does_not_fit_the_vectors_of_its_norm_is_refused(getkey):
     normed = nn.SpectralNorm(nn.Linear(3, 2, use_bias=False, key=getkey()), key=getkey())
     for wrong, vector in [((5, 3), "vectors.0"), ((2, 4), "vectors.1")]:

@@ -145,6 +145,24 @@ def check_parameter(layer: str, name: str, value: Any, shape: Shape) -> None:
         raise _wrong_parameter(layer, name, value, shape, str(tuple(shape)))
 
 
+_KINDS = {
+    jnp.floating: "floating-point numbers",
+    jnp.complexfloating: "complex numbers",
+    jnp.inexact: "floating-point or complex numbers",
+}
+
+
+def check_kind(layer: str, name: str, value: Any, kind: Any) -> None:
+    """Refuses a parameter of another kind of numbers, such as integers, to which its next value would be rounded."""
+    if not jnp.issubdtype(value.dtype, kind):
+        raise value_error(
+            f"a parameter of `{layer}` has the wrong dtype",
+            where=f"`{name}` of {layer}",
+            expected=_KINDS[kind],
+            got=short(value),
+        )
+
+
 def check_weight(layer: str, weight: Any, expected: Sequence[Axis]) -> None:
     """Refuses a weight with other axes than the layer has, such as those of all members of an ensemble together."""
     if not fits(weight.shape, expected):
