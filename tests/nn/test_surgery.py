@@ -51,12 +51,17 @@ def test_a_norm_may_have_one_of_its_parameters(name):
         np.testing.assert_allclose(call(layer, x), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("cell", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
-def test_a_parameter_of_a_cell_that_would_be_broadcast_is_refused(cell, getkey):
-    layer, x, h = cell(2, 3, key=getkey()), jnp.ones(2), jnp.ones(3)
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize(("cell", "gates"), [(nn.RNNCell, 1), (nn.GRUCell, 3), (nn.LSTMCell, 4)])
+def test_a_parameter_of_a_cell_that_would_be_broadcast_is_refused(cell, gates, use_bias, getkey):
+    layer, x, h = cell(2, 3, use_bias, key=getkey()), jnp.ones(2), jnp.ones(3)
     state = (h, h) if cell is nn.LSTMCell else h
-    wrongs = [("weight_hh", (1, 3)), ("weight_hh", (3,)), ("bias", (1,)), ("bias", ())]
-    if cell is nn.GRUCell:
+    rows = 3 * gates
+    wrongs = [("weight_hh", wrong) for wrong in ((1, 3), (3,), (2 * rows, 3), (3, rows, 3))]
+    wrongs += [("weight_ih", wrong) for wrong in ((1, 2), (2,), (2 * rows, 2), (3, rows, 2))]
+    if use_bias:
+        wrongs += [("bias", (1,)), ("bias", ())]
+    if use_bias and cell is nn.GRUCell:
         wrongs += [("bias_n", (1,)), ("bias_n", ())]
     for parameter, wrong in wrongs:
         text = f"(?s)`{cell.__name__}` has the wrong shape.*`{parameter}`"
