@@ -174,6 +174,33 @@ def test_a_weight_with_other_axes_is_refused_and_other_outputs_are_not(getkey):
     np.testing.assert_array_equal(larger(image), np.full((6, 1, 1), 50.0))
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"padding": "SAME"},
+        {"padding": "SAME_LOWER", "stride": 2},
+        {"padding": 1, "dilation": 2},
+        {"padding": "SAME", "padding_mode": "CIRCULAR"},
+    ],
+)
+@pytest.mark.parametrize("make", [nn.Conv1d, nn.ConvTranspose1d])
+def test_a_kernel_of_another_size_is_padded_for_its_size(make, settings, size, getkey):
+    layer = make(2, 2, 3, key=getkey(), **settings)
+    other = make(2, 2, size, key=getkey(), **settings)
+    layer = vernal.tree_at(["weight", "bias"], layer, [other.weight, other.bias])
+    x = jnp.asarray(CHANNELS[:2, :, 0].repeat(3, 1))
+    np.testing.assert_array_equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize("make", [nn.Conv1d, nn.ConvTranspose1d])
+def test_a_weight_with_channels_that_the_groups_do_not_divide_is_refused(make, getkey):
+    layer = vernal.tree_at("weight", make(4, 4, 3, groups=2, key=getkey()), jnp.ones((3, 2, 3)))
+    text = rf"(?s)`{make.__name__}` cannot be divided into its groups.*`weight`.*\(3, 2, 3\)"
+    with pytest.raises(ValueError, match=text):
+        layer(jnp.ones((4, 5)))
+
+
 @pytest.mark.parametrize("layer", ["attention", "recurrent"])
 def test_another_layer_in_the_place_of_a_dropout_is_refused(layer, getkey):
     x = jnp.ones((3, 4))
