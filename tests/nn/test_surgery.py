@@ -215,6 +215,56 @@ def test_another_layer_in_the_place_of_a_dropout_is_refused(layer, getkey):
     assert all(jnp.isfinite(leaf).all() for leaf in (whole if layer == "recurrent" else [whole]))
 
 
+def test_cells_of_another_kind_or_size_are_refused(getkey):
+    xs = jnp.ones((4, 2))
+    layer = nn.LSTM(2, 3, num_layers=2, bidirectional=True, key=getkey())
+    layer(xs)
+    for place, cell, expected in [
+        ((0, 0), nn.LSTMCell(2, 4, key=getkey()), r"LSTMCell\(2, 3\)"),
+        ((0, 1), nn.LSTMCell(3, 3, key=getkey()), r"LSTMCell\(2, 3\)"),
+        ((1, 0), nn.LSTMCell(3, 3, key=getkey()), r"LSTMCell\(6, 3\)"),
+        ((1, 1), nn.GRUCell(6, 3, key=getkey()), r"LSTMCell\(6, 3\)"),
+        ((0, 0), nn.Linear(2, 3, key=getkey()), r"LSTMCell\(2, 3\)"),
+    ]:
+        path = "cells.{}.{}".format(*place)
+        other = vernal.tree_at(path, layer, cell)
+        text = rf"(?s)another kind or size.*`{path}` of LSTM.*expected: {expected}"
+        with pytest.raises(ValueError, match=text):
+            other(xs)
+
+
+@pytest.mark.parametrize("make", [nn.RNN, nn.GRU, nn.LSTM])
+def test_another_number_of_cells_is_refused(make, getkey):
+    xs, layer = jnp.ones((4, 2)), make(2, 3, num_layers=2, bidirectional=True, key=getkey())
+    for layers, both in [(1, True), (3, True), (2, False)]:
+        cells = make(2, 3, num_layers=layers, bidirectional=both, key=getkey()).cells
+        text = rf"(?s)another number of cells.*`cells` of {make.__name__}.*num_layers=2 tuples of 2"
+        with pytest.raises(ValueError, match=text):
+            vernal.tree_at("cells", layer, cells)(xs)
+    with pytest.raises(ValueError, match="another number of cells"):
+        vernal.tree_at("cells", layer, ())(xs)
+
+
+@pytest.mark.parametrize("num_layers", [3, 4])
+def test_one_layer_in_the_place_of_a_stack_of_layers_is_refused(num_layers, getkey):
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), num_layers, key=getkey())
+    fewer = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=getkey()).layers
+    one = nn.Linear(3, 3, key=getkey())
+    # One of three rows looks like three layers, each with one row.
+    refused = "with a leading axis" if num_layers == 4 else "`Linear` has the wrong shape"
+    with pytest.raises(ValueError, match=refused):
+        vernal.tree_at("layers", stack, one)(jnp.ones(3))
+    text = rf"(?s)a `Stack` has all.*stack\.layers\.weight.*num_layers={num_layers}.*Stack\.of"
+    for use in (
+        lambda stack: stack(jnp.ones(3)),
+        lambda stack: stack[0],
+        lambda stack: stack[1:],
+        list,
+    ):
+        with pytest.raises(ValueError, match=text):
+            use(vernal.tree_at("layers", stack, fewer))
+
+
 @pytest.mark.parametrize("make", [nn.PReLU, lambda a: nn.Embedding(weight=a, dtype=a.dtype)])
 def test_an_array_that_is_changed_in_place_later_changes_no_layer(make):
     # JAX goes on using the memory of a NumPy array that begins at a multiple of 64 bytes.

@@ -26,7 +26,9 @@ class PReLU(Module):
     Args:
         init_alpha: the slope to begin with: a number, or an array to learn several slopes; it is then broadcast
             against the last axes of the input, as NumPy does. (For one slope a channel of a `(channels, height,
-            width)` input: shape `(channels, 1, 1)`.) The default is the paper's.
+            width)` input: shape `(channels, 1, 1)`.) The default is the paper's. The shape is all that says which slope
+            is for what: an ensemble of layers with one slope each, called without `vernal.filter_vmap`, is taken for
+            one layer with as many slopes.
 
     Example:
         >>> import jax.numpy as jnp

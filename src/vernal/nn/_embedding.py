@@ -123,7 +123,7 @@ class Embedding(Module):
             the table are.
 
         Raises:
-            ValueError: for another shape.
+            ValueError: for another shape, or if the table is no matrix.
 
         Example:
             >>> import jax.numpy as jnp
