@@ -132,6 +132,32 @@ def test_vectors_of_a_complex_weight_are_complex_and_of_a_real_one_real(getkey):
             call(layer, jnp.ones(3, own))
 
 
+def test_lengths_of_another_kind_than_their_weight_are_refused(getkey):
+    normed = nn.WeightNorm(nn.Linear(3, 2, key=getkey()))
+    for dtype, got in [(jnp.complex64, "c64"), (jnp.int32, "i32")]:
+        layer = vernal.tree_at("g", normed, jnp.ones((2, 1), dtype))
+        with pytest.raises(ValueError, match=f"(?s)`g` of WeightNorm.*floating-point.*{got}"):
+            layer(jnp.ones(3))
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_a_cache_that_would_round_to_integers_is_refused(name, getkey):
+    layer, x = nn.MultiheadAttention(2, 4, key=getkey()), jnp.full((3, 4), 0.5)
+    cache = layer.make_cache(5)
+    layer(x, x, x, cache=cache)
+    cache = vernal.tree_at(name, cache, replace_fn=lambda a: a.astype(int))
+    with pytest.raises(ValueError, match=f"(?s)`{name}` of KVCache.*floating-point.*i32"):
+        layer(x, x, x, cache=cache)
+
+
+def test_a_table_with_another_number_of_columns_is_used_as_it_is(getkey):
+    layer = vernal.tree_at("weight", nn.Embedding(3, 2, key=getkey()), jnp.ones((4, 5)))
+    assert layer(1).shape == (5,)
+    np.testing.assert_array_equal(layer.attend(jnp.ones(5)), np.full(4, 5.0))
+    with pytest.raises(ValueError, match=r"(?s)Embedding\.attend.*\(\.\.\., 5\)"):
+        layer.attend(jnp.ones(2))
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_a_weight_of_integers_that_would_stay_so_when_it_is_normalised_is_refused(train, getkey):
     linear = nn.Linear(3, 2, key=getkey())

@@ -42,11 +42,11 @@ class PReLU(Module):
     def __init__(self, init_alpha: ArrayLike = 0.25):
         # Not weakly typed, as a bare number would become: its first update would change its type,
         # and everything would compile again. A copy: `asarray` may go on using the memory of a NumPy array.
-        self.negative_slope = (
-            init_alpha
-            if isinstance(init_alpha, Array)
-            else jnp.array(init_alpha, jnp.result_type(float))
-        )
+        if isinstance(init_alpha, Array) and jnp.issubdtype(init_alpha.dtype, jnp.inexact):
+            self.negative_slope = init_alpha
+        else:
+            # Integers would be no parameters.
+            self.negative_slope = jnp.array(init_alpha, jnp.result_type(float))
 
     @jax.named_scope("vernal.nn.PReLU")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:

@@ -11,7 +11,7 @@ from ..show import message, value_error
 from ..trees import tree_at
 from ._batch import batched
 from ._init import weight_dtype
-from ._layer_arguments import check_shape, check_size
+from ._layer_arguments import check_kind, check_shape, check_size
 from ._mesh import like
 
 
@@ -178,6 +178,8 @@ class KVCache(Module):
 
     def _converted(self, keys: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
         """What is appended, checked and in the dtype of the cache."""
+        check_kind("KVCache", "keys", self.keys, jnp.inexact)
+        check_kind("KVCache", "values", self.values, jnp.inexact)
         *batch, max_length, heads, size = self.keys.shape
         n = jnp.shape(keys)[-3] if jnp.ndim(keys) >= 3 else max_length
         check_shape("KVCache", keys, (*batch, n, ("num_heads", heads), ("size", size)), "keys")

@@ -88,6 +88,8 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         check_kind("WeightNorm", self.weight_name, weight, jnp.inexact)
         scaled, _, norm = self._in_parts(weight)
         check_parameter("WeightNorm", "g", self.g, norm.shape)
+        kind = jnp.inexact if jnp.iscomplexobj(weight) else jnp.floating
+        check_kind("WeightNorm", "g", self.g, kind)
         # XLA would make one fraction of both, of products that are beyond the dtype.
         factor = lax.optimization_barrier(widen(beside(self.g, norm)) / norm)
         return (scaled * factor).astype(weight.dtype)
