@@ -102,6 +102,47 @@ def test_statistics_that_do_not_fit_are_refused(parameter, train):
         nn.apply(layer, jnp.ones((4, 3)), train=train)
 
 
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("dtype", [bool, jnp.int8, jnp.uint16, jnp.complex64])
+def test_a_number_of_batches_that_does_not_count_is_refused(dtype, train):
+    layer = vernal.tree_at("num_batches_tracked", nn.BatchNorm(3), jnp.ones((), dtype))
+    with pytest.raises(ValueError, match="(?s)does not count.*`num_batches_tracked` of BatchNorm"):
+        nn.apply(layer, jnp.ones((4, 3)), train=train)
+
+
+@pytest.mark.parametrize("parameter", ["weight", "bias"])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_complex_parameter_of_a_norm_of_real_numbers_is_refused(name, parameter):
+    make, x, shape = NORMS[name]
+    layer = vernal.tree_at(parameter, make(), jnp.ones(shape, jnp.complex64))
+    with pytest.raises(ValueError, match=f"(?s)`{parameter}` of {name}.*floating-point.*c64"):
+        call(layer, x)
+
+
+def test_a_complex_slope_is_for_complex_numbers():
+    layer = nn.PReLU(jnp.array(0.5j))
+    with pytest.raises(ValueError, match=r"(?s)`negative_slope` of PReLU.*floating-point.*c64"):
+        layer(jnp.array([-1.0]))
+    np.testing.assert_array_equal(layer(jnp.array([-1.0 + 0.0j])), [-0.5j])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("values", jnp.ones((4, 2, 2)), r"wrong shape.*`values` of KVCache.*\(5, 2, 2\)"),
+        ("values", jnp.ones((5, 1, 2)), r"wrong shape.*`values` of KVCache.*\(5, 2, 2\)"),
+        ("length", jnp.ones(2, int), r"wrong shape.*`length` of KVCache.*\(\)"),
+        ("length", jnp.ones(()), "does not count.*`length` of KVCache.*at least 32 bits.*f32"),
+        ("length", jnp.ones((), jnp.int8), "does not count.*`length` of KVCache.*i8"),
+    ],
+)
+def test_a_part_of_a_cache_that_does_not_fit_the_others_is_refused(name, value, text):
+    cache, tokens = nn.KVCache(5, 2, 2), jnp.ones((3, 2, 2))
+    assert cache.append(tokens, tokens).length == 3
+    with pytest.raises(ValueError, match=f"(?s){text}"):
+        vernal.tree_at(name, cache, value).append(tokens, tokens)
+
+
 @pytest.mark.parametrize("parameter", ["running_mean", "running_var"])
 def test_statistics_that_would_be_rounded_to_integers_are_refused(parameter):
     layer = vernal.tree_at(parameter, nn.BatchNorm(3), jnp.ones(3, int))

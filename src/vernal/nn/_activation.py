@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module
 from ..show import short, value_error
 from ._keys import needs_keys
-from ._layer_arguments import as_array, wrong_shape
+from ._layer_arguments import as_array, check_real, wrong_shape
 from ._mesh import beside
 from ._precision import narrow, widen
 
@@ -66,6 +66,7 @@ class PReLU(Module):
         """
         x = as_array(self, x)
         slope = self.negative_slope
+        check_real("PReLU", "negative_slope", slope, x)
         tail = x.shape[x.ndim - slope.ndim :] if slope.ndim <= x.ndim else None
         if tail is None or any(n not in (1, m) for n, m in zip(slope.shape, tail, strict=True)):
             raise wrong_shape(

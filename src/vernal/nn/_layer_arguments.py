@@ -163,6 +163,24 @@ def check_kind(layer: str, name: str, value: Any, kind: Any) -> None:
         )
 
 
+def check_real(layer: str, name: str, value: Any, x: Any) -> None:
+    """Refuses a complex parameter for a real input, where what comes out has the type of the input."""
+    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(x):
+        check_kind(layer, name, value, jnp.floating)
+
+
+def check_count(layer: str, name: str, value: Any, floats: bool = False) -> None:
+    """Refuses what cannot count: bools, and narrow integers, which begin again. `floats` says that these may."""
+    whole = jnp.issubdtype(value.dtype, jnp.integer) and value.dtype.itemsize >= 4
+    if not (whole or floats and jnp.issubdtype(value.dtype, jnp.floating)):
+        raise value_error(
+            f"a number of `{layer}` has a dtype that does not count far enough",
+            where=f"`{name}` of {layer}",
+            expected="integers of at least 32 bits" + ", or floating-point numbers" * floats,
+            got=short(value),
+        )
+
+
 def check_weight(layer: str, weight: Any, expected: Sequence[Axis]) -> None:
     """Refuses a weight with other axes than the layer has, such as those of all members of an ensemble together."""
     if not fits(weight.shape, expected):
