@@ -103,10 +103,10 @@ def test_statistics_that_do_not_fit_are_refused(parameter, train):
 
 
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("dtype", [bool, jnp.int8, jnp.uint16, jnp.complex64])
+@pytest.mark.parametrize("dtype", [bool, jnp.complex64])
 def test_a_number_of_batches_that_does_not_count_is_refused(dtype, train):
     layer = vernal.tree_at("num_batches_tracked", nn.BatchNorm(3), jnp.ones((), dtype))
-    with pytest.raises(ValueError, match="(?s)does not count.*`num_batches_tracked` of BatchNorm"):
+    with pytest.raises(ValueError, match="(?s)`num_batches_tracked`.*an integer or floating"):
         nn.apply(layer, jnp.ones((4, 3)), train=train)
 
 

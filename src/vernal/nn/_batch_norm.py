@@ -24,7 +24,6 @@ from ._init import weight_dtype
 from ._layer_arguments import (
     as_array,
     as_number,
-    check_count,
     check_kind,
     check_parameter,
     check_size,
@@ -231,7 +230,8 @@ class BatchNorm(StatefulLayer):
     def _check_statistics(self, mean: Array, var: Array, count: Array) -> None:
         """Refuses what `vernal.tree_at` may have put there, and what the statistics of a batch would be rounded to."""
         check_parameter("BatchNorm", "num_batches_tracked", count, ())
-        check_count("BatchNorm", "num_batches_tracked", count, floats=True)
+        if count.dtype == bool or jnp.iscomplexobj(count):
+            raise _wrong("num_batches_tracked", "an integer or floating-point number", count)
         for name, values in ("running_mean", mean), ("running_var", var):
             check_parameter("BatchNorm", name, values, (self.input_size,))
             check_kind("BatchNorm", name, values, jnp.floating)

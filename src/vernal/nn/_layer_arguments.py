@@ -169,14 +169,13 @@ def check_real(layer: str, name: str, value: Any, x: Any) -> None:
         check_kind(layer, name, value, jnp.floating)
 
 
-def check_count(layer: str, name: str, value: Any, floats: bool = False) -> None:
-    """Refuses what cannot count: bools, and narrow integers, which begin again. `floats` says that these may."""
-    whole = jnp.issubdtype(value.dtype, jnp.integer) and value.dtype.itemsize >= 4
-    if not (whole or floats and jnp.issubdtype(value.dtype, jnp.floating)):
+def check_count(layer: str, name: str, value: Any) -> None:
+    """Refuses what cannot count: all but integers, and narrow ones, which begin again."""
+    if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
         raise value_error(
             f"a number of `{layer}` has a dtype that does not count far enough",
             where=f"`{name}` of {layer}",
-            expected="integers of at least 32 bits" + ", or floating-point numbers" * floats,
+            expected="integers of at least 32 bits",
             got=short(value),
         )
 
