@@ -25,6 +25,8 @@ def test_a_number_becomes_a_slope_that_keeps_its_type_while_it_is_trained():
     layer = nn.PReLU(1)
     assert layer.negative_slope.dtype == jnp.float32 and not layer.negative_slope.weak_type
     assert nn.PReLU().negative_slope == 0.25
+    assert nn.PReLU(jnp.array([1, 2])).negative_slope.dtype == jnp.float32
+    assert nn.PReLU(jnp.ones(2, jnp.float16)).negative_slope.dtype == jnp.float16
     optimiser = optax.sgd(0.1)
     grads = jax.grad(lambda m: m(jnp.array(-2.0)))(layer)
     updates, _ = optimiser.update(grads, optimiser.init(layer))

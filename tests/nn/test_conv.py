@@ -192,6 +192,26 @@ def test_wrong_settings_are_refused(getkey, name, settings, text):
     assert f"`{name}`" in str(error.value)
 
 
+@pytest.mark.parametrize("padding", [2, (0, 2), ((2, 0), (0, 0)), ((0, 0), (0, 7)), "SAME"])
+def test_an_input_is_mirrored_once_and_not_at_each_end_again(getkey, padding):
+    layer = nn.Conv2d(
+        1, 1, 5 if padding == "SAME" else 1, padding=padding, padding_mode="REFLECT", key=getkey()
+    )
+    layer(jnp.ones((1, 3, 8)))
+    with pytest.raises(ValueError, match=r"(?s)`Conv2d`.*mode='REFLECT'.*larger than its padding"):
+        layer(jnp.ones((1, 2, 2)))
+
+
+@pytest.mark.parametrize("mode", ["REFLECT", "REPLICATE", "CIRCULAR"])
+def test_nothing_is_padded_with_values_that_are_not_there(getkey, mode):
+    layer = nn.Conv1d(1, 1, 3, padding=2, padding_mode=mode, key=getkey())
+    with pytest.raises(ValueError, match=rf"(?s)without enough values.*{mode}.*sizes \(0,\)"):
+        layer(jnp.ones((1, 0)))
+    plain = nn.Conv1d(1, 1, 1, padding_mode=mode, key=getkey())
+    with pytest.raises(ValueError, match="smaller than its kernel"):
+        plain(jnp.ones((1, 0)))
+
+
 def test_groups_have_the_same_derivative_on_one_device_as_where_there_are_several(
     getkey, monkeypatch
 ):

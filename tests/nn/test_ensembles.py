@@ -26,6 +26,22 @@ LAYERS = {
         lambda key: nn.SpectralNorm(nn.Linear(3, 3, use_bias=False, key=key), key=key),
         VECTORS,
     ),
+    "RNNCell": (
+        lambda key: nn.Lambda(Step(nn.RNNCell(3, 3, use_bias=False, key=key))),
+        VECTORS,
+    ),
+    "GRUCell": (
+        lambda key: nn.Lambda(Step(nn.GRUCell(3, 3, use_bias=False, key=key))),
+        VECTORS,
+    ),
+    "RNN": (
+        lambda key: nn.Lambda(Sequence(nn.RNN(3, 3, use_bias=False, key=key))),
+        VECTORS,
+    ),
+    "LSTM": (
+        lambda key: nn.Lambda(Sequence(nn.LSTM(3, 3, use_bias=False, key=key))),
+        VECTORS,
+    ),
     "attention": (
         lambda key: nn.Lambda(Attention(nn.MultiheadAttention(1, 3, key=key))),
         VECTORS,
@@ -38,6 +54,20 @@ class Attention(vernal.Module):
 
     def __call__(self, x):
         return self.inside(x, x, x)
+
+
+class Step(vernal.Module):
+    inside: nn.RNNCell | nn.GRUCell
+
+    def __call__(self, x):
+        return self.inside(x, x)
+
+
+class Sequence(vernal.Module):
+    inside: nn.RNN | nn.LSTM
+
+    def __call__(self, x):
+        return self.inside(x)[0]
 
 
 @pytest.mark.parametrize("train", [True, False])

@@ -200,3 +200,42 @@ def test_an_activation_that_is_put_in_has_arrays_for_every_neuron(scan, getkey):
                 model(x)
         plain = vernal.tree_at(where, plain, nn.PReLU(jnp.full(shape, 0.25)))
     np.testing.assert_allclose(plain(x), built(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize(("depth", "width"), [(4, 4), (2, 4), (3, 5)])
+def test_an_activation_has_arrays_for_the_layers_that_were_put_in(depth, width, scan, getkey):
+    x = jax.random.normal(getkey(), (5, 3))
+    model = nn.MLP(3, 2, 4, 3, nn.PReLU(), nn.PReLU(), scan=scan, key=getkey())
+    other = nn.MLP(3, 2, width, depth, nn.PReLU(), nn.PReLU(), scan=scan, key=getkey())
+    model = vernal.tree_at("layers", model, other.layers)
+    with pytest.raises(ValueError, match=rf"(?s)`activation` of MLP.*axes \({depth}, {width}\)"):
+        model(x)
+    model = vernal.tree_at("activation", model, other.activation)
+    np.testing.assert_allclose(model(x), other(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_a_final_activation_has_arrays_for_the_last_layer_that_was_put_in(scan, getkey):
+    x = jax.random.normal(getkey(), (5, 3))
+    model = nn.MLP(3, 2, 4, 3, nn.PReLU(), nn.PReLU(), scan=scan, key=getkey())
+    for out, axes in [(5, r"\(5,\)"), (1, r"\(1,\)")]:
+        other = vernal.tree_at(lambda m: m.layers[-1], model, nn.Linear(4, out, key=getkey()))
+        with pytest.raises(
+            ValueError, match=rf"(?s)`final_activation` of MLP.*leading axes {axes}"
+        ):
+            other(x)
+    scalar = nn.MLP(3, "scalar", 4, 3, scan=scan, key=getkey())
+    with pytest.raises(ValueError, match="`PReLU` was given an input of the wrong shape"):
+        vernal.tree_at("final_activation", scalar, nn.PReLU(jnp.ones(2)))(x)
+    put_in = vernal.tree_at("final_activation", scalar, nn.PReLU())
+    np.testing.assert_allclose(put_in(x), nn.PReLU()(scalar(x)), rtol=1e-6)
+
+
+def test_layers_that_are_not_stacked_are_refused_by_scan(getkey):
+    plain = nn.MLP(3, 2, 4, 3, key=getkey())
+    scanned = nn.MLP(3, 2, 4, 3, scan=True, key=getkey())
+    with pytest.raises(ValueError, match=r"(?s)scan=True has all layers.*as one.*scan=False"):
+        vernal.tree_at("layers", scanned, plain.layers)(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"(?s)`Linear` has the wrong shape"):
+        vernal.tree_at("layers.1", scanned, plain.layers[1])(jnp.ones(3))

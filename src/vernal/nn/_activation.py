@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module
 from ..show import short, value_error
 from ._keys import needs_keys
-from ._layer_arguments import as_array, wrong_shape
+from ._layer_arguments import as_array, check_real, wrong_shape
 from ._mesh import beside
 from ._precision import narrow, widen
 
@@ -26,7 +26,9 @@ class PReLU(Module):
     Args:
         init_alpha: the slope to begin with: a number, or an array to learn several slopes; it is then broadcast
             against the last axes of the input, as NumPy does. (For one slope a channel of a `(channels, height,
-            width)` input: shape `(channels, 1, 1)`.) The default is the paper's.
+            width)` input: shape `(channels, 1, 1)`.) The default is the paper's. The shape is all that says which slope
+            is for what: an ensemble of layers with one slope each, called without `vernal.filter_vmap`, is taken for
+            one layer with as many slopes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -40,11 +42,11 @@ class PReLU(Module):
     def __init__(self, init_alpha: ArrayLike = 0.25):
         # Not weakly typed, as a bare number would become: its first update would change its type,
         # and everything would compile again. A copy: `asarray` may go on using the memory of a NumPy array.
-        self.negative_slope = (
-            init_alpha
-            if isinstance(init_alpha, Array)
-            else jnp.array(init_alpha, jnp.result_type(float))
-        )
+        if isinstance(init_alpha, Array) and jnp.issubdtype(init_alpha.dtype, jnp.inexact):
+            self.negative_slope = init_alpha
+        else:
+            # Integers would be no parameters.
+            self.negative_slope = jnp.array(init_alpha, jnp.result_type(float))
 
     @jax.named_scope("vernal.nn.PReLU")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
@@ -64,6 +66,7 @@ class PReLU(Module):
         """
         x = as_array(self, x)
         slope = self.negative_slope
+        check_real("PReLU", "negative_slope", slope, x)
         tail = x.shape[x.ndim - slope.ndim :] if slope.ndim <= x.ndim else None
         if tail is None or any(n not in (1, m) for n, m in zip(slope.shape, tail, strict=True)):
             raise wrong_shape(

@@ -21,7 +21,14 @@ from ..modules import field
 from ..show import short, value_error
 from ._inference import in_inference
 from ._init import weight_dtype
-from ._layer_arguments import as_array, as_number, check_parameter, check_size, known_value
+from ._layer_arguments import (
+    as_array,
+    as_number,
+    check_kind,
+    check_parameter,
+    check_size,
+    known_value,
+)
 from ._mesh import beside
 from ._normalisation import scale_and_shift
 from ._precision import narrow, widen
@@ -223,10 +230,11 @@ class BatchNorm(StatefulLayer):
     def _check_statistics(self, mean: Array, var: Array, count: Array) -> None:
         """Refuses what `vernal.tree_at` may have put there, and what the statistics of a batch would be rounded to."""
         check_parameter("BatchNorm", "num_batches_tracked", count, ())
+        if count.dtype == bool or jnp.iscomplexobj(count):
+            raise _wrong("num_batches_tracked", "an integer or floating-point number", count)
         for name, values in ("running_mean", mean), ("running_var", var):
             check_parameter("BatchNorm", name, values, (self.input_size,))
-            if not jnp.issubdtype(values.dtype, jnp.floating):
-                raise _wrong(name, "floating-point numbers", values)
+            check_kind("BatchNorm", name, values, jnp.floating)
 
     def _share(self, tracked: Array) -> Array:
         """How much the last of so many batches counts in the running statistics."""

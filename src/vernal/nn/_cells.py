@@ -6,7 +6,7 @@ of the input in all gates, which needs no state and may be computed for all step
 
 import abc
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,10 @@ class RecurrentCell(Module, Generic[_State]):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
+    _gates: ClassVar[int]
+
     def _draw(
-        self, gates: int, input_size: int, hidden_size: int, use_bias: bool, dtype: Any, key: Any
+        self, input_size: int, hidden_size: int, use_bias: bool, dtype: Any, key: Any
     ) -> tuple[Any, Any]:
         """Sets what the cells have in common; the dtype, and a key for what they have not."""
         name = type(self).__name__
@@ -50,7 +52,7 @@ class RecurrentCell(Module, Generic[_State]):
         self.hidden_size = check_size(name, "hidden_size", hidden_size)
         self.use_bias = use_bias
         keys = jax.random.split(check_key(name, key), 4)
-        rows, lim = gates * self.hidden_size, limit(self.hidden_size)
+        rows, lim = self._rows, limit(self.hidden_size)
         self.weight_ih = uniform(keys[0], (rows, self.input_size), lim, dtype)
         self.weight_hh = uniform(keys[1], (rows, self.hidden_size), lim, dtype)
         self.bias = uniform(keys[2], (rows,), lim, dtype) if use_bias else None
@@ -69,16 +71,22 @@ class RecurrentCell(Module, Generic[_State]):
 
         The bias is added by `step`, last: between the two products, it would keep XLA from adding up all three at once.
         """
-        return product(x, whole(self.weight_ih))
+        weight = whole(self.weight_ih)
+        check_parameter(type(self).__name__, "weight_ih", weight, (self._rows, self.input_size))
+        return product(x, weight)
 
-    def _recur(self, projected: Array, hidden: Array) -> Array:
+    def _recur(self, hidden: Array) -> Array:
         """The share of the hidden state in all gates."""
         weight = whole(self.weight_hh)
-        rows = projected.shape[-1:]
-        check_parameter(type(self).__name__, "weight_hh", weight, (*rows, self.hidden_size))
+        check_parameter(type(self).__name__, "weight_hh", weight, (self._rows, self.hidden_size))
         if self.bias is not None:
-            check_parameter(type(self).__name__, "bias", self.bias, rows)
+            check_parameter(type(self).__name__, "bias", self.bias, (self._rows,))
         return weight @ hidden
+
+    @property
+    def _rows(self) -> int:
+        """How long all gates are together."""
+        return self._gates * self.hidden_size
 
     def _next(self, x: Array, state: _State) -> _State:
         return self.step(self.project(x), state)
@@ -127,6 +135,8 @@ class RNNCell(RecurrentCell[Array]):
 
     activation: Callable[[Array], Array]
 
+    _gates = 1
+
     def __init__(
         self,
         input_size: int,
@@ -138,7 +148,7 @@ class RNNCell(RecurrentCell[Array]):
         key: PRNGKeyArray,
     ):
         check_activation("RNNCell", activation, "activation")
-        self._draw(1, input_size, hidden_size, use_bias, dtype, key)
+        self._draw(input_size, hidden_size, use_bias, dtype, key)
         self.activation = activation
 
     def zero_state(self, dtype: DTypeLike) -> Array:
@@ -148,7 +158,7 @@ class RNNCell(RecurrentCell[Array]):
     def step(self, projected: Array, state: Array) -> Array:
         """The next hidden state, from `project(input)`."""
         check_activation("RNNCell", self.activation, "activation")
-        total = projected + self._recur(projected, state)
+        total = projected + self._recur(state)
         if self.bias is not None:
             total = total + beside(self.bias, total)
         return self.activation(total)
@@ -214,6 +224,8 @@ class GRUCell(RecurrentCell[Array]):
 
     bias_n: Array | None
 
+    _gates = 3
+
     def __init__(
         self,
         input_size: int,
@@ -223,7 +235,7 @@ class GRUCell(RecurrentCell[Array]):
         *,
         key: PRNGKeyArray,
     ):
-        dtype, last = self._draw(3, input_size, hidden_size, use_bias, dtype, key)
+        dtype, last = self._draw(input_size, hidden_size, use_bias, dtype, key)
         lim = limit(hidden_size)
         self.bias_n = uniform(last, (hidden_size,), lim, dtype) if use_bias else None
 
@@ -234,7 +246,7 @@ class GRUCell(RecurrentCell[Array]):
     def step(self, projected: Array, state: Array) -> Array:
         """The next hidden state, from `project(input)`."""
         r_x, z_x, n_x = jnp.split(projected, 3)
-        r_h, z_h, n_h = jnp.split(self._recur(projected, state), 3)
+        r_h, z_h, n_h = jnp.split(self._recur(state), 3)
         r, z = r_x + r_h, z_x + z_h
         if self.bias is not None:
             r_b, z_b, n_b = jnp.split(beside(self.bias, projected), 3)
@@ -303,6 +315,8 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
         ((3,), (3,))
     """
 
+    _gates = 4
+
     def __init__(
         self,
         input_size: int,
@@ -312,7 +326,7 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
         *,
         key: PRNGKeyArray,
     ):
-        self._draw(4, input_size, hidden_size, use_bias, dtype, key)
+        self._draw(input_size, hidden_size, use_bias, dtype, key)
 
     def zero_state(self, dtype: DTypeLike) -> tuple[Array, Array]:
         """Hidden state and memory, each zeros of shape `(hidden_size,)`."""
@@ -321,7 +335,7 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
     def step(self, projected: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         """The next hidden state and memory, from `project(input)`."""
         hidden, memory = state
-        gates = projected + self._recur(projected, hidden)
+        gates = projected + self._recur(hidden)
         if self.bias is not None:
             gates = gates + beside(self.bias, gates)
         i, f, g, o = jnp.split(gates, 4)

@@ -104,8 +104,10 @@ class AbstractConv(Module):
 
     @property
     def _window(self) -> tuple[int, ...]:
-        """How far the kernel reaches in each dimension, dilation included."""
-        return tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True))
+        """How far the kernel reaches in each dimension, dilation included. `vernal.tree_at` may have put in one of
+        another size than `kernel_size`."""
+        kernel = self.weight.shape[2:]
+        return tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, kernel, strict=True))
 
     def _checked(self, x: ArrayLike) -> jax.Array:
         layer = type(self).__name__
@@ -115,6 +117,13 @@ class AbstractConv(Module):
         kernel = (f"kernel_{axis}" for axis in spatial)
         inputs = ("in_channels/groups", self.in_channels // self.groups)
         check_weight(layer, self.weight, ("out_channels", inputs, *kernel))
+        if self.weight.shape[0] % self.groups:
+            raise value_error(
+                f"the channels of `{layer}` cannot be divided into its groups",
+                where=f"`weight` of {layer}",
+                expected=f"as many out_channels as a multiple of groups={self.groups}",
+                got=str(self.weight.shape),
+            )
         if x.dtype != self.weight.dtype:
             raise type_error(
                 f"`{layer}` was given an input of another dtype than its weights",
@@ -194,7 +203,7 @@ class Conv(AbstractConv):
         groups: the channels are divided into this many groups, and each group is convolved by
             itself.
         use_bias: whether to add a bias for each output channel.
-        padding_mode: what is added: `"ZEROS"`, `"REFLECT"` (the input mirrored at its edge),
+        padding_mode: what is added: `"ZEROS"`, `"REFLECT"` (the input mirrored at its edge, once),
             `"REPLICATE"` (the edge repeated) or `"CIRCULAR"` (the input repeated).
         dtype: the dtype of the weights, floating-point or complex; `float32` by default (`float64`
             if JAX has 64-bit numbers switched on).
@@ -207,7 +216,7 @@ class Conv(AbstractConv):
     Raises:
         ValueError: for sizes that are not positive integers, sequences of the wrong length,
             channels that the groups do not divide, an unknown padding; when called, for an input
-            of the wrong shape or too small.
+            of the wrong shape or too small: for the kernel, or to be mirrored so far.
         TypeError: when called, for an input of another dtype than the weights.
 
     Example:
@@ -259,9 +268,26 @@ class Conv(AbstractConv):
             pads = lax.padtype_to_pads(self._spatial(x), self._window, self.stride, pads)
         check_window_fits(type(self).__name__, self._spatial(x), pads, self._window)
         if self.padding_mode != "ZEROS":
+            self._check_reach(x, pads)
             x = self._pad(x, pads, _PAD_MODES[self.padding_mode])
             pads = ((0, 0),) * self.num_spatial_dims
         return self._convolve(x, pads, window_strides=self.stride)
+
+    def _check_reach(self, x: jax.Array, pads: Sequence[tuple[int, int]]) -> None:
+        """Refuses a padding that takes more from an axis than is there."""
+        reflects = self.padding_mode == "REFLECT"
+        for n, pair in zip(self._spatial(x), pads, strict=True):
+            # An edge is not mirrored with the rest. The other modes repeat what is there, if anything is.
+            if max(pair) > 0 and (n == 0 or reflects and max(pair) >= n):
+                raise value_error(
+                    f"`{type(self).__name__}` was given an input without enough values to pad it with",
+                    where=f"argument `x`, with padding_mode={self.padding_mode!r}",
+                    expected="each spatial size larger than its padding on either side"
+                    if reflects
+                    else "spatial sizes of at least 1",
+                    got=f"sizes {self._spatial(x)} and padding {tuple(pads)}",
+                    instead="less padding, or padding_mode='REPLICATE'" if reflects else None,
+                )
 
 
 # A final class is not subclassed in this house, with one exception: `Conv2d(...)` is a `Conv`

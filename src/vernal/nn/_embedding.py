@@ -123,7 +123,7 @@ class Embedding(Module):
             the table are.
 
         Raises:
-            ValueError: for another shape.
+            ValueError: for another shape, or if the table is no matrix.
 
         Example:
             >>> import jax.numpy as jnp
@@ -133,14 +133,15 @@ class Embedding(Module):
             Array([1., 3., 5.], dtype=float32)
         """
         x = jnp.asarray(x)
-        if x.shape[-1:] != (self.embedding_size,):
+        check_weight("Embedding", self.weight, ("num_embeddings", "embedding_size"))
+        size = self.weight.shape[1]
+        if x.shape[-1:] != (size,):
             raise value_error(
                 "features and the rows of a table are multiplied, so they are of one length",
                 where="argument `x` of Embedding.attend",
-                expected=f"shape (..., {self.embedding_size})",
+                expected=f"shape (..., {size})",
                 got=short(x),
             )
-        check_weight("Embedding", self.weight, ("num_embeddings", "embedding_size"))
         return product(x, self.weight)
 
 

@@ -11,7 +11,7 @@ from ..show import message, value_error
 from ..trees import tree_at
 from ._batch import batched
 from ._init import weight_dtype
-from ._layer_arguments import check_shape, check_size
+from ._layer_arguments import check_count, check_kind, check_parameter, check_shape, check_size
 from ._mesh import like
 
 
@@ -178,7 +178,13 @@ class KVCache(Module):
 
     def _converted(self, keys: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
         """What is appended, checked and in the dtype of the cache."""
+        check_kind("KVCache", "keys", self.keys, jnp.inexact)
+        check_kind("KVCache", "values", self.values, jnp.inexact)
         *batch, max_length, heads, size = self.keys.shape
+        value_shape = (*self.keys.shape[:-1], self.values.shape[-1])
+        check_parameter("KVCache", "values", self.values, value_shape)
+        check_parameter("KVCache", "length", self.length, batch)
+        check_count("KVCache", "length", self.length)
         n = jnp.shape(keys)[-3] if jnp.ndim(keys) >= 3 else max_length
         check_shape("KVCache", keys, (*batch, n, ("num_heads", heads), ("size", size)), "keys")
         value_size = ("value_size", self.values.shape[-1])

@@ -145,6 +145,41 @@ def check_parameter(layer: str, name: str, value: Any, shape: Shape) -> None:
         raise _wrong_parameter(layer, name, value, shape, str(tuple(shape)))
 
 
+_KINDS = {
+    jnp.floating: "floating-point numbers",
+    jnp.complexfloating: "complex numbers",
+    jnp.inexact: "floating-point or complex numbers",
+}
+
+
+def check_kind(layer: str, name: str, value: Any, kind: Any) -> None:
+    """Refuses a parameter of another kind of numbers, such as integers, to which its next value would be rounded."""
+    if not jnp.issubdtype(value.dtype, kind):
+        raise value_error(
+            f"a parameter of `{layer}` has the wrong dtype",
+            where=f"`{name}` of {layer}",
+            expected=_KINDS[kind],
+            got=short(value),
+        )
+
+
+def check_real(layer: str, name: str, value: Any, x: Any) -> None:
+    """Refuses a complex parameter for a real input, where what comes out has the type of the input."""
+    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(x):
+        check_kind(layer, name, value, jnp.floating)
+
+
+def check_count(layer: str, name: str, value: Any) -> None:
+    """Refuses what cannot count: all but integers, and narrow ones, which begin again."""
+    if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
+        raise value_error(
+            f"a number of `{layer}` has a dtype that does not count far enough",
+            where=f"`{name}` of {layer}",
+            expected="integers of at least 32 bits",
+            got=short(value),
+        )
+
+
 def check_weight(layer: str, weight: Any, expected: Sequence[Axis]) -> None:
     """Refuses a weight with other axes than the layer has, such as those of all members of an ensemble together."""
     if not fits(weight.shape, expected):

@@ -171,9 +171,6 @@ class MLP(Module):
         """
         check_activation("MLP", self.activation, "activation")
         check_activation("MLP", self.final_activation, "final_activation")
-        _check_copies(self.activation, (self.depth, self.width_size), "activation")
-        out = () if self.out_size == "scalar" else (self.out_size,)
-        _check_copies(self.final_activation, out, "final_activation")
         check_shape("MLP", x, vector_shape("in_size", self.in_size))
         return batched(self._one, jnp.asarray(x), 0 if self.in_size == "scalar" else 1)
 
@@ -182,18 +179,33 @@ class MLP(Module):
             x = self._hidden_by_scan(x)
         else:
             for i, layer in enumerate(self.layers[:-1]):
-                x = _activate(_copy(self.activation, i), layer(x))
-        return _activate(self.final_activation, self.layers[-1](x))
+                x = layer(x)
+                _check_copies(self.activation, (len(self.layers) - 1, *x.shape), "activation")
+                x = _activate(_copy(self.activation, i), x)
+        x = self.layers[-1](x)
+        _check_copies(self.final_activation, x.shape, "final_activation")
+        return _activate(self.final_activation, x)
 
     def _hidden_by_scan(self, x: jax.Array) -> jax.Array:
+        if len(self.layers) != 3:
+            raise value_error(
+                "an `MLP` with scan=True has all layers between the first and the last as one",
+                where="`layers` of MLP",
+                expected="three layers, the second with a leading axis in all of its arrays",
+                got=short(self.layers),
+                instead="MLP(..., scan=False), which has each layer by itself",
+            )
         first, between, _ = self.layers
+        x = first(x)
+        depth = 1 + jtu.tree_leaves(partition(between, is_array)[0])[0].shape[0]
+        _check_copies(self.activation, (depth, *x.shape), "activation")
         arrays, rest = partition(_copy(self.activation, slice(1, None)), is_array)
 
         def step(x: jax.Array, layer_and_arrays: Any) -> tuple[jax.Array, None]:
             layer, arrays = layer_and_arrays
             return like(_activate(combine(arrays, rest), layer(x)), x), None
 
-        x = _activate(_copy(self.activation, 0), first(x))
+        x = _activate(_copy(self.activation, 0), x)
         return scan(step, x, stacked((between, arrays)))[0]
 
     def __unrolled__(self) -> Unrolled:

@@ -22,6 +22,7 @@ from ._init import weight_dtype
 from ._layer_arguments import (
     as_array,
     check_parameter,
+    check_real,
     check_shape,
     check_size,
     image_shape,
@@ -50,6 +51,7 @@ def scale_and_shift(layer: Any, x: Array, shape: tuple[int, ...], spatial: int =
 
     def along(name: str, parameter: Array) -> Array:
         check_parameter(type(layer).__name__, name, parameter, shape)
+        check_real(type(layer).__name__, name, parameter, x)
         return beside(parameter.astype(x.dtype).reshape(shape + (1,) * spatial), x)
 
     if layer.weight is not None:

@@ -81,12 +81,11 @@ class Recurrent(Module, Generic[_State]):
         self.dropout = Dropout(dropout_p)
         directions = 2 if bidirectional else 1
         keys = jax.random.split(check_key(name, key), num_layers)
-        sizes = [input_size, *[directions * hidden_size] * (num_layers - 1)]
         self.cells = tuple(
             tuple(
                 make_cell(size, hidden_size, key=k) for k in jax.random.split(layer_key, directions)
             )
-            for size, layer_key in zip(sizes, keys, strict=True)
+            for size, layer_key in zip(self._sizes(), keys, strict=True)
         )
 
     def _run(
@@ -94,6 +93,7 @@ class Recurrent(Module, Generic[_State]):
     ) -> tuple[Array, _State]:
         name = type(self).__name__
         batch = check_shape(name, xs, (..., "time", ("input_size", self.input_size)), "xs")
+        self._check_cells()
         self._check_state(state, batch)
         xs = jnp.asarray(xs)
         # Of everything in a step: a loop gives back the type that it was given.
@@ -129,6 +129,38 @@ class Recurrent(Module, Generic[_State]):
                 finals.append(final)
             xs = jnp.concatenate(outputs, axis=-1)
         return xs, jax.tree.map(lambda *parts: jnp.stack(parts, axis=-2), *finals)
+
+    def _sizes(self) -> list[int]:
+        """How long the input of each layer is."""
+        directions = 2 if self.bidirectional else 1
+        between = [directions * self.hidden_size] * (self.num_layers - 1)
+        return [self.input_size, *between]
+
+    def _check_cells(self) -> None:
+        """Refuses other cells than the layer was made with, as `vernal.tree_at` may have put them there."""
+        name = type(self).__name__
+        kind: Any = self.cell_class
+        directions = 2 if self.bidirectional else 1
+        counts = [len(layer) for layer in self.cells]
+        if counts != [directions] * self.num_layers:
+            raise value_error(
+                f"`{name}` has another number of cells than of layers and directions",
+                where=f"`cells` of {name}",
+                expected=f"num_layers={self.num_layers} tuples of {directions}",
+                got=f"tuples of {counts}",
+                instead=f"a new {name}, which makes its cells",
+            )
+        for i, (layer, size) in enumerate(zip(self.cells, self._sizes(), strict=True)):
+            for j, cell in enumerate(layer):
+                fits = isinstance(cell, kind) and cell.input_size == size
+                if not fits or cell.hidden_size != self.hidden_size:
+                    raise value_error(
+                        f"a cell of `{name}` is of another kind or size than the layer",
+                        where=f"`cells.{i}.{j}` of {name}",
+                        expected=f"{kind.__name__}({size}, {self.hidden_size})",
+                        got=short(cell),
+                        instead=f"a new {name}, which makes its cells",
+                    )
 
     def _check_state(self, state: Any, batch: tuple[Any, ...]) -> None:
         if state is None:

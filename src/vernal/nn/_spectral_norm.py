@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import field
 from ._inference import in_inference
-from ._layer_arguments import check_key, check_parameter, check_size
+from ._layer_arguments import check_key, check_kind, check_parameter, check_size
 from ._mesh import whole
 from ._normalised_layer import NormalisedLayer, with_weight
 from ._parametrised import resolve
@@ -158,11 +158,14 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         self, weight: Array, state: State | None, inference: Any
     ) -> tuple[Array, State | None]:
         # Once: two gradients that are too large for half precision would have no sum there.
+        check_kind("SpectralNorm", self.weight_name, weight, jnp.inexact)
         wide = widen(weight)
         largest, matrix = _in_parts(wide)
         old = self.vectors.value if state is None else state.get(self.vectors)
+        kind = jnp.complexfloating if jnp.iscomplexobj(matrix) else jnp.floating
         for i, vector in enumerate(old):
             check_parameter("SpectralNorm", f"vectors.{i}", vector, (matrix.shape[i],))
+            check_kind("SpectralNorm", f"vectors.{i}", vector, kind)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
         trains, fixed = not in_inference(self, [self.vectors], inference), lax.stop_gradient(matrix)
         if trains:

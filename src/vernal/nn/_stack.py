@@ -57,7 +57,8 @@ class Stack(Module):
 
     Raises:
         ValueError: for a number of layers or an `unroll` below 1, or an `each` without an entry for every layer; when
-            called, for such an `each`, or a layer whose output differs in structure, shape or dtype from its input.
+            called, for such an `each`, or a layer whose output differs in structure, shape or dtype from its input;
+            when called or indexed, for `layers` without the leading axis.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -223,6 +224,7 @@ class Stack(Module):
         instead = "what is the same for all layers is an ordinary argument: stack(x, name=value)"
         _check_each(each, self.num_layers, instead)
         arrays, rest = partition(self.layers, is_array)
+        self._check_stacked(arrays)
         keyed = _takes_key(self.layers) and not (key is None and "key" in each)
         keys = None if key is None else jax.random.split(check_key("Stack", key), self.num_layers)
 
@@ -274,7 +276,21 @@ class Stack(Module):
             )
         return self._pick(i)
 
+    def _check_stacked(self, arrays: Any) -> None:
+        """Refuses what `vernal.tree_at` may have put there, such as a single layer, whose rows would be the layers."""
+        for path, leaf in jtu.tree_leaves_with_path(arrays):
+            if np.shape(leaf)[:1] != (self.num_layers,):
+                raise value_error(
+                    "a `Stack` has all its layers as one, with a leading axis over them in every array",
+                    where=path_text(path, "stack.layers"),
+                    expected=f"an array with a leading axis of length num_layers={self.num_layers}",
+                    got=short(leaf),
+                    instead="nn.Stack.of(layers), which makes one of a list",
+                )
+
     def _pick(self, i: Any) -> Any:
+        self._check_stacked(partition(self.layers, is_array)[0])
+
         def pick(leaf: Any) -> Any:
             if is_array(leaf):
                 return leaf[i]  # pyright: ignore[reportIndexIssue] (a stacked one)

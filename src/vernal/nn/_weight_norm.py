@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import field
 from ..show import value_error
-from ._layer_arguments import check_parameter, known_value
+from ._layer_arguments import check_kind, check_parameter, known_value
 from ._mesh import beside
 from ._normalised_layer import NormalisedLayer
 from ._parametrised import resolve
@@ -85,8 +85,11 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         Returns:
             `g * v / |v|`; a row of zeros stays one.
         """
+        check_kind("WeightNorm", self.weight_name, weight, jnp.inexact)
         scaled, _, norm = self._in_parts(weight)
         check_parameter("WeightNorm", "g", self.g, norm.shape)
+        kind = jnp.inexact if jnp.iscomplexobj(weight) else jnp.floating
+        check_kind("WeightNorm", "g", self.g, kind)
         # XLA would make one fraction of both, of products that are beyond the dtype.
         factor = lax.optimization_barrier(widen(beside(self.g, norm)) / norm)
         return (scaled * factor).astype(weight.dtype)
