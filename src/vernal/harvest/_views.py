@@ -14,7 +14,6 @@ import numpy as np
 
 from .._ground import jax_primitives as p
 from .._ground import pvary_p, reshard_p, stop_gradient_p
-from ..primitives import borrow_if_vmap_p
 from ..transforms import explicit_mesh, placed_like, split_over
 
 # From an array to a part of it, and from the array and a new part to a new array.
@@ -125,14 +124,7 @@ _RULES: dict[Any, Callable[[Any, Sequence[Any]], tuple[Get, Put] | None]] = {
     p.squeeze_p: _reshaped,
     p.transpose_p: _transposed,
 }
-_IDENTITIES = {
-    borrow_if_vmap_p,
-    p.copy_p,
-    p.sharding_constraint_p,
-    pvary_p,
-    reshard_p,
-    stop_gradient_p,
-}
+_IDENTITIES = {p.copy_p, p.sharding_constraint_p, pvary_p, reshard_p, stop_gradient_p}
 # What computes an index, in the small compiled functions of `jax.numpy` and `jax.lax`.
 _INDEXING = {p.add_p, p.clamp_p, p.ge_p, p.lt_p, p.max_p, p.min_p, p.select_n_p, p.sub_p}
 

@@ -253,8 +253,11 @@ def trace_loop(
             consts = [varying_over(without_gradient(x, axes, of), axes) for x in consts]
         # What finished elements of a batch compute with, and those that make no step at all.
         ever = functions.cond(first, carry, buffers, jnp.int32(0))
-        safe = list(map(jax.lax.stop_gradient, carry))
-        consts = [*first, *borrow_if_vmap(ever, [*consts, *safe]), ever]
+        safe = borrow_if_vmap(ever, list(map(jax.lax.stop_gradient, carry)))
+        if not sows(traced.jaxpr):
+            # A state is changed where it is, so it must not be another element's.
+            consts = borrow_if_vmap(ever, consts)
+        consts = [*first, *consts, *safe, ever]
     types, out_types = traced.types[:count], traced.types[len(start) :]
     return Program(functions, consts, carry, buffers, layout, traced.out[2], types, out_types)
 

@@ -2,7 +2,6 @@
 
 from .._ground import publish
 from ._borrow import borrow_if_vmap as borrow_if_vmap
-from ._borrow import borrow_if_vmap_p as borrow_if_vmap_p
 from ._finalise import finalise_eval_jaxpr as finalise_eval_jaxpr
 from ._finalise import finalise_fn as finalise_fn
 from ._finalise import finalise_jaxpr as finalise_jaxpr
