@@ -250,13 +250,14 @@ def trace_loop(
         if axes:
             refuse_collectives(of_cond.jaxpr, axes, f"`{callable_name(cond)}`")
             refuse_collectives(traced.jaxpr, axes, of)
-            consts = [varying_over(without_gradient(x, axes, of), axes) for x in consts]
+            consts = [without_gradient(x, axes, of) for x in consts]
         # What finished elements of a batch compute with, and those that make no step at all.
         ever = functions.cond(first, carry, buffers, jnp.int32(0))
-        safe = borrow_if_vmap(ever, list(map(jax.lax.stop_gradient, carry)))
+        safe = borrow_if_vmap(ever, carry, constant=True)
         if not sows(traced.jaxpr):
-            # A state is changed where it is, so it must not be another element's.
-            consts = borrow_if_vmap(ever, consts)
+            # A state is changed where it is, so it must not be another element's. What is the same on all devices of
+            # `jax.shard_map` stays so.
+            consts = [x if axes - varying_axes(x) else borrow_if_vmap(ever, [x])[0] for x in consts]
         consts = [*first, *consts, *safe, ever]
     types, out_types = traced.types[:count], traced.types[len(start) :]
     return Program(functions, consts, carry, buffers, layout, traced.out[2], types, out_types)

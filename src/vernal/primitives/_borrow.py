@@ -17,34 +17,34 @@ from ._finalise import register_impl_finalisation
 from ._select import select_if_vmap_p
 
 
-def _own(x: Any, active: Any) -> Any:
-    del active
+def _own(x: Any, active: Any, constant: bool) -> Any:
+    del active, constant
     return x
 
 
-def _batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
+def _batch(axis: Any, args: Any, dims: Any, *, constant: bool) -> tuple[Any, int | None]:
     x, active = args
     # Nobody is there to borrow from in an empty batch; and values do not travel between the devices of a mesh.
     alone = axis.size == 0 or axis.explicit_mesh_axis or axis.spmd_name
     if dims[1] is None or alone or dims[0] is None:
         active = active if dims[1] is None else jnp.any(active, dims[1])
-        return borrow_if_vmap_p.bind(x, active), dims[0]
+        return borrow_if_vmap_p.bind(x, active, constant=constant), dims[0]
     x, active = batch_axis_in_front(axis, x, dims[0]), batch_axis_in_front(axis, active, dims[1])
     of_first = jnp.broadcast_to(x[jnp.argmax(active)], x.shape)
     x = jnp.where(active.reshape(-1, *[1] * (x.ndim - 1)), x, of_first)
-    return borrow_if_vmap_p.bind(x, jnp.any(active, 0)), 0
+    return borrow_if_vmap_p.bind(x, jnp.any(active, 0), constant=constant), 0
 
 
-def _jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _jvp(primals: Any, tangents: Any, *, constant: bool) -> tuple[Any, Any]:
     x, active = primals
-    out = borrow_if_vmap_p.bind(x, active)
-    if isinstance(tangents[0], Zero):
+    out = borrow_if_vmap_p.bind(x, active, constant=constant)
+    if constant or isinstance(tangents[0], Zero):
         return out, Zero(jax.typeof(out).to_tangent_aval())
-    return out, borrow_if_vmap_p.bind(tangents[0], active)
+    return out, borrow_if_vmap_p.bind(tangents[0], active, constant=False)
 
 
-def _transpose(cotangent: Any, x: Any, active: Any) -> tuple[Any, None]:
-    if isinstance(cotangent, Zero) or not isinstance(x, UndefinedPrimal):
+def _transpose(cotangent: Any, x: Any, active: Any, *, constant: bool) -> tuple[Any, None]:
+    if constant or isinstance(cotangent, Zero) or not isinstance(x, UndefinedPrimal):
         return None, None
     # What an element has borrowed counts for nothing, so it has no gradient either.
     zeros = instantiate_zeros(Zero(jax.typeof(cotangent)))
@@ -55,12 +55,13 @@ borrow_if_vmap_p = new_primitive("borrow_if_vmap", _own, _batch, jvp=_jvp, trans
 register_impl_finalisation(borrow_if_vmap_p)
 
 
-def borrow_if_vmap(active: Any, arrays: list[Any]) -> list[Any]:
+def borrow_if_vmap(active: Any, arrays: list[Any], constant: bool = False) -> list[Any]:
     """For each element that is not active the arrays of one that is, where `vmap` maps `active`.
 
     Args:
         active: bool[].
         arrays: arrays of any shapes and dtypes.
+        constant: whether nothing shall depend on them differentiably.
 
     Returns:
         The arrays: as they were where `active` holds, where no `vmap` maps it, and where no element is active. What is
@@ -73,4 +74,4 @@ def borrow_if_vmap(active: Any, arrays: list[Any]) -> list[Any]:
         >>> borrow(jnp.array([False, True, False]), jnp.array([1, 2, 3]))
         Array([2, 2, 2], dtype=int32)
     """
-    return [borrow_if_vmap_p.bind(x, active) for x in arrays]
+    return [borrow_if_vmap_p.bind(x, active, constant=constant) for x in arrays]
