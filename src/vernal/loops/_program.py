@@ -251,16 +251,20 @@ def trace_loop(
             refuse_collectives(of_cond.jaxpr, axes, f"`{callable_name(cond)}`")
             refuse_collectives(traced.jaxpr, axes, of)
             consts = [without_gradient(x, axes, of) for x in consts]
-        # What finished elements of a batch compute with, and those that make no step at all.
         ever = functions.cond(first, carry, buffers, jnp.int32(0))
-        safe = borrow_if_vmap(ever, carry, constant=True)
-        if not sows(traced.jaxpr):
-            # A state is changed where it is, so it must not be another element's. What is the same on all devices of
-            # `jax.shard_map` stays so.
-            consts = [x if axes - varying_axes(x) else borrow_if_vmap(ever, [x])[0] for x in consts]
-        consts = [*first, *consts, *safe, ever]
-    types, out_types = traced.types[:count], traced.types[len(start) :]
+        start = borrow_if_vmap(ever, carry, constant=True)
+        consts = [*first, *_safe(ever, consts, axes, traced), *start, ever]
+    types, out_types = traced.types[:count], traced.types[len(carry) + len(buffers) :]
     return Program(functions, consts, carry, buffers, layout, traced.out[2], types, out_types)
+
+
+def _safe(ever: Any, consts: Arrays, axes: frozenset[Any], body: _Traced) -> Arrays:
+    """What a step of an element of a batch closes over; of one that makes no step, what that of another one does."""
+    if sows(body.jaxpr):
+        # A state is changed where it is, so it must not be another element's.
+        return consts
+    # What is the same on all devices of `jax.shard_map` stays so.
+    return [x if axes - varying_axes(x) else borrow_if_vmap(ever, [x])[0] for x in consts]
 
 
 def _settled(x: Any, out: Any) -> Any:

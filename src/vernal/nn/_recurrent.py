@@ -22,6 +22,7 @@ from ..modules import Module, field
 from ..show import short, type_error, value_error
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
+from ._check_cells import check_cells
 from ._dropout import Dropout, drops
 from ._layer_arguments import check_key, check_shape, check_size, known_value
 from ._mesh import whole
@@ -93,7 +94,8 @@ class Recurrent(Module, Generic[_State]):
     ) -> tuple[Array, _State]:
         name = type(self).__name__
         batch = check_shape(name, xs, (..., "time", ("input_size", self.input_size)), "xs")
-        self._check_cells()
+        directions = 2 if self.bidirectional else 1
+        check_cells(name, self.cells, self.cell_class, self._sizes(), self.hidden_size, directions)
         self._check_state(state, batch)
         xs = jnp.asarray(xs)
         # Of everything in a step: a loop gives back the type that it was given.
@@ -135,32 +137,6 @@ class Recurrent(Module, Generic[_State]):
         directions = 2 if self.bidirectional else 1
         between = [directions * self.hidden_size] * (self.num_layers - 1)
         return [self.input_size, *between]
-
-    def _check_cells(self) -> None:
-        """Refuses other cells than the layer was made with, as `vernal.tree_at` may have put them there."""
-        name = type(self).__name__
-        kind: Any = self.cell_class
-        directions = 2 if self.bidirectional else 1
-        counts = [len(layer) for layer in self.cells]
-        if counts != [directions] * self.num_layers:
-            raise value_error(
-                f"`{name}` has another number of cells than of layers and directions",
-                where=f"`cells` of {name}",
-                expected=f"num_layers={self.num_layers} tuples of {directions}",
-                got=f"tuples of {counts}",
-                instead=f"a new {name}, which makes its cells",
-            )
-        for i, (layer, size) in enumerate(zip(self.cells, self._sizes(), strict=True)):
-            for j, cell in enumerate(layer):
-                fits = isinstance(cell, kind) and cell.input_size == size
-                if not fits or cell.hidden_size != self.hidden_size:
-                    raise value_error(
-                        f"a cell of `{name}` is of another kind or size than the layer",
-                        where=f"`cells.{i}.{j}` of {name}",
-                        expected=f"{kind.__name__}({size}, {self.hidden_size})",
-                        got=short(cell),
-                        instead=f"a new {name}, which makes its cells",
-                    )
 
     def _check_state(self, state: Any, batch: tuple[Any, ...]) -> None:
         if state is None:

@@ -6,6 +6,7 @@ from ._check import tree_check as tree_check
 from ._check import tree_flatten_one_level as tree_flatten_one_level
 from ._compare import tree_allclose as tree_allclose
 from ._compare import tree_equal as tree_equal
+from ._everything_in import everything_in as everything_in
 from ._kinds import has_shape as has_shape
 from ._kinds import is_array as is_array
 from ._kinds import is_array_like as is_array_like
@@ -18,7 +19,6 @@ from ._no_gradient import NoGradient as NoGradient
 from ._no_gradient import is_missing as is_missing
 from ._omega import ω as ω
 from ._openings import Node as Node
-from ._openings import everything_in as everything_in
 from ._openings import open_up as open_up
 from ._parts import node_parts as node_parts
 from ._parts import replace_parts as replace_parts

@@ -12,10 +12,9 @@ are neither callables, containers nor dataclasses.
 import collections
 import dataclasses
 import functools
-import gc
 import operator
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,19 +30,6 @@ _REMEMBERING = {type(wrapper(lambda: None)) for wrapper in (jax.jit, functools.c
 _SEQUENCES = (collections.deque, set, frozenset)
 _BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
 _OPERATORS = (operator.methodcaller, operator.itemgetter, operator.attrgetter)
-# Objects that refer to nothing that matters here, and packages whose objects refer to what JAX is doing at the moment.
-_OPAQUE = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    jax.Array,
-    np.ndarray,
-    types.ModuleType,
-    types.FunctionType,
-)
-_MACHINERY = ("jax", "jaxlib", "numpy")
 # Types of which no value has parts.
 _LEAVES = frozenset({str, bytes, int, float, bool, complex, type(None), type, np.ndarray})
 
@@ -374,62 +360,3 @@ def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
             itself = () if is_library_name(cls) else (_itself(x),)
             return _Object((cls, names, *itself), names), list(attributes.values())
     return None
-
-
-def everything_in(
-    x: Any, closed: Callable[[Any], bool] = lambda _: False, objects: bool = False
-) -> Iterator[Any]:
-    """All that can be reached from a thing, itself included, each object once.
-
-    Args:
-        x: anything.
-        closed: what is not opened.
-        objects: whether what is no callable, container or dataclass is opened too: an object leads to all that it
-            refers to (attributes, an exception's arguments, a generator's variables), a class of a function to what is
-            defined in it. What leads to more than some thousands of objects leads to the whole program: stop there.
-
-    Yields:
-        The objects, breadth first.
-
-    Example:
-        >>> from vernal.trees import everything_in
-        >>> def scale_by(factor):
-        ...     return lambda x: factor * x
-        >>> [x for x in everything_in({"f": scale_by(2.5)}) if isinstance(x, float)]
-        [2.5]
-        >>> error = ValueError({"f": scale_by(2.5)})
-        >>> [x for x in everything_in(error, objects=True) if isinstance(x, float)]
-        [2.5]
-    """
-    seen: dict[int, Any] = {}
-    todo = collections.deque([(x, False)])
-    while todo:
-        item, as_owner = todo.popleft()
-        if id(item) in seen:
-            continue
-        # Kept while walking, so that no other object is given its id.
-        seen[id(item)] = item
-        yield item
-        if closed(item):
-            continue
-        opened = open_up(item, as_owner)
-        if opened is not None:
-            node, parts = opened
-            todo.extend((part, k == node.owner) for k, part in enumerate(parts))
-        elif objects:
-            todo.extend((part, False) for part in _referents(item))
-
-
-def _referents(x: Any) -> list[Any]:
-    """What an object refers to, as Python's collector sees it."""
-    cls = type(x)
-    if x is None or isinstance(x, _OPAQUE) or _package(cls) in _MACHINERY:
-        return []
-    if isinstance(x, type):
-        # A class of a module is there before and after; one of a function may hold what the function does.
-        return list(vars(x).values()) if "<locals>" in x.__qualname__ else []
-    return gc.get_referents(x)
-
-
-def _package(cls: type) -> str:
-    return cls.__module__.partition(".")[0]

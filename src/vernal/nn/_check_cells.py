@@ -1,0 +1,44 @@
+"""Whether the cells of a recurrent layer are those that it was made with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..show import short, value_error
+
+
+def check_cells(
+    layer: str, cells: Any, kind: Any, sizes: Sequence[int], hidden_size: int, directions: int
+) -> None:
+    """Refuses other cells than a layer was made with, as `vernal.tree_at` may have put them there.
+
+    Args:
+        layer: the name of its class.
+        cells: for each layer a cell for each direction.
+        kind: the class of all of them.
+        sizes: how long the input of each layer is.
+        hidden_size: of every cell.
+        directions: how many there are.
+
+    Raises:
+        ValueError: if there are more or fewer cells, or one is of another kind or size.
+    """
+    counts = [len(each) for each in cells]
+    if counts != [directions] * len(sizes):
+        raise value_error(
+            f"`{layer}` has another number of cells than of layers and directions",
+            where=f"`cells` of {layer}",
+            expected=f"num_layers={len(sizes)} tuples of {directions}",
+            got=f"tuples of {counts}",
+            instead=f"a new {layer}, which makes its cells",
+        )
+    for i, (each, size) in enumerate(zip(cells, sizes, strict=True)):
+        for j, cell in enumerate(each):
+            fits = isinstance(cell, kind) and cell.input_size == size
+            if not fits or cell.hidden_size != hidden_size:
+                raise value_error(
+                    f"a cell of `{layer}` is of another kind or size than the layer",
+                    where=f"`cells.{i}.{j}` of {layer}",
+                    expected=f"{kind.__name__}({size}, {hidden_size})",
+                    got=short(cell),
+                    instead=f"a new {layer}, which makes its cells",
+                )
