@@ -80,11 +80,11 @@ class Recurrent(Module, Generic[_State]):
         self.num_layers = check_size(name, "num_layers", num_layers)
         self.bidirectional = bidirectional
         self.dropout = Dropout(dropout_p)
-        directions = 2 if bidirectional else 1
         keys = jax.random.split(check_key(name, key), num_layers)
         self.cells = tuple(
             tuple(
-                make_cell(size, hidden_size, key=k) for k in jax.random.split(layer_key, directions)
+                make_cell(size, hidden_size, key=k)
+                for k in jax.random.split(layer_key, self._directions)
             )
             for size, layer_key in zip(self._sizes(), keys, strict=True)
         )
@@ -94,8 +94,8 @@ class Recurrent(Module, Generic[_State]):
     ) -> tuple[Array, _State]:
         name = type(self).__name__
         batch = check_shape(name, xs, (..., "time", ("input_size", self.input_size)), "xs")
-        directions = 2 if self.bidirectional else 1
-        check_cells(name, self.cells, self.cell_class, self._sizes(), self.hidden_size, directions)
+        kind, sizes = self.cell_class, self._sizes()
+        check_cells(name, self.cells, kind, sizes, self.hidden_size, self._directions)
         self._check_state(state, batch)
         xs = jnp.asarray(xs)
         # Of everything in a step: a loop gives back the type that it was given.
@@ -132,11 +132,13 @@ class Recurrent(Module, Generic[_State]):
             xs = jnp.concatenate(outputs, axis=-1)
         return xs, jax.tree.map(lambda *parts: jnp.stack(parts, axis=-2), *finals)
 
+    @property
+    def _directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
     def _sizes(self) -> list[int]:
         """How long the input of each layer is."""
-        directions = 2 if self.bidirectional else 1
-        between = [directions * self.hidden_size] * (self.num_layers - 1)
-        return [self.input_size, *between]
+        return [self.input_size, *[self._directions * self.hidden_size] * (self.num_layers - 1)]
 
     def _check_state(self, state: Any, batch: tuple[Any, ...]) -> None:
         if state is None:
