@@ -234,6 +234,24 @@ def test_a_function_that_names_a_global_array_is_accepted():
     assert Holder(ONE, f).f is f
 
 
+class _InItsModule:
+    """An object that leads to the variables of its module, as what runs code does."""
+
+    def __init__(self):
+        self.variables = globals()
+
+    def __call__(self, x):
+        return x
+
+
+def test_the_variables_of_a_module_are_not_what_an_object_holds():
+    thing = _InItsModule()
+    assert Holder(ONE, thing).f is thing
+    closure = vernal.transforms.closure_to_pytree(_closure(W))
+    assert Holder(ONE, closure).f is closure
+    assert vernal.filter_jit(lambda x: thing)(X) is thing
+
+
 @pytest.mark.parametrize("hide", CALLABLES.values(), ids=CALLABLES)
 def test_a_compiled_function_takes_a_callable_with_arrays(hide):
     """As an argument it is a function like others: right now, and at another shape."""

@@ -31,6 +31,8 @@ def everything_in(
 ) -> Iterator[Any]:
     """All that can be reached from a thing, itself included, each object once.
 
+    The variables of a module (`globals()`) are not opened: they are read by name, and lead to the whole program.
+
     Args:
         x: anything.
         closed: what is not opened.
@@ -60,7 +62,7 @@ def everything_in(
         # Kept while walking, so that no other object is given its id.
         seen[id(item)] = item
         yield item
-        if closed(item):
+        if closed(item) or _is_module_namespace(item):
             continue
         opened = open_up(item, as_owner)
         if opened is not None:
@@ -79,6 +81,11 @@ def _referents(x: Any) -> list[Any]:
         # A class of a module is there before and after; one of a function may hold what the function does.
         return list(vars(x).values()) if "<locals>" in x.__qualname__ else []
     return gc.get_referents(x)
+
+
+def _is_module_namespace(x: Any) -> bool:
+    """Whether this is what `globals()` returns: it leads to the rest of the program, and is read by name."""
+    return type(x) is dict and "__builtins__" in x
 
 
 def _package(cls: type) -> str:
