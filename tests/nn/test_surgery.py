@@ -1,5 +1,6 @@
 """Parameters that `tree_at` put into a layer: a wrong shape is refused, and the one that is left is used."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -341,3 +342,43 @@ def test_an_array_that_is_changed_in_place_later_changes_no_layer(make):
     table[...] = 1.0
     [kept] = vernal.trees.named_leaves(layer).values()
     np.testing.assert_array_equal(kept, np.zeros((64, 64), np.float32))
+
+
+@pytest.mark.parametrize("make", [nn.Conv1d, nn.ConvTranspose1d])
+def test_an_empty_kernel_is_refused(make, getkey):
+    layer = make(2, 2, 3, key=getkey())
+    layer = vernal.tree_at("weight", layer, layer.weight[..., :0])
+    with pytest.raises(ValueError, match=rf"(?s)kernel of `{make.__name__}` is empty.*\(2, 2, 0\)"):
+        layer(jnp.ones((2, 8)))
+
+
+def test_one_layer_in_the_place_of_a_list_of_layers_is_refused(getkey):
+    model = nn.Sequential([nn.Linear(3, 3, key=getkey())])
+    for one in (model[0], jnp.tanh):
+        with pytest.raises(TypeError, match=r"(?s)no layers in an order.*\(layer,\)"):
+            vernal.tree_at("layers", model, one)(jnp.ones(3))
+    assert vernal.tree_at("layers", model, [jnp.tanh])(jnp.ones(3)).shape == (3,)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_cell_of_integers_is_refused(kind, getkey):
+    layer = vernal.tree_at("**.weight_hh", kind(3, 4, key=getkey()), replace_fn=to_integers)
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(ValueError, match="(?s)has the wrong dtype.*`weight_hh`.*floating"),
+    ):
+        layer(jnp.ones((5, 3)))
+
+
+def to_integers(x):
+    return x.astype(jnp.int32)
+
+
+@pytest.mark.parametrize("activation", [lambda x: jnp.concatenate([x, x]), jnp.sum])
+def test_an_activation_that_changes_the_shape_of_a_state_is_refused(activation, getkey):
+    cell = nn.RNNCell(3, 4, activation=activation, key=getkey())
+    with pytest.raises(ValueError, match=r"(?s)activation of `RNNCell` changed.*to keep \(4,\)"):
+        cell(jnp.ones(3), jnp.zeros(4))
+    layer = nn.RNN(3, 4, activation=activation, key=getkey())
+    with pytest.raises(ValueError, match=r"(?s)activation of `RNNCell` changed.*to keep \(4,\)"):
+        layer(jnp.ones((5, 3)))

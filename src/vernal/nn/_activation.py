@@ -95,3 +95,16 @@ def check_activation(layer: str, activation: Any, argument: str) -> None:
             got=short(activation),
             instead="nn.Sequential([nn.Linear(...), jax.nn.relu, nn.Dropout(...)]), where it is a layer of its own",
         )
+
+
+def check_result(
+    layer: str, activation: Any, argument: str, value: Any, shape: tuple[int, ...]
+) -> None:
+    """Refuses the result of an activation that changed the shape of its array."""
+    if jnp.shape(value) != shape:
+        raise value_error(
+            f"an activation of `{layer}` changed the shape of its array",
+            where=f"{layer}({argument}=...)",
+            expected=f"{short(activation)} to keep {shape}",
+            got=str(jnp.shape(value)),
+        )

@@ -15,10 +15,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ._activation import check_activation
+from ._activation import check_activation, check_result
 from ._batch import batched
 from ._init import limit, uniform, weight_dtype
-from ._layer_arguments import check_key, check_parameter, check_shape, check_size
+from ._layer_arguments import check_key, check_kind, check_parameter, check_shape, check_size
 from ._mesh import beside, product, whole
 
 _State = TypeVar("_State")
@@ -79,6 +79,8 @@ class RecurrentCell(Module, Generic[_State]):
         """The share of the hidden state in all gates."""
         weight = whole(self.weight_hh)
         check_parameter(type(self).__name__, "weight_hh", weight, (self._rows, self.hidden_size))
+        # Gates are no integers.
+        check_kind(type(self).__name__, "weight_hh", weight, jnp.inexact)
         if self.bias is not None:
             check_parameter(type(self).__name__, "bias", self.bias, (self._rows,))
         return weight @ hidden
@@ -123,7 +125,8 @@ class RNNCell(RecurrentCell[Array]):
 
     Raises:
         ValueError: for a size below 1, a `dtype` of integers, or an activation that is no function or needs a random
-            key, such as `Dropout`; when called, for arguments of the wrong shape.
+            key, such as `Dropout`; when called, for arguments of the wrong shape, and for an activation that changes
+            the shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -161,7 +164,9 @@ class RNNCell(RecurrentCell[Array]):
         total = projected + self._recur(state)
         if self.bias is not None:
             total = total + beside(self.bias, total)
-        return self.activation(total)
+        out = self.activation(total)
+        check_result("RNNCell", self.activation, "activation", out, total.shape)
+        return out
 
     @jax.named_scope("vernal.nn.RNNCell")
     def __call__(

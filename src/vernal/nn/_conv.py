@@ -117,6 +117,13 @@ class AbstractConv(Module):
         kernel = (f"kernel_{axis}" for axis in spatial)
         inputs = ("in_channels/groups", self.in_channels // self.groups)
         check_weight(layer, self.weight, ("out_channels", inputs, *kernel))
+        if 0 in self.weight.shape[2:]:
+            raise value_error(
+                f"the kernel of `{layer}` is empty",
+                where=f"`weight` of {layer}",
+                expected="at least one number along each spatial axis",
+                got=str(self.weight.shape),
+            )
         if self.weight.shape[0] % self.groups:
             raise value_error(
                 f"the channels of `{layer}` cannot be divided into its groups",

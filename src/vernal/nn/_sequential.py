@@ -105,6 +105,14 @@ class Sequential(StatefulLayer):
             What the last layer returns, or `x` itself if there are no layers; with `state`, a pair of it and the
             new state.
         """
+        if not isinstance(self.layers, tuple | list):
+            raise type_error(
+                "`Sequential` holds no layers in an order",
+                where="`layers` of Sequential",
+                expected="a tuple of layers",
+                got=short(self.layers),
+                instead="(layer,) for a single one",
+            )
         n = len(self.layers)
         key = None if key is None else check_key("Sequential", key)
         keys = [None] * n if key is None or n == 0 else jax.random.split(key, n)
