@@ -35,12 +35,14 @@ PARALLEL := -n 2 --dist loadfile
 # What has a pass of its own.
 APART := --ignore tests/typing --ignore tests/test_readme.py --ignore tests/stack
 
-.PHONY: help demo test lint types test-types test-fast doctest test-docs test-stack test-peers test-slow peers browser bench format constraints clean
+.PHONY: help demo test lint types test-types test-fast doctest test-docs test-stack test-peers test-slow peers browser docs docs-serve bench format constraints clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         train, save and inspect a model on real data"
 	@echo "make test         every check: style, types, tests, doctests, README and docs"
+	@echo "make docs         the site, into site/"
+	@echo "make docs-serve   the site on http://localhost:8000, built again when a page changes"
 	@echo "make bench        the benchmark tables"
 	@echo "make peers        the test suites of libraries built on Equinox, on Equinox and on Vernal"
 	@echo "make format       rewrite the sources in the house style"
@@ -73,6 +75,7 @@ test: $(VENV)/.dev-installed
 	@$(MAKE) --no-print-directory test-fast
 	@$(MAKE) --no-print-directory doctest
 	@$(MAKE) --no-print-directory test-docs
+	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory test-stack
 	@$(MAKE) --no-print-directory test-peers
 	@$(MAKE) --no-print-directory test-slow
@@ -129,6 +132,15 @@ browser:
 		apt-get -qq update && \
 		DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium >/dev/null; }
 
+# Warnings are errors: a link or an anchor that leads nowhere, a docstring that cannot be read.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.dev-installed
+	@echo "== the site, into site/"
+	@$(BIN)/python -m mkdocs build --quiet
+
+docs-serve: $(VENV)/.dev-installed
+	@$(BIN)/python -m mkdocs serve
+
 bench: $(VENV)/.dev-installed
 	@status=0; for script in $(wildcard benchmarks/[a-z]*.py); do \
 		echo "== $$script"; $(BIN)/python $$script || status=1; done; exit $$status
@@ -146,5 +158,5 @@ constraints:
 	@rm -rf $(VENV)-resolve
 
 clean:
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .mypy_cache .hypothesis runs
+	rm -rf .venv .venv-* site .pytest_cache .ruff_cache .mypy_cache .hypothesis runs
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

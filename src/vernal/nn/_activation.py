@@ -17,9 +17,9 @@ from ._precision import narrow, widen
 
 
 class PReLU(Module):
-    r"""A rectifier whose slope for negative inputs is learnt.
+    """A rectifier whose slope for negative inputs is learnt.
 
-    .. math:: y = \begin{cases} x & x \ge 0 \\ \alpha x & x < 0 \end{cases}
+        y = x if x >= 0 else slope * x
 
     He, Zhang, Ren, Sun, "Delving Deep into Rectifiers", 2015, arXiv:1502.01852.
 

@@ -39,9 +39,9 @@ _MOMENTUM = "how much is kept, from 0 to 1 (PyTorch's momentum=0.1 is 0.9 here)"
 
 
 class BatchNorm(StatefulLayer):
-    r"""Subtracts from each channel its mean over the batch and divides by its standard deviation.
+    """Subtracts from each channel its mean over the batch and divides by its standard deviation.
 
-    .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \, w + b
+        y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
     Mean and variance are over the batch and all positions. While training they are those of the batch at hand (with the
     biased variance), and the layer keeps running averages of them; for inference it takes the running averages.

@@ -15,9 +15,9 @@ from ._precision import narrow, widen
 
 
 class InstanceNorm(Module):
-    r"""Brings each channel of an example to mean 0 and variance 1, over all its positions.
+    """Brings each channel of an example to mean 0 and variance 1, over all its positions.
 
-    .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \, w + b
+        y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
     with the mean and the (biased) variance over the spatial axes, and one weight and one bias for each channel. There
     are no running statistics: training and inference are the same, as with PyTorch's `track_running_stats=False`.

@@ -97,9 +97,9 @@ class _ShapeNorm(Module):
 
 
 class LayerNorm(_ShapeNorm):
-    r"""Subtracts the mean of the whole input and divides by its standard deviation.
+    """Subtracts the mean of the whole input and divides by its standard deviation.
 
-    .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \, w + b
+        y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
     with the mean and the (biased) variance over all elements, and a weight and a bias for every element.
     Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
@@ -138,9 +138,9 @@ class LayerNorm(_ShapeNorm):
 
 
 class RMSNorm(_ShapeNorm):
-    r"""Divides by the root of the mean square of the whole input.
+    """Divides by the root of the mean square of the whole input.
 
-    .. math:: y = \frac{x}{\sqrt{\mathrm{E}[|x|^2] + \epsilon}} \, w + b
+        y = x / sqrt(mean(|x|^2) + eps) * weight + bias
 
     Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467. (The paper has no bias:
     `use_bias=False`.)
@@ -179,7 +179,7 @@ class RMSNorm(_ShapeNorm):
 
 
 class GroupNorm(Module):
-    r"""`LayerNorm` over each of several groups of channels, with one weight and one bias a channel.
+    """`LayerNorm` over each of several groups of channels, with one weight and one bias a channel.
 
     The channels of an example come first. Group `i` holds channels `i*c/g` to `(i+1)*c/g - 1` at all positions. One
     group is a layer norm over everything; as many groups as channels is known as instance normalisation.

@@ -35,17 +35,17 @@ Layer = TypeVar("Layer")
 
 
 class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
-    r"""A layer whose weight is divided by its largest singular value.
+    """A layer whose weight is divided by its largest singular value.
 
     So a linear layer makes no difference between two inputs larger. The weight is taken as a matrix: its first axis
-    against all others. The largest singular value is estimated by power iteration, as :math:`\sigma = u^* W v`
+    against all others. The largest singular value is estimated by power iteration, as `sigma = u^* W v`
     with unit vectors `u` and `v` that are buffers (see `vernal.field`): each call while training brings them nearer,
     and inference takes them as they are. If they are far off, because the weight has been replaced (one iteration makes
-    :math:`\sigma` more than 10% larger, or some that begin with a part of every direction find a larger one), each call
+    `sigma` more than 10% larger, or some that begin with a part of every direction find a larger one), each call
     finds better ones first. (Another direction that was made the largest by hand may be missed while it is less than a
     sixth larger, and in training for some calls. So after `vernal.nn.initialise`, or with other new weights, the norm
     may be up to 1.5 for some calls while training; a `SpectralNorm` of the new layer begins with vectors that fit.)
-    Gradients go through :math:`\sigma`, with `u` and `v` constant. The
+    Gradients go through `sigma`, with `u` and `v` constant. The
     new vectors come back from `vernal.nn.apply`, or through `state`.
 
     T. Miyato, T. Kataoka, M. Koyama and Y. Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR
