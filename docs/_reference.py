@@ -115,7 +115,7 @@ def _places() -> dict[str, str]:
 
 
 _PLACES = _places()
-# Code in a line that is no part of a link yet; blocks of code are left out below.
+# Code in a line that is not part of a link yet; blocks of code are left out below.
 _CODE = re.compile(r"(?<![\[`])`([\w.]+)`(?![\]`])")
 _FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
 

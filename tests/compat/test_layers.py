@@ -77,7 +77,7 @@ def test_a_batch_norm_without_its_axis():
     norm, state = compat.nn.make_with_state(compat.nn.BatchNorm)(2, "b", mode="batch")
     with pytest.raises(NameError, match="b"):
         norm(XS[0], state)
-    with pytest.raises(ValueError, match=r"does not know this mode[\s\S]*'other'"):
+    with pytest.raises(ValueError, match=r"was given an unknown mode[\s\S]*'other'"):
         compat.nn.BatchNorm(2, "b", mode="other")
 
 

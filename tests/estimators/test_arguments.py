@@ -103,7 +103,7 @@ def test_what_is_no_number_is_no_tolerance(value):
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), jnp.asarray(-1.0)])
 def test_a_tolerance_is_finite_and_not_negative(value):
-    with pytest.raises(ValueError, match=r"`rtol` is no tolerance[\s\S]*0 <= rtol < inf"):
+    with pytest.raises(ValueError, match=r"`rtol` is not a tolerance[\s\S]*0 <= rtol < inf"):
         tolerance(value, "rtol", "f()", jnp.float32)
 
 

@@ -71,7 +71,7 @@ def test_an_interval_can_be_compiled_and_mapped():
 
 def test_a_complex_value_has_no_interval():
     with pytest.raises(
-        TypeError, match=r"a complex number lies in no interval[\s\S]*c64\[\][\s\S]*symmetric=True"
+        TypeError, match=r"a complex estimate has no interval[\s\S]*c64\[\][\s\S]*symmetric=True"
     ):
         estimate(jnp.asarray(1j), jnp.asarray(0.5), 7.0).interval()
 

@@ -182,7 +182,7 @@ def test_what_does_not_go_together_is_refused():
             estimate(eye, key, matvecs=10, rtol=0.1)
         with pytest.raises(ValueError, match=r"neither a number of products nor a tolerance"):
             estimate(eye, key)
-        with pytest.raises(ValueError, match="`rtol` is no tolerance"):
+        with pytest.raises(ValueError, match="`rtol` is not a tolerance"):
             estimate(eye, key, rtol=-0.1)
     with pytest.raises(ValueError, match=r"`max_matvecs` is for a tolerance here"):
         estimators.logdet(eye, key, matvecs=10, max_matvecs=20)

@@ -132,7 +132,7 @@ def test_a_function_of_a_module_is_an_operator():
 
 
 class Plain:
-    """An operator of somebody else, which is no pytree."""
+    """An operator of somebody else, which is not a pytree."""
 
     def __init__(self, matrix):
         self.matrix = matrix
@@ -229,7 +229,7 @@ def test_a_matrix_of_integers_is_refused():
 
 
 def test_bad_arguments_of_a_function_operator_are_refused():
-    with pytest.raises(TypeError, match="FunctionOperator needs the function that multiplies"):
+    with pytest.raises(TypeError, match="FunctionOperator needs a function that computes `A @ v`"):
         inspect.unwrap(FunctionOperator.__init__)(object(), jnp.eye(2), jnp.ones(2))
     with pytest.raises(ValueError, match="`batch_size` is too small"):
         FunctionOperator(lambda v: v, jnp.ones(2), batch_size=0)

@@ -214,7 +214,7 @@ def after_the_write(write):
 )
 def test_an_old_version_is_not_read_where_a_later_one_was_written(way, write):
     fn = way(stale(after_the_write(write)))
-    text = "^a place of a buffer is read from before it was written\n"
+    text = "^an element of a buffer is read before it is written\n"
     with debug_buffers(), pytest.raises(RuntimeCheckError, match=text):
         jax.block_until_ready(vernal.filter_jit(fn)(XS))
 

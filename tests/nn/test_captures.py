@@ -175,7 +175,7 @@ def test_paths_that_mean_no_layer_and_layers_that_are_not_called_are_refused(get
     with pytest.raises(ValueError, match=r"(?s)were not called.*got: .stack."):
         nn.apply(net, XS, capture="stack", method=lambda net, xs: net.norm(xs))
     for wrong in (1, [1], lambda m: m.head):
-        with pytest.raises(TypeError, match="what is captured is said by path"):
+        with pytest.raises(TypeError, match="captures are chosen by path"):
             inspect.unwrap(nn.apply)(net, XS, capture=wrong)
 
 

@@ -173,11 +173,11 @@ def test_an_activation_that_needs_a_key_is_refused(scan, getkey):
 @pytest.mark.parametrize("activation", ["relu", None])
 def test_an_activation_that_is_no_function_is_refused(activation, getkey):
     for argument in ("activation", "final_activation"):
-        with pytest.raises(ValueError, match=rf"(?s)is no function.*MLP\({argument}=...\)"):
+        with pytest.raises(ValueError, match=rf"(?s)must be a function.*MLP\({argument}=...\)"):
             inspect.unwrap(nn.MLP.__init__)(
                 object.__new__(nn.MLP), 2, 2, 2, 1, **{argument: activation}, key=getkey()
             )
-    with pytest.raises(ValueError, match="(?s)is no function.*RNNCell"):
+    with pytest.raises(ValueError, match="(?s)must be a function.*RNNCell"):
         inspect.unwrap(nn.RNNCell.__init__)(
             object.__new__(nn.RNNCell), 2, 2, activation=activation, key=getkey()
         )

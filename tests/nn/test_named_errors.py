@@ -51,7 +51,7 @@ def notes(call, *args):
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in TAKE_ANYTHING])
 def test_the_fourth_of_six_layers_is_named(name):
     layers = six(name)
-    # Layers that take any shape refuse what is no array.
+    # Layers that take any shape refuse what is not an array.
     for wrong in (jnp.ones((1, 11, 13)), jnp.ones(17, bool), object()):
         found = notes(called, Six(layers), wrong)
         if found is not None:

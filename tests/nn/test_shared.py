@@ -87,7 +87,9 @@ def test_it_is_equinoxs(getkey):
 
 def test_nodes_that_differ_are_refused(getkey):
     layers = nn.Linear(3, 3, key=getkey()), nn.Linear(3, 2, key=getkey())
-    with pytest.raises(ValueError, match=r"(?s)what is to be shared is not alike.*\[2,3\]"):
+    with pytest.raises(
+        ValueError, match=r"(?s)shared arrays must have one shape and dtype.*\[2,3\]"
+    ):
         nn.Shared(layers, lambda m: m[1].weight, lambda m: m[0].weight)
 
 
@@ -162,5 +164,5 @@ def test_a_path_is_no_function(getkey):
     layers, first = nn.MLP(2, 2, 2, 1, key=getkey()), lambda mlp: mlp.layers[0].weight
     init = inspect.unwrap(nn.Shared.__init__)
     for name, where, get in [("where", "layers[1].weight", first), ("get", first, "layers[1]")]:
-        with pytest.raises(TypeError, match=f"(?s)`{name}` is no function.*Shared.*lambda"):
+        with pytest.raises(TypeError, match=f"(?s)`{name}` must be a function.*Shared.*lambda"):
             init(object.__new__(nn.Shared), layers, where, get)

@@ -399,7 +399,7 @@ def test_under_shard_map_the_parameters_alone_may_vary():
 )
 def test_one_layer_is_no_node_to_pick(pick):
     stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 3, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="a layer of a `Stack` is no node of its own"):
+    with pytest.raises(ValueError, match="a path cannot pick one layer of a `Stack`"):
         pick(stack)
 
 

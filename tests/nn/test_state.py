@@ -153,7 +153,7 @@ def test_a_variable_holds_arrays_of_strong_type_which_are_buffers():
     with pytest.raises(ValueError, match=r"given, not made(?s:.)*Variable\(make\(\)\)"):
         nn.Variable(lambda: jnp.zeros(2))
     with pytest.raises(
-        TypeError, match=r"variable consists of arrays(?s:.)*Variable\(value\)\['a'\]"
+        TypeError, match=r"variable must hold arrays only(?s:.)*Variable\(value\)\['a'\]"
     ):
         nn.Variable({"a": "text"})
     abstract = jax.eval_shape(Counter)
@@ -189,7 +189,7 @@ def test_a_stack_refuses_the_state_that_it_cannot_hand_on(getkey):
 
     x = jnp.ones((5, 2))
     model, state = nn.make_with_state(make)()
-    with pytest.raises(TypeError, match=r"a `Stack` hands on no state(.|\n)*nn.apply\(model, x\)"):
+    with pytest.raises(TypeError, match=r"a `Stack` takes no `state`(.|\n)*nn.apply\(model, x\)"):
         model(x, state)
     model, state = nn.make_with_state(lambda: nn.Sequential([make()]))()
     with pytest.raises(RuntimeError, match=r"state of this model is not in it(.|\n)*Stack"):

@@ -355,7 +355,7 @@ def test_an_empty_kernel_is_refused(make, getkey):
 def test_one_layer_in_the_place_of_a_list_of_layers_is_refused(getkey):
     model = nn.Sequential([nn.Linear(3, 3, key=getkey())])
     for one in (model[0], jnp.tanh):
-        with pytest.raises(TypeError, match=r"(?s)no layers in an order.*\(layer,\)"):
+        with pytest.raises(TypeError, match=r"(?s)must be a tuple.*\(layer,\)"):
             vernal.tree_at("layers", model, one)(jnp.ones(3))
     assert vernal.tree_at("layers", model, [jnp.tanh])(jnp.ones(3)).shape == (3,)
 

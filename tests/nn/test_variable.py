@@ -249,5 +249,5 @@ def test_a_mapped_layer_whose_elements_disagree_is_refused_and_one_per_element_i
 
 def test_a_number_put_in_the_place_of_a_value_is_refused_where_it_is_read():
     norm = vernal.tree_at("num_batches_tracked", nn.BatchNorm(3), float("inf"))
-    with pytest.raises(TypeError, match=r"(?s)a variable consists of arrays.*jnp\.asarray"):
+    with pytest.raises(TypeError, match=r"(?s)a variable must hold arrays only.*jnp\.asarray"):
         nn.apply(norm, jnp.ones((8, 3)))

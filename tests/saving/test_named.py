@@ -460,7 +460,7 @@ def test_metadata_that_json_cannot_hold_are_refused(path, value):
 
 def test_metadata_keys_that_would_become_strings_are_refused(path):
     with pytest.raises(
-        TypeError, match=r"a key of the metadata is no string(.|\n)*metadata\['a'\]\[3\]"
+        TypeError, match=r"the keys of `metadata` must be strings(.|\n)*metadata\['a'\]\[3\]"
     ):
         save(path, [], metadata={"a": {3: 4}})
 

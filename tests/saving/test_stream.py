@@ -308,7 +308,7 @@ def test_a_file_that_was_cut_off_is_refused_by_path(tmp_path):
             RuntimeError, match=r"a leaf could not be read\n  where: like\[[01]\]"
         ) as caught:
             tree_deserialise_leaves(path, tree)
-        assert "there is no array at this place of the file" in str(caught.value)
+        assert "the file holds no array here" in str(caught.value)
 
 
 def test_pickles_are_never_read_or_written():
@@ -324,7 +324,7 @@ def test_pickles_are_never_read_or_written():
         TypeError, match="an array of Python objects cannot be stored without pickle"
     ):
         default_serialise_filter_spec(file, np.array([None]))
-    with pytest.raises(RuntimeError, match="there is no array at this place"):
+    with pytest.raises(RuntimeError, match="the file holds no array here"):
         default_deserialise_filter_spec(io.BytesIO(b"\x80\x04N."), 1.0)
 
 

@@ -199,7 +199,7 @@ def test_the_number_of_steps_is_that_of_all(mesh, monkeypatch, last, steps):
 
 
 def test_what_cannot_be_made_even_is_refused(mesh, monkeypatch):
-    with pytest.raises(TypeError, match="nobody knows how many batches there are"):
+    with pytest.raises(TypeError, match="the number of batches is unknown"):
         even_batches(iter([np.ones(2)]), mesh, "data", rows=2)
     assert len(list(even_batches(iter([np.ones(2)]), mesh, "data", rows=2, steps=1))) == 1
     with pytest.raises(ValueError, match="unknown value of `last`"):

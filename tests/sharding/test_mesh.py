@@ -62,6 +62,6 @@ def test_what_is_no_mesh_is_refused(arguments, text):
 
 def test_a_size_is_an_integer():
     with pytest.raises(
-        TypeError, match=r"(?s)the size of an axis is not an integer.*make_mesh\(a="
+        TypeError, match=r"(?s)the size of an axis must be an integer.*make_mesh\(a="
     ):
         inspect.unwrap(make_mesh)(a=2.0, b=4)

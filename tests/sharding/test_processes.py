@@ -75,7 +75,7 @@ def test_contradictions_with_the_launcher_are_refused(fresh, monkeypatch):
     under_the_launcher(monkeypatch)
     with pytest.raises(ValueError, match="the launcher has other settings than these"):
         initialise("127.0.0.1:1234", 3, 1)
-    with pytest.raises(RuntimeError, match="this process does not know its rank yet"):
+    with pytest.raises(RuntimeError, match="the rank of this process is not known yet"):
         is_main()
     under_the_launcher(monkeypatch, rank="first")
     with pytest.raises(ValueError, match="the settings of the launcher are incomplete"):

@@ -126,7 +126,7 @@ CALLABLES: dict[str, Callable[[Any], Any]] = {
     "jax.grad of a closure": lambda w: jax.grad(_closure(w)),
 }
 
-# Each makes from an array a value that holds it and is no function.
+# Each makes from an array a value that holds it and is not a function.
 VALUES: dict[str, Callable[[Any], Any]] = {
     "deque": lambda w: collections.deque([w]),
     "frozenset of functions": lambda w: frozenset({_closure(w)}),

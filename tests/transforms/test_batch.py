@@ -281,16 +281,16 @@ WRONG = {
         "filter_vmap has no option `in_axis`",
     ),
     "leaf": (lambda: filter_vmap(product, in_axes=(0, "x")), TypeError, r"where: in_axes\[1\]"),
-    "bool": (lambda: filter_vmap(product, out_axes=True), TypeError, "this is not an axis"),
+    "bool": (lambda: filter_vmap(product, out_axes=True), TypeError, "not an axis"),
     "tree": (
         lambda: filter_vmap(product, in_axes=vernal.Static({"x": 0})),
         TypeError,
-        "a tree, but not one over the arguments|this is not an axis",
+        "a tree, but not one over the arguments|not an axis",
     ),
     "module": (
         lambda: filter_vmap(product, in_axes=Dense(jnp.ones(()), 0, "a")),
         TypeError,
-        "this is not an axis|a tree, but not one over the arguments",
+        "not an axis|a tree, but not one over the arguments",
     ),
     "name": (
         lambda: filter_vmap(product, in_axes={"z": 0}),

@@ -461,3 +461,26 @@ def test_functions_taken_apart_can_be_copied():
     copied = copy.deepcopy(tree)
     assert jax.tree.structure(copied) == jax.tree.structure(tree)
     assert float(copied["f"](3.0)[0]) == 6.0
+
+
+def test_a_tree_of_axes_like_a_converted_function_is_not_a_function():
+    fn = closure_to_pytree(functools.partial(jnp.dot, jnp.ones(3)))
+    axes = vernal.tree_at(".values", fn, None)
+    with pytest.raises(AttributeError, match="a tree like this function, such as one of axes"):
+        axes(jnp.ones(3))
+    assert not hasattr(axes, "__name__")
+    # What looks for hidden arrays meets it among what functions close over.
+    assert vernal.Static(lambda: axes).value() is axes
+
+
+def test_names_of_a_users_objects_are_not_computed():
+    class Named:
+        @property
+        def __name__(self):
+            raise RuntimeError("computed")
+
+        def __call__(self, x):
+            return 2 * x
+
+    assert vernal.filter_jit(lambda f, x: f(x))(Named(), jnp.ones(())) == 2
+    assert isinstance(closure_to_pytree(lambda x, f=Named(): f(x))(1), int)

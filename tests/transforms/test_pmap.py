@@ -190,7 +190,7 @@ WRONG = {
         ValueError,
         "(?s)unknown value of `donate`.*'all-except-first'",
     ),
-    "axis": (lambda: filter_pmap(product, in_axes="x"), TypeError, "this is not an axis"),
+    "axis": (lambda: filter_pmap(product, in_axes="x"), TypeError, "not an axis"),
     "sizes": (
         lambda: filter_pmap(product)(X, X[:2]),
         ValueError,

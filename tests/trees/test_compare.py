@@ -193,7 +193,7 @@ def test_allclose_of_python_and_numpy_values_is_a_python_bool():
 
 
 def test_nothing_to_compare_is_an_error():
-    with pytest.raises(TypeError, match=r"there is no pytree to compare\n  where: tree_equal"):
+    with pytest.raises(TypeError, match=r"nothing to compare\n  where: tree_equal"):
         tree_equal()
-    with pytest.raises(TypeError, match=r"there is no pytree to compare\n  where: tree_allclose"):
+    with pytest.raises(TypeError, match=r"nothing to compare\n  where: tree_allclose"):
         tree_allclose()

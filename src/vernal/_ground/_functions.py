@@ -174,13 +174,11 @@ def is_library_name(x: Any) -> bool:
         x: anything.
     """
     module = sys.modules.get(getattr(x, "__module__", None) or "")
+    if module is None or not _in_settled_module(vars(module)):
+        return False
+    # Only now: an object of a user may compute its name.
     name = getattr(x, "__qualname__", None) or getattr(x, "__name__", None)
-    return (
-        isinstance(name, str)
-        and module is not None
-        and _in_settled_module(vars(module))
-        and vars(module).get(name) is x
-    )
+    return isinstance(name, str) and vars(module).get(name) is x
 
 
 def never_changes(fn: types.FunctionType) -> bool:

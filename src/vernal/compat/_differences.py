@@ -26,7 +26,7 @@ WORDS = {
 DIFFERENCES = {
     "Module": (DIFFERS, "only arrays are leaves, so plain JAX accepts a model; `==` is a bool; has a hash"),
     "field": (BETTER, "`trainable=False` declares a buffer"),
-    "Partial": (DIFFERS, "what is no array is structure"),
+    "Partial": (DIFFERS, "what is not an array is structure"),
     "EquinoxRuntimeError": (DIFFERS, "is `vernal.runtime.RuntimeCheckError`"),
     "EquinoxTracetimeError": (DIFFERS, "is `vernal.runtime.RuntimeCheckError`"),
     "StrictConfig": (DIFFERS, "write `strict=True`, which enforces abstract or final"),
@@ -94,7 +94,7 @@ DIFFERENCES = {
     "nn.MLP": (DIFFERS, "as `nn.PReLU`; the identity has a name"),
     "nn.Sequential": (BETTER, "refuses a state that is none"),
     "nn.StatefulLayer": (BETTER, "as `nn.Sequential`"),
-    "nn.Shared": (DIFFERS, "what stands for the shared node is no leaf"),
+    "nn.Shared": (DIFFERS, "what stands for the shared node is not a leaf"),
     "nn.make_with_state": (DIFFERS, "as `nn.State`"),
     "nn.delete_init_state": (DIFFERS, "as `nn.State`"),
     "nn.Pool": (BETTER, "refuses windows that do not fit; takes batches"),

@@ -117,7 +117,7 @@ def collectives(compiled: Any) -> Collectives:
     text = getattr(compiled, "as_text", lambda: None)()
     if not isinstance(text, str) or not text.startswith("HloModule"):
         raise type_error(
-            "this is no compiled program",
+            "not a compiled program",
             where="debug.collectives(compiled)",
             expected="what `.lower(...).compile()` returns",
             got=short(compiled),

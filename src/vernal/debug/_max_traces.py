@@ -114,7 +114,7 @@ def assert_max_traces(
         )
     if max_traces is not None and max_traces < 0:
         raise value_error(
-            "a function cannot be traced less than never",
+            "the number of traces cannot be negative",
             where="argument `max_traces`",
             expected="a number from 0, or None",
             got=repr(max_traces),

@@ -114,7 +114,7 @@ class Estimate(Module):
         for leaf in jtu.tree_leaves(self.value):
             if jnp.iscomplexobj(leaf):
                 raise type_error(
-                    "a complex number lies in no interval",
+                    "a complex estimate has no interval",
                     where="Estimate.interval()",
                     expected="a real value",
                     got=spec_text(leaf),

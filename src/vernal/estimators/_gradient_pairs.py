@@ -170,7 +170,7 @@ class _Given(NamedTuple):
     def parts(self) -> tuple[Any, _Pairs, Callable[[Any, Array, Array], Array]]:
         """The differentiated arrays, the pairs, and a block's share of the value as a function of them."""
         operator, gradient_pairs = combine(self.arrays, self.rest)
-        # None is no leaf by itself, and stands where an array does not move.
+        # None is not a leaf by itself, and stands where an array does not move.
         moving = jax.tree.map(
             lambda mark, x: None if mark is None else x,
             self.marks,

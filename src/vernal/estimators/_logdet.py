@@ -68,7 +68,7 @@ def logdet(
         visibly asymmetric, or has an eigenvalue clearly below `least_eigenvalue`.
 
     Raises:
-        TypeError: if `operator` is none, `matvecs` is traced or no int, or `least_eigenvalue` is no real number.
+        TypeError: if `operator` is none, `matvecs` is traced or no int, or `least_eigenvalue` is not a real number.
         ValueError: if the operator is not declared positive semidefinite, a number is too small, the preconditioner was
             made for another size, or arguments do not go together.
 

@@ -67,7 +67,7 @@ def schatten_norm(
     matvecs = positive_int(matvecs, "matvecs", "schatten_norm(matvecs)", minimum=2)
     if not isinstance(p, int | float) or not 1 <= p < math.inf:
         raise value_error(
-            "this is no p of a norm",
+            "`p` is not a valid order of a norm",
             where="schatten_norm(p)",
             expected="a finite Python number of at least 1",
             got=f"p={p!r}",

@@ -71,7 +71,7 @@ def spectral_density(
 
     Raises:
         TypeError: if `operator` is none, or `matvecs` is traced or no int.
-        ValueError: if the operator is not declared symmetric, `matvecs` is too small, `points` is no array of one
+        ValueError: if the operator is not declared symmetric, `matvecs` is too small, `points` is not an array of one
             dimension, or `width` is not positive.
 
     Example:
@@ -94,7 +94,7 @@ def spectral_density(
         )
     if isinstance(width, int | float) and not width > 0:
         raise value_error(
-            "a bump must have a width",
+            "`width` must be positive",
             where="spectral_density(width)",
             expected="a positive number, or None",
             got=f"width={width}",

@@ -51,7 +51,7 @@ def capture(value: T, label: Hashable) -> T:
     """Marks a value, so that `vernal.harvest.reap` can return it beside the result.
 
     Args:
-        value: a tree of arrays. (What is no array in it is kept.)
+        value: a tree of arrays. (What is not an array in it is kept.)
         label: what `reap` is to ask for.
 
     Returns:

@@ -24,7 +24,7 @@ class Slots:
 
     Attributes:
         caught: what was captured here, by label.
-        rests: what was no array in it.
+        rests: what was not an array in it.
         read: the slots that were read here, and by operations of which program.
         sown: those that were sown, likewise.
         needed: those of which somebody has to take the new value.

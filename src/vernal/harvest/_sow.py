@@ -51,7 +51,7 @@ def parts_of_sow(args: Any, n: int) -> tuple[list[Any], list[Any], list[Any]]:
 def _not_reaped(where: str) -> RuntimeError:
     return RuntimeError(
         message(
-            "there is a new value of a state, and nobody takes it",
+            "the new value of a state would be lost",
             where=where,
             expected="a layer that changes its state to be called by somebody who keeps the new one",
             instead="y, model = vernal.nn.apply(model, x), for a whole model; y, state = layer(x, state), with "
@@ -131,7 +131,7 @@ def planted(slot: T) -> T:
     """The newest value of a slot: inside `reap` what was sown last, otherwise `slot` itself.
 
     Args:
-        slot: a tree of arrays. (What is no array in it is returned as it is.)
+        slot: a tree of arrays. (What is not an array in it is returned as it is.)
 
     Returns:
         A tree of the same structure, shapes and dtypes. Its derivative with respect to `slot` is zero.

@@ -130,7 +130,7 @@ _INDEXING = {p.add_p, p.clamp_p, p.ge_p, p.lt_p, p.max_p, p.min_p, p.select_n_p,
 
 
 def follow(eqn: Any, args: Sequence[Any], view: View) -> View | None:
-    """What the result of an equation is, whose first argument is a view; None if it is no part of the slot."""
+    """What the result of an equation is, whose first argument is a view; None if it is not part of the slot."""
     primitive = eqn.primitive
     if primitive in _IDENTITIES:
         return view

@@ -95,7 +95,7 @@ def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
     number = real_number(0 if value is None else value, name, where, dtype)
     if value is not None and not isinstance(value, Tracer) and not 0 <= float(value) < math.inf:
         raise value_error(
-            f"`{name}` is no tolerance",
+            f"`{name}` is not a tolerance",
             where=where,
             expected=f"0 <= {name} < inf",
             got=f"{name}={value}",

@@ -50,7 +50,7 @@ def hessian_operator(
         A symmetric operator on trees like `filter_grad(f)(x, *args)`.
 
     Raises:
-        TypeError: if `f` is no function or returns no real scalar, or `x` has nothing to differentiate or complex
+        TypeError: if `f` is not a function or returns no real scalar, or `x` has nothing to differentiate or complex
             arrays.
 
     Example:
@@ -92,7 +92,7 @@ def jacobian_operator(
         An operator without tags, on trees like the floating-point arrays of `x`.
 
     Raises:
-        TypeError: if `f` is no function, its result does not look like `x`, or `x` has nothing to differentiate.
+        TypeError: if `f` is not a function, its result does not look like `x`, or `x` has nothing to differentiate.
 
     Example:
         >>> import jax.numpy as jnp
@@ -139,7 +139,7 @@ def gauss_newton_operator(
         A symmetric operator on trees like the floating-point arrays of `x`.
 
     Raises:
-        TypeError: if `f` is no function, its result has no floating-point arrays, `loss` returns no real scalar, or
+        TypeError: if `f` is not a function, its result has no floating-point arrays, `loss` returns no real scalar, or
             `x` has nothing to differentiate or complex arrays.
 
     Example:

@@ -88,7 +88,7 @@ def eigsh(
         An `Eigenpairs`.
 
     Raises:
-        TypeError: if `operator` is none, or a number is no Python int where it must be one.
+        TypeError: if `operator` is none, or a number is not a Python int where it must be one.
         ValueError: if the operator is not declared symmetric, or a number is out of range.
 
     Example:
@@ -104,7 +104,7 @@ def eigsh(
     k, size = positive_int(k, "k", where), operator.size
     if k > size:
         raise value_error(
-            "there are not so many eigenvalues",
+            "more eigenvalues were asked for than there are",
             where=where,
             expected=f"at most {size} for vectors of that size",
             got=f"k={k}",
@@ -112,7 +112,7 @@ def eigsh(
         )
     if which not in ("largest", "smallest", "both", "magnitude"):
         raise value_error(
-            "`which` names no end of the spectrum",
+            "`which` must be an end of the spectrum",
             where="eigsh(which)",
             expected="'largest', 'smallest', 'both' or 'magnitude'",
             got=f"which={which!r}",

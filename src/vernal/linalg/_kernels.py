@@ -49,7 +49,7 @@ def kernel_operator(
         A positive semidefinite operator on vectors of shape `(n,)`, with the dtype that the kernel returns.
 
     Raises:
-        TypeError: if `kernel` is no function or returns no floating-point number for two points, or `batch_size` is
+        TypeError: if `kernel` is not a function or returns no floating-point number for two points, or `batch_size` is
             traced or no int.
         ValueError: if `points` are not arrays of one length, `noise` has another shape, or `batch_size` is less
             than 1.

@@ -120,7 +120,7 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
 
 
 def symmetric_operator(operator: Any, where: str) -> Operator:
-    """An operator that is declared symmetric, else `ValueError`; `TypeError` if it is no operator.
+    """An operator that is declared symmetric, else `ValueError`; `TypeError` if it is not an operator.
 
     Args:
         operator: what was given.

@@ -229,7 +229,7 @@ class Operator(Module):
             An operator on the same vectors.
 
         Raises:
-            TypeError: if `shift` is no number, or complex and the operator is real.
+            TypeError: if `shift` is not a number, or complex and the operator is real.
 
         Example:
             >>> import jax.numpy as jnp

@@ -155,7 +155,7 @@ class FunctionOperator(Operator):
         where = "FunctionOperator(fn, example)"
         if not callable(fn):
             raise type_error(
-                "FunctionOperator needs the function that multiplies",
+                "FunctionOperator needs a function that computes `A @ v`",
                 where=where,
                 expected="a callable",
                 got=short(fn),

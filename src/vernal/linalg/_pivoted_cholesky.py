@@ -158,7 +158,7 @@ def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Precondi
         A `Preconditioner`, for `solve` and `vernal.estimators.logdet`.
 
     Raises:
-        TypeError: if the operator is neither, or `rank` is no Python int.
+        TypeError: if the operator is neither, or `rank` is not a Python int.
         ValueError: if it is not declared positive semidefinite, `rank` is out of range, the noise of a matrix is not
             given, that of a kernel is given twice, or it has another shape.
 
@@ -175,7 +175,7 @@ def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Precondi
     operator = as_operator(operator, where)
     if not isinstance(operator, KernelOperator | MatrixOperator):
         raise type_error(
-            "single rows of the operator are not known",
+            "the operator does not give single rows",
             where=where,
             expected="an operator made by `kernel_operator`, or a matrix",
             got=short(operator),

@@ -64,7 +64,7 @@ def solve(
         A `Solution`.
 
     Raises:
-        TypeError: if `operator` is none, `b` does not fit it, or `preconditioner` is no function.
+        TypeError: if `operator` is none, `b` does not fit it, or `preconditioner` is not a function.
         ValueError: if a tolerance is negative, or `max_steps` less than 1.
 
     Example:

@@ -21,7 +21,7 @@ def block_diagonal(*operators: Any) -> Operator:
         An operator on tuples of their vectors, symmetric or positive semidefinite if all of them are.
 
     Raises:
-        TypeError: if one of them is no operator, or some are real and some complex.
+        TypeError: if one of them is not an operator, or some are real and some complex.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,7 +70,7 @@ def kronecker(left: Any, right: Any) -> Operator:
         `jnp.kron(left, right)`. It is symmetric or positive semidefinite if both are.
 
     Raises:
-        TypeError: if one of them is no operator.
+        TypeError: if one of them is not an operator.
         ValueError: if one is real and the other complex.
 
     Example:

@@ -299,14 +299,24 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands
             got="an empty sequence",
             instead="filter_switch(index, [f, g], x)",
         )
+    index = _clamped(index, len(branches) - 1)
     return _call(
         "filter_switch",
         lambda branches, *arrays: jax.lax.switch(index, branches, *arrays),
-        jnp.clip(index, 0, len(branches) - 1),
+        jnp.asarray(index),
         branches,
         [f"branches[{i}]" for i in range(len(branches))],
         operands,
     )
+
+
+def _clamped(index: Any, last: int) -> Any:
+    """An index between 0 and `last`. Not left to `jax.lax.switch`, which takes great ones as int32 first: they wrap."""
+    if not isinstance(index, jax.Array):
+        return min(max(int(index), 0), last)
+    if index.dtype.itemsize < 4:  # `last` may be greater than its numbers
+        index = index.astype(jnp.int32)
+    return jnp.clip(index, 0, last).astype(jnp.int32)
 
 
 def _is_scalar(x: Any, python: type, kind: Any) -> bool:

@@ -100,7 +100,7 @@ def _explanation(index: tuple[int, ...], found: int) -> str:
 
 
 _OLD = message(
-    "a place of a buffer is read from before it was written",
+    "an element of a buffer is read before it is written",
     where="buffer[index]",
     expected="the buffer that the last write has returned",
     got="one from before a write, which a derivative sees as it is after it",

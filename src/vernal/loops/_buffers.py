@@ -5,7 +5,7 @@ changes a little. Reverse mode saves the carry at checkpoints and computes steps
 array in the carry, each checkpoint would hold all of it, and for a vmapped loop each step would
 select all of it.
 
-The plan: such an array is no ordinary part of the carry but a `Buffer`, which can be written in
+The plan: such an array is not an ordinary part of the carry but a `Buffer`, which can be written in
 place, once at each location, and read where it has been written. Then
 
 * the contents that a step has seen are still there when the loop has ended, so that when the step

@@ -55,7 +55,7 @@ class _Marker:
 
 @dataclasses.dataclass(frozen=True)
 class _Fixed:
-    """A leaf that is no array."""
+    """A leaf that is not an array."""
 
     value: Any
 

@@ -278,7 +278,7 @@ class Module(Attributes, metaclass=ModuleMeta):
             values = attributes_of(self)
             if KEY in values:
                 if name == "__orig_class__":
-                    # What `typing` notes on what `G[int](...)` has made is no part of the structure.
+                    # What `typing` notes on what `G[int](...)` has made is not part of the structure.
                     values[name] = value
                     return
                 raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "assign"))

@@ -20,7 +20,7 @@ def _settled(path: tuple[Any, ...], leaf: Any) -> Any:
     """A leaf that stays what it is."""
     if is_traced(leaf):
         raise value_error(
-            "a traced value cannot be structure: it is another one at every trace",
+            "a traced value cannot be structure: every trace has another one",
             where=f"Static(...): {path_text(path, 'value')}",
             expected="values that are known while tracing",
             got=short(leaf),

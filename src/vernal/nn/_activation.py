@@ -77,11 +77,11 @@ class PReLU(Module):
 
 
 def check_activation(layer: str, activation: Any, argument: str) -> None:
-    """Refuses what is no function, and what needs a random key: which neuron, step and example has which would be a
+    """Refuses what is not a function, and what needs a random key: which neuron, step and example has which would be a
     guess."""
     if not callable(activation):
         raise value_error(
-            f"an activation of `{layer}` is no function",
+            f"an activation of `{layer}` must be a function",
             where=f"{layer}({argument}=...)",
             expected="a function of an array, or a layer",
             got=short(activation),

@@ -110,8 +110,8 @@ def apply(
         ValueError: if one `Variable` is in two places of the model; if the elements of a `jax.vmap` inside of the
             model disagree about a state that they share; if a path in `capture` means no layer, or one that is not
             called.
-        TypeError: if the model cannot be called or has no method of this name, `train` is no bool, or `key` no random
-            key.
+        TypeError: if the model cannot be called or has no method of this name, `train` is not a bool, or `key` is not a
+            random key.
         RuntimeError: if the state of the model is in a `State`.
         NotImplementedError: if the model changes its state, or something is to be captured, where that cannot be: see
             `vernal.harvest.reap`.
@@ -137,7 +137,7 @@ def apply(
     """
     if not (train is None or isinstance(train, bool | np.bool_)):
         raise type_error(
-            "whether layers train is known while tracing",
+            "`train` must be a Python bool, known while tracing",
             where="apply(model, ..., train=...)",
             expected="True, False or None",
             got=short(train),
@@ -183,7 +183,7 @@ def _to_call(model: Any, method: Any) -> Callable[..., Any]:
     if method is None:
         if not callable(model):
             raise type_error(
-                "what is applied is called, and this cannot be",
+                "`nn.apply` needs a model that can be called",
                 where="apply(model, ...)",
                 expected="a module with `__call__`, or a function",
                 got=short(model),

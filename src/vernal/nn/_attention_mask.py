@@ -28,7 +28,7 @@ class Pairs(Module):
         mask: bool: True for pairs that see each other.
         bias: is added to the scores.
         causal: whether a query sees only keys at its own position and before.
-        window: a query sees only keys that are fewer positions away; None is no limit.
+        window: a query sees only keys that are fewer positions away; None is not a limit.
         may_be_empty: whether there may be negative positions of keys: places that hold no key.
     """
 

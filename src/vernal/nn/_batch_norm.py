@@ -267,7 +267,7 @@ class BatchNorm(StatefulLayer):
             expected = ", ".join([*batch, f"channels={self.input_size}", *["any"] * spatial])
             behind = [n for n, size in enumerate(reversed(x.shape)) if size == self.input_size]
             raise value_error(
-                "`BatchNorm` does not find its channels",
+                "`BatchNorm` was given an input of the wrong shape",
                 where="argument `x`",
                 expected=f"({expected})",
                 got=f"{x.shape}",
@@ -308,7 +308,7 @@ class BatchNorm(StatefulLayer):
             return lax.axis_size(self.axis_name)
         except NameError as error:
             raise value_error(
-                "`BatchNorm` does not find the axis of its batch",
+                "`BatchNorm(axis_name=...)` was called outside of that axis",
                 where=f"BatchNorm(axis_name={self.axis_name!r}), while training",
                 expected="a call inside jax.vmap or jax.shard_map with axes of these names",
                 got=str(error),
@@ -325,7 +325,7 @@ def _check_momentum(momentum: Any) -> None:
 
 def _wrong(argument: str, expected: str, got: Any) -> ValueError:
     return value_error(
-        "`BatchNorm` cannot work with this",
+        "a setting of `BatchNorm` is out of range",
         where=f"argument `{argument}`",
         expected=expected,
         got=short(got),

@@ -30,7 +30,7 @@ def hooks_for(model: Any, patterns: Any) -> dict[str, Captured]:
     asked = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(asked, (list, tuple)) or not all(isinstance(p, str) for p in asked):
         raise type_error(
-            "what is captured is said by path",
+            "captures are chosen by path",
             where=_WHERE,
             expected="a path, or a list of paths",
             got=short(patterns),

@@ -124,7 +124,7 @@ class RNNCell(RecurrentCell[Array]):
         bias: b, of shape `(hidden_size,)`, or None.
 
     Raises:
-        ValueError: for a size below 1, a `dtype` of integers, or an activation that is no function or needs a random
+        ValueError: for a size below 1, a `dtype` of integers, or an activation that is not a function or needs a random
             key, such as `Dropout`; when called, for arguments of the wrong shape, and for an activation that changes
             the shape.
 

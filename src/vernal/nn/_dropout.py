@@ -43,7 +43,7 @@ class Dropout(Module):
         key: a random key for calls without one, from `vernal.nn.keys`; None at first.
 
     Raises:
-        TypeError: if `p` is no number.
+        TypeError: if `p` is not a number.
         ValueError: if `p` is several numbers, or outside 0 to 1, or `together` is negative; when called, for an input
             of fewer axes than `together`.
 
@@ -102,7 +102,7 @@ class Dropout(Module):
         Raises:
             RuntimeError: if a key is needed, and neither given nor stored.
             ValueError: if `p` is known to be outside 0 to 1.
-            TypeError: if `inference` is traced, or `key` is no random key.
+            TypeError: if `inference` is traced, or `key` is not a random key.
         """
         x = as_array(self, x)
         together = x.ndim if self.together is None else self.together
@@ -148,7 +148,7 @@ class DropPath(Dropout):
         together: how many axes an example has, behind those of a batch; None if the input is one example.
 
     Raises:
-        TypeError: if `p` is no number.
+        TypeError: if `p` is not a number.
         ValueError: if `p` is several numbers, or outside 0 to 1, or `together` is negative; when called, for an input
             of fewer axes than `together`.
         RuntimeError: when called, if a key is needed, and neither given nor stored.

@@ -31,7 +31,7 @@ class Embedding(Module):
         ValueError: if neither a table nor all of `num_embeddings`, `embedding_size` and `key` is
             given; if the table does not have the shape that they say; or if a size is not an integer of at
             least 0.
-        TypeError: if `key` is no random key.
+        TypeError: if `key` is not a random key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -82,14 +82,14 @@ class Embedding(Module):
 
         Raises:
             TypeError: if `x` does not hold integers.
-            ValueError: if the table has no rows, or is no matrix.
+            ValueError: if the table has no rows, or is not a matrix.
         """
         table = jnp.asarray(self.weight)
         check_weight("Embedding", table, ("num_embeddings", "embedding_size"))
         index = jnp.asarray(_within(x, table.shape[0]))
         if not jnp.issubdtype(index.dtype, jnp.integer):
             raise type_error(
-                "Embedding looks up rows by their number",
+                "Embedding takes integer indices",
                 where="argument `x` of Embedding",
                 expected="integers",
                 got=short(x),
@@ -123,7 +123,7 @@ class Embedding(Module):
             the table are.
 
         Raises:
-            ValueError: for another shape, or if the table is no matrix.
+            ValueError: for another shape, or if the table is not a matrix.
 
         Example:
             >>> import jax.numpy as jnp
@@ -137,7 +137,7 @@ class Embedding(Module):
         size = self.weight.shape[1]
         if x.shape[-1:] != (size,):
             raise value_error(
-                "features and the rows of a table are multiplied, so they are of one length",
+                "features must be as long as the rows of the table",
                 where="argument `x` of Embedding.attend",
                 expected=f"shape (..., {size})",
                 got=short(x),

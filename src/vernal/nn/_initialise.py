@@ -70,7 +70,7 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
 
     Two rules of one kind for one array are an error, and so is a rule for no array. Where a path in the whole model
     and a class both apply, the path decides. An array without a rule stays as it is, and so do shapes, dtypes,
-    frozen marks, and everything that is no array of floating-point (or complex) numbers.
+    frozen marks, and everything that is not an array of floating-point (or complex) numbers.
 
     Initialisers are called `(key, shape, dtype)`, as those of `jax.nn.initializers`. These take the last axis of an
     array for its outputs and the one before for its inputs, whereas weights here are `(outputs, inputs, *kernel)`; so
@@ -205,7 +205,7 @@ def _norms(
 
 
 def _check(rule: Any, initialiser: Any) -> None:
-    """Refuses what is no rule, or no initialiser."""
+    """Refuses what is not a rule, or no initialiser."""
     if not callable(initialiser):
         raise type_error(
             "an initialiser is a function",

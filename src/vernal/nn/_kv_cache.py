@@ -157,7 +157,7 @@ class KVCache(Module):
         Args:
             keys: as for `append`.
             values: as for `append`.
-            window: how many positions, its own included, a token sees; None is no limit.
+            window: how many positions, its own included, a token sees; None is not a limit.
 
         Returns:
             Keys, values and their positions of shape `(*batch, S)`, negative for empty places; the index of the first

@@ -89,7 +89,7 @@ class Shared(Module):
         pytree: the tree with a `SharedNode` at each of these places.
 
     Raises:
-        TypeError: if `where` or `get` is no function.
+        TypeError: if `where` or `get` is not a function.
         ValueError: if what is to be shared differs in structure, shapes or dtypes, or in number; if `get` picks some of
             what `where` picks.
 
@@ -120,7 +120,7 @@ class Shared(Module):
         for name, picks in (("where", where), ("get", get)):
             if not callable(picks):
                 raise type_error(
-                    f"`{name}` is no function",
+                    f"`{name}` must be a function",
                     where="Shared(pytree, where, get)",
                     expected="a function that picks a node of `pytree`",
                     got=short(picks),
@@ -129,7 +129,7 @@ class Shared(Module):
         taken, kept = where(pytree), get(pytree)
         if _described(taken) != _described(kept):
             raise value_error(
-                "what is to be shared is not alike",
+                "shared arrays must have one shape and dtype",
                 where="Shared(pytree, where, get)",
                 expected="the same structure, shapes and dtypes in both places",
                 got=diff_text(taken, kept, root="node"),

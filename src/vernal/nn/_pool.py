@@ -47,7 +47,7 @@ class Pool(Module):
             for it).
 
     Raises:
-        ValueError: for an `init` that is no number, sizes that are not positive integers, sequences of the wrong
+        ValueError: for an `init` that is not a number, sizes that are not positive integers, sequences of the wrong
             length, a padding that is negative or as large as the window; when called, for an input of the wrong shape
             or too small.
 
@@ -190,7 +190,7 @@ class _AvgPool(Pool):
             spatial, self.kernel_size, self.stride, self.padding, self._reach(spatial), strict=True
         ):
             starts = np.arange(0, size + sum(pads) - k + 1, stride)
-            # What is beyond the padding that was given is no number.
+            # What is beyond the padding that was given is not a number.
             counts = counts[..., None] * np.minimum(k, size + sum(given) - starts)
         return counts
 

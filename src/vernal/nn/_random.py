@@ -73,7 +73,7 @@ def use_key(
 
     Raises:
         RuntimeError: if there is neither.
-        TypeError: if `key` is no random key.
+        TypeError: if `key` is not a random key.
 
     Example:
         >>> import jax

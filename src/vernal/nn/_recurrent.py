@@ -104,7 +104,7 @@ class Recurrent(Module, Generic[_State]):
         if length is not None:
             if not jnp.issubdtype(_dtype(length), jnp.integer):
                 raise type_error(
-                    f"`{name}` was given a length that is no number of steps",
+                    f"`{name}` was given a length that is not a number of steps",
                     where="argument `length`",
                     expected="integers",
                     got=short(length),

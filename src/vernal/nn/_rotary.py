@@ -54,7 +54,7 @@ class RotaryPositionalEmbedding(Module):
         self.dtype = None if dtype is None else jnp.dtype(dtype)
         if self.embedding_size % 2:
             raise value_error(
-                "features are rotated in pairs, and one is left over",
+                "the number of features must be even: they are rotated in pairs",
                 where="RotaryPositionalEmbedding(embedding_size=...)",
                 expected="an even number",
                 got=short(embedding_size),

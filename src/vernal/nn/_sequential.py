@@ -107,7 +107,7 @@ class Sequential(StatefulLayer):
         """
         if not isinstance(self.layers, tuple | list):
             raise type_error(
-                "`Sequential` holds no layers in an order",
+                "`layers` of a Sequential must be a tuple",
                 where="`layers` of Sequential",
                 expected="a tuple of layers",
                 got=short(self.layers),

@@ -214,7 +214,7 @@ class Stack(Module):
         """
         if any(isinstance(value, State) for value in (*args, *kwargs.values())):
             raise type_error(
-                "a `Stack` hands on no state: it has one for each layer in itself",
+                "a `Stack` takes no `state`: it holds the state of each layer",
                 where="Stack(...)(x, state)",
                 expected="a model that was not made by `make_with_state`",
                 got="a State",
@@ -269,7 +269,7 @@ class Stack(Module):
         if isinstance(i, int) and not -self.num_layers <= i < self.num_layers:
             raise IndexError(
                 message(
-                    "there is no such layer",
+                    "no layer has this path",
                     where=f"stack[{i}]",
                     expected=f"an index below {self.num_layers}",
                 )
@@ -300,7 +300,7 @@ class Stack(Module):
                 # Of a tree of masks or axes, one for all layers.
                 return leaf
             raise value_error(
-                "a layer of a `Stack` is no node of its own: its arrays are parts of stacked ones",
+                "a path cannot pick one layer of a `Stack`: its arrays are slices of stacked ones",
                 where="stack[i] in a function that picks nodes",
                 expected="`stack.layers` and what is in it, which is all layers together",
                 got=f"stack[{i}]",
@@ -331,7 +331,7 @@ def _check_each(each: dict[str, Any], num_layers: int, instead: str) -> None:
 def _check_alike(layers: Sequence[Any]) -> None:
     if not layers:
         raise value_error(
-            "there is no layer to stack", where="Stack.of(layers)", expected="at least one"
+            "there are no layers to stack", where="Stack.of(layers)", expected="at least one"
         )
     first, rest = partition(layers[0], is_array)
     for i, layer in enumerate(layers):

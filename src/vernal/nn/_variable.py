@@ -90,7 +90,7 @@ class Variable(Module, Generic[V]):
     def __init__(self, value: V, *, marker: Hashable = None):
         if callable(value) and not isinstance(value, Module):
             raise value_error(
-                "the first value of a variable is given, not made",
+                "a variable needs its first value, not a function",
                 where="Variable(value)",
                 expected="an array, or a tree of arrays",
                 got=short(value),
@@ -160,7 +160,7 @@ def _as_array(path: Any, x: Any) -> Any:
 
 def _no_array(path: Any, x: Any, instead: str) -> TypeError:
     return type_error(
-        "a variable consists of arrays",
+        "a variable must hold arrays only",
         where=path_text(path, root="Variable(value)"),
         expected="an array",
         got=short(x),

@@ -141,7 +141,7 @@ def apply_updates(model: Any, updates: Any) -> Any:
 
     Raises:
         ValueError: if the structures differ.
-        TypeError: for an update that is no scalar and has not the shape of its leaf, whose dtype
+        TypeError: for an update that is not a scalar and has not the shape of its leaf, whose dtype
             the leaf cannot hold (a float for an integer), or of something that is not an array of
             numbers; for an update of what is frozen (see `vernal.freeze`).
 

@@ -11,7 +11,7 @@ it under `jax.jit`, which XLA copies:
     several devices      the callback would gather the arrays; within `shard_map`, it could not
                          speak with the other devices
     accelerators         the program on the device would wait for a program on the same device
-    `jax.export`         a callback is no part of an exported program
+    `jax.export`         a callback is not part of an exported program
     ordered effects      would lose their order
 
 A transformed `noinline` is the `noinline` of a transformed jaxpr:

@@ -131,7 +131,7 @@ class _RichBar(Bar):
 class RichProgressMeter(DrawingMeter):
     """Shows the progress as a bar of the `rich` package, with the time that remains.
 
-    Several bars are drawn below each other. They go to `sys.stdout`; if that is no terminal, each is
+    Several bars are drawn below each other. They go to `sys.stdout`; if that is not a terminal, each is
     printed once, when it is closed. The bar of a failed computation stays on the screen as it was,
     and what is printed next begins below it. What the program itself prints in the loop gets in the
     way of the bars: use `TextProgressMeter` then.

@@ -24,7 +24,7 @@ def compilation_cache(folder: str | os.PathLike[str]) -> None:
         folder: where to; made if it is not there.
 
     Raises:
-        OSError: if it is no folder, or cannot be made.
+        OSError: if it is not a folder, or cannot be made.
 
     Example:
         >>> import tempfile

@@ -135,7 +135,7 @@ def _check_options(function: Any, platforms: Any, vjp_order: int) -> None:
         )
     if vjp_order < 0:
         raise value_error(
-            "a function cannot be differentiated less than not at all",
+            "the order of differentiation cannot be negative",
             where="argument `vjp_order`",
             expected="0 or more",
             got=str(vjp_order),
@@ -199,7 +199,7 @@ def _scope(shapes: Mapping[str, str] | None, constraints: Sequence[str]) -> Any:
         return jax.export.SymbolicScope(tuple(constraints))
     except ValueError as error:
         raise value_error(
-            "these are no constraints on symbolic sizes",
+            "the constraints on symbolic sizes cannot be read",
             where="argument `constraints`",
             expected="a list of comparisons of sizes that `shapes` names",
             got=f"{short(constraints)}\n{error}",

@@ -31,7 +31,7 @@ def check_plain(value: Any, where: str) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise type_error(
-                    "a key of the metadata is no string, and would become one",
+                    "the keys of `metadata` must be strings",
                     where=f"{where}[{short(key)}]",
                     expected="a string",
                     got=short(key),

@@ -91,7 +91,7 @@ def _read_record(f: Any) -> np.ndarray:
         # several kinds.
         raise RuntimeError(
             message(
-                "there is no array at this place of the file",
+                "the file holds no array here",
                 expected="a record of NumPy's .npy format",
                 got=str(error),
                 instead="check that the file is whole, and that `like` has as many leaves as were saved",
@@ -104,7 +104,7 @@ def _number(record: np.ndarray, x: Any) -> Any:
     value."""
     if record.shape == () and record.dtype.kind in "biufc":
         found = record.item()
-        # A complex number is no float; infinity is no int.
+        # A complex number is not a float; infinity is not an int.
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             converted = type(x)(found)
             if converted == found or (converted != converted and found != found):

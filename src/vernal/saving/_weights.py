@@ -96,7 +96,7 @@ def weights_of(source: Any) -> Mapping[str, Any]:
         return source
     if not isinstance(source, str | os.PathLike):
         raise type_error(
-            "weights are tensors by name, or a file of them",
+            "weights must be a dict of tensors by name, or a file",
             where="argument `state_dict`",
             expected="a dictionary, or the path of a safetensors file",
             got=short(source),

@@ -58,7 +58,7 @@ def even_batches(
     """
     if steps is None and not isinstance(batches, Sized):
         raise type_error(
-            "nobody knows how many batches there are",
+            "the number of batches is unknown",
             where=_WHERE,
             expected="`batches` with a length, or `steps`",
             got=short(batches),

@@ -68,7 +68,7 @@ def _integer(name: str, size: Any) -> int:
         return operator.index(size)
     except TypeError:
         raise type_error(
-            "the size of an axis is not an integer",
+            "the size of an axis must be an integer",
             where=f"make_mesh({name}=...)",
             expected="how many devices there are along the axis, or -1",
             got=short(size),

@@ -140,7 +140,7 @@ def is_main() -> bool:
     if _RANK in os.environ and not jax.distributed.is_initialized():
         raise RuntimeError(
             message(
-                "this process does not know its rank yet",
+                "the rank of this process is not known yet",
                 where="vernal.sharding.is_main",
                 expected="a call of vernal.sharding.initialise before it",
                 got="a process of `python -m vernal launch` that has not joined the others",

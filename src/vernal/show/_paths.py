@@ -33,7 +33,7 @@ def path_text(path: Sequence[Any], root: str = "") -> str:
 
     Returns:
         For example `model.layers[0].weight`, or `['k']` without a root. The empty path is `root`,
-        or `(the tree itself)` if that is empty too. What is no expression is quoted as in
+        or `(the tree itself)` if that is empty too. What is not an expression is quoted as in
         `vernal.trees.path_name`, so that a path without a root is a `vernal.trees.Pattern` for the
         same place.
 

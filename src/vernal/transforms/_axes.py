@@ -77,7 +77,7 @@ def check_axes(fn: Callable[..., Any], in_axes: Any, out_axes: Any) -> None:
 
 def _no_axis(where: str, got: Any) -> str:
     return message(
-        "this is not an axis",
+        "not an axis",
         where=where,
         expected="an integer, None (not mapped), or a function from a leaf to one of those",
         got=short(got),

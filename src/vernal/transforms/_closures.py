@@ -216,6 +216,10 @@ class _Closure(_ByIdentity):
         remembered: dict[str, Any] = self.__dict__  # pyright: ignore[reportAssignmentType] (an instance's)
         fn = remembered.get("_rebuilt")
         if fn is None:
+            if self.values is None:
+                raise AttributeError(
+                    "a tree like this function, such as one of axes, is not a function"
+                )
             fn = remembered["_rebuilt"] = self.recipe(self.values)
         return fn
 

@@ -30,7 +30,7 @@ SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 def as_jax(x: Any) -> Any:
     """A Python or NumPy number that JAX passes through as it is, as a JAX array. Without this,
-    `jax.grad(f)(1.0)` would show a rule something that is no array, and so not differentiated."""
+    `jax.grad(f)(1.0)` would show a rule something that is not an array, and so not differentiated."""
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 

@@ -222,7 +222,7 @@ class _Core:
 
 
 def _perturbed(rest: Rest, flags: Sequence[bool]) -> Any:
-    """The flags of the arrays as a tree like the first argument, False for what is no array."""
+    """The flags of the arrays as a tree like the first argument, False for what is not an array."""
     left = iter(flags)
     return rest.treedef.unflatten([m and next(left) for m in rest.mask])[1][0]
 

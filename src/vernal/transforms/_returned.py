@@ -46,7 +46,7 @@ def check_hides_nothing(out: T, name: str) -> T:
 def check_returned(out: T, name: str) -> T:
     """Refuses a result that later calls, which trace nothing, could not be given.
 
-    Whatever is no array in it is one object for all calls. So it must not change in place. (What it holds that is
+    Whatever is not an array in it is one object for all calls. So it must not change in place. (What it holds that is
     traced outside of the program belongs to the function or its arguments, by which the program is found.)
 
     Args:

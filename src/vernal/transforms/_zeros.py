@@ -1,6 +1,6 @@
 """`ZeroTangent`: a tangent that is known to be zero, so that nothing needs to be computed with it.
 
-It is no array. An object with `__jax_array__` would be turned into one by the first operator, and
+It is not an array. An object with `__jax_array__` would be turned into one by the first operator, and
 JAX refuses such objects wherever it traces; so this class has the operators of which the result is
 known without computing, and says of everything else what to do about it.
 """

@@ -64,7 +64,7 @@ def _compare(
 ) -> bool | Bool[Array, ""]:
     if not pytrees:
         raise type_error(
-            "there is no pytree to compare",
+            "nothing to compare",
             where=f"{name}(*pytrees)",
             expected="at least one pytree, usually two",
             got="none",

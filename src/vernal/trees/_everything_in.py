@@ -36,7 +36,7 @@ def everything_in(
     Args:
         x: anything.
         closed: what is not opened.
-        objects: whether what is no callable, container or dataclass is opened too: an object leads to all that it
+        objects: whether what is not callable, container or dataclass is opened too: an object leads to all that it
             refers to (attributes, an exception's arguments, a generator's variables), a class of a function to what is
             defined in it. What leads to more than some thousands of objects leads to the whole program: stop there.
 

@@ -25,7 +25,7 @@ class _Told(type):
     def __repr__(cls) -> str:
         return (
             "<class 'vernal.NoGradient'> (it stands where nothing was differentiated: a buffer, a frozen array, "
-            f"what is no floating-point array; {_INSTEAD})"
+            f"what is not a floating-point array; {_INSTEAD})"
         )
 
 
@@ -44,7 +44,7 @@ class NoGradient(metaclass=_Told):
     """What stands where nothing was differentiated: in the gradients of `filter_grad` and its
     siblings, and in `vernal.params(model)`.
 
-    It is a pytree without leaves, so `jax.tree.map` over gradients never meets it. It is no number: a
+    It is a pytree without leaves, so `jax.tree.map` over gradients never meets it. It is not a number: a
     sum with an array would be a zero gradient, and weight decay moves what has one. `apply_updates`
     and an `Optimizer` leave alone what it stands for, and `combine` fills it in. There is one
     instance.

@@ -96,7 +96,7 @@ class ω(metaclass=_Omega):
     `min` and `max`. The other operand is another ω with the same structure, or one array or number
     for all leaves. As always in pytrees, None holds nothing.
 
-    The wrapper is notation, not data: it is no pytree, so that forgetting `.ω` is an error at the
+    The wrapper is notation, not data: it is not a pytree, so that forgetting `.ω` is an error at the
     next JAX function, not a new structure. Comparisons give an ω of bools, which has no truth value
     of its own.
 

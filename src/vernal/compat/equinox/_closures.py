@@ -39,7 +39,7 @@ class _ClosureConvert(Module):
 
 
 class _TrivialClosureConvert(Module):
-    """A function without a closure, which is called as it is: what it reads from its module is no leaf."""
+    """A function without a closure, which is called as it is: what it reads from its module is not a leaf."""
 
     fn: Callable[..., Any]
     shell: Any = field(static=True)

@@ -77,7 +77,7 @@ class BatchNorm(nn.StatefulLayer, layout="fields"):
             mode = "ema"
         if mode not in ("ema", "batch"):
             raise value_error(
-                "`BatchNorm` does not know this mode",
+                "`BatchNorm` was given an unknown mode",
                 where="argument `mode`",
                 expected="'ema', 'batch' or 'legacy'",
                 got=repr(mode),
