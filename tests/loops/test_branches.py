@@ -68,6 +68,23 @@ def test_the_index_is_clamped_as_jax_does(index):
     close(filter_switch(index, tuple(branches[:1]), x), x)
 
 
+@pytest.mark.parametrize(
+    ("index", "at"),
+    [
+        *[(jnp.uint32(n), -1) for n in (2**31, 2**32 - 1)],
+        *[(n, -1) for n in (2**40, 2**70, np.array(2**40), np.array(2**64 - 1, np.uint64))],
+        *[(n, 0) for n in (-(2**40), -(2**70), np.array(-(2**40)))],
+        *[(jnp.array(n, dtype), n) for n in (0, 3) for dtype in (jnp.int4, jnp.uint4, jnp.int8)],
+    ],
+)
+def test_an_index_of_any_size_and_dtype_is_clamped(index, at):
+    branches = [lambda x, k=k: k * x for k in range(300)]
+    assert filter_switch(index, branches, jnp.array(1)) == range(300)[at]
+    if isinstance(index, jax.Array):
+        got = jax.vmap(lambda i: filter_switch(i, branches, jnp.array(1)))(index[None])
+        assert got.tolist() == [range(300)[at]]
+
+
 def test_operands_and_results_are_arbitrary_objects(getkey):
     model = Scale(jax.random.normal(getkey(), (3,)), jnp.tanh)
     marker = object()

@@ -223,3 +223,17 @@ def test_an_old_version_may_be_read_elsewhere():
     fn = stale(after_the_write(lambda b, new, i, x: (new, b[5] + new[i])))
     with debug_buffers():
         np.testing.assert_allclose(vernal.filter_jit(jax.grad(fn))(XS), jax.grad(fn)(XS))
+
+
+@pytest.mark.parametrize("promotion", ["standard", "strict"])
+def test_numbers_of_64_bits_change_nothing(promotion):
+    def run(x):
+        def step(c):
+            return c[0] + 1, c[1].at[c[0]].set(x, pred=c[0] % 2 == 0)
+
+        return while_loop(
+            lambda c: c[0] < 3, step, (0, jnp.zeros(4)), buffers=lambda c: c[1], kind="checkpointed"
+        )[1]
+
+    with jax.enable_x64(), jax.numpy_dtype_promotion(promotion), debug_buffers():
+        assert jax.jit(run)(jnp.array(0.5)).tolist() == [0.5, 0, 0.5, 0]

@@ -260,9 +260,10 @@ def test_what_is_not_safe_for_an_element_without_steps(kind, max_steps, what):
             assert np.isfinite(alone).all()
             together = jax.jit(jax.vmap(derivative))(x, n)
             np.testing.assert_allclose(together, alone, rtol=1e-10, atol=1e-12)
-            pairs = x.reshape(2, 2), n.reshape(2, 2)
-            nested = jax.jit(jax.vmap(jax.vmap(derivative)))(*pairs)
-            np.testing.assert_allclose(nested.ravel(), alone, rtol=1e-10, atol=1e-12)
+            if derivative in (fn, grad):  # those of second order take long to compile
+                pairs = x.reshape(2, 2), n.reshape(2, 2)
+                nested = jax.jit(jax.vmap(jax.vmap(derivative)))(*pairs)
+                np.testing.assert_allclose(nested.ravel(), alone, rtol=1e-10, atol=1e-12)
         by_itself = jax.jit(grad)
         alone = np.array([by_itself(*one) for one in zip(x, n, strict=True)])
         summed = jax.grad(lambda x: jnp.sum(jax.vmap(fn)(x, n)))(x)

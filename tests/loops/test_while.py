@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import vernal
+from vernal import error_if
 from vernal.loops import while_loop
 
 KINDS = "lax", "checkpointed", "bounded"
@@ -256,3 +257,31 @@ def test_the_compiled_loop_of_jax_is_ours():
         sum(c.as_text().count(op) for op in ("fusion(", "while(", "copy(")) for c in (ours, jaxs)
     ]
     assert count[0] <= count[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_check_of_a_condition_counts_for_the_steps_that_may_be_made(kind):
+    def run(x):
+        def cond(c):
+            return error_if(x, c[0] >= 3, "asked once more") > -9
+
+        def body(c):
+            return c[0] + 1, c[1] * 2
+
+        return while_loop(cond, body, (0, x), kind=kind, max_steps=3)[1]
+
+    assert vernal.filter_jit(run)(jnp.array(3.5)) == 28
+    assert vernal.filter_jit(jax.vmap(run))(jnp.array([3.5, 2.0])).tolist() == [28, 16]
+    if kind != "lax":
+        assert vernal.filter_jit(jax.value_and_grad(run))(jnp.array(3.5)) == (28, 8)
+
+
+@pytest.mark.slow
+def test_a_bounded_loop_of_very_many_steps_has_a_second_derivative():
+    def run(w, max_steps):
+        step = lambda c: (c[0] + 1, jnp.sin(c[1] * w))  # noqa: E731
+        return while_loop(lambda c: c[0] < 5, step, (0, w), kind="bounded", max_steps=max_steps)[1]
+
+    for order in (jax.grad, lambda f: jax.grad(jax.grad(f))):
+        got, right = (jax.jit(order(lambda w, n=n: run(w, n)))(0.5) for n in (2**62, 6))
+        np.testing.assert_allclose(got, right, rtol=1e-5)

@@ -245,3 +245,22 @@ def test_an_input_that_may_be_an_example_or_a_batch_is_refused(make, shape, of_b
 def test_positions_in_the_last_axis_are_no_channels(getkey):
     x = jax.random.normal(getkey(), (4, 4))
     np.testing.assert_allclose(INSTANCES()(x), INSTANCES(num_spatial_dims=1)(x))
+
+
+@pytest.mark.parametrize("scale", [1e18, 1e19, 1e25])
+def test_squares_that_overflow_are_never_zeros(scale):
+    x = scale * jnp.array([[1.0, -2.0, 3.0, 0.5], [2.0, 1.0, -1.0, 4.0]])
+    layers = {
+        "layer": nn.LayerNorm(4),
+        "rms": nn.RMSNorm(4),
+        "group": nn.GroupNorm(2, 4, num_spatial_dims=0),
+        "batch": nn.BatchNorm(4),
+        "instance": nn.InstanceNorm(2, num_spatial_dims=1),
+    }
+    for name, layer in layers.items():
+        got, changed = nn.apply(layer, x, train=True)
+        right, _ = nn.apply(layer, x / scale, train=True)
+        # NaN says that it was too much.
+        assert jnp.all(jnp.isnan(got) | (abs(got - right) < 1e-3)), name
+        if name == "batch" and scale > 1e18:
+            assert not jnp.any(nn.apply(changed, x / scale, train=False)[0] == 0)

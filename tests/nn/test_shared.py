@@ -1,6 +1,7 @@
 """Tied weights stay tied."""
 
 import inspect
+import pickle
 
 import equinox as eqx
 import jax
@@ -160,9 +161,50 @@ def test_what_is_taken_out_is_not_what_is_stored(where, get, getkey):
     assert vernal.tree_equal(both["a"], both["b"]) and vernal.tree_equal(both["a"], layers["c"])
 
 
-def test_a_path_is_no_function(getkey):
-    layers, first = nn.MLP(2, 2, 2, 1, key=getkey()), lambda mlp: mlp.layers[0].weight
+class TiedByPath(vernal.Module):
+    shared: nn.Shared
+
+    def __init__(self, key):
+        a, b = jax.random.split(key)
+        layers = {"in": nn.Embedding(5, 3, key=a), "out": nn.Linear(3, 5, key=b)}
+        self.shared = nn.Shared(layers, "out.weight", "in.weight")
+
+    __call__ = Tied.__call__
+
+
+def test_models_that_are_tied_by_paths_are_alike(getkey):
+    key = getkey()
+    model, again = TiedByPath(key), TiedByPath(key)
+    assert vernal.tree_equal(model, again)
+    assert vernal.tree_equal(model, pickle.loads(pickle.dumps(model)))
+    np.testing.assert_array_equal(model(jnp.array(2)), Tied(key)(jnp.array(2)))
+    step = vernal.filter_jit(lambda m: m(jnp.array(2)))
+    for each in (model, again, TiedByPath(getkey())):
+        step(each)
+    assert step.trace_count == 1
+    optax.incremental_update(vernal.params(model), vernal.params(TiedByPath(getkey())), 0.1)
+    stack = nn.Stack.of([TiedByPath(getkey()).shared for _ in range(2)])
+    assert stack.layers.pytree["in"].weight.shape == (2, 5, 3)
+
+
+def test_several_paths(getkey):
+    layers = {name: nn.Linear(2, 2, key=getkey()) for name in "abc"}
+    both = nn.Shared(layers, ("a", "b"), ("c", "c"))()
+    assert vernal.tree_equal(both["a"], layers["c"]) and vernal.tree_equal(both["b"], layers["c"])
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)a path means several nodes|the path means several.*Shared\(where=.\*",
+    ):
+        nn.Shared(layers, "*", "c")
+    with pytest.raises(ValueError, match=r"(?s)Shared|get='d'"):
+        nn.Shared(layers, "a", "d")
+    with pytest.raises(ValueError, match=r"(?s)itself taken out.*where = \(a, b\)"):
+        nn.Shared(layers, ("a", "b"), ("b", "a"))
+
+
+def test_what_picks_no_node_is_refused(getkey):
+    layers, first = nn.MLP(2, 2, 2, 1, key=getkey()), "layers.0.weight"
     init = inspect.unwrap(nn.Shared.__init__)
-    for name, where, get in [("where", "layers[1].weight", first), ("get", first, "layers[1]")]:
-        with pytest.raises(TypeError, match=f"(?s)`{name}` must be a function.*Shared.*lambda"):
+    for name, where, get in [("where", 1, first), ("get", first, ("layers", 2))]:
+        with pytest.raises(TypeError, match=f"(?s)`{name}` does not pick a node.*Shared.*lambda"):
             init(object.__new__(nn.Shared), layers, where, get)

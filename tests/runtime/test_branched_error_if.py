@@ -90,3 +90,9 @@ def test_no_message_is_refused():
 def test_nan_goes_by_the_condition():
     f = jax.vmap(lambda x, i: branched_error_if(x, x > 1, i, MESSAGES, on_error="nan"))
     np.testing.assert_array_equal(f(jnp.array([1.0, 2.0]), jnp.array([0, 9])), [1, np.nan])
+
+
+@pytest.mark.parametrize("index", [2**40, -(2**40), 2, -1])
+def test_a_python_index_of_any_size_is_outside_of_the_messages(index):
+    with pytest.raises(Exception, match="there is no message -?[0-9]+; there are 2"):
+        jax.block_until_ready(branched_error_if(jnp.ones(2), True, index, ["a", "b"]))

@@ -482,5 +482,6 @@ def test_names_of_a_users_objects_are_not_computed():
         def __call__(self, x):
             return 2 * x
 
-    assert vernal.filter_jit(lambda f, x: f(x))(Named(), jnp.ones(())) == 2
-    assert isinstance(closure_to_pytree(lambda x, f=Named(): f(x))(1), int)
+    named = Named()
+    assert vernal.filter_jit(lambda f, x: f(x))(named, jnp.ones(())) == 2
+    assert isinstance(closure_to_pytree(lambda x, f=named: f(x))(1), int)

@@ -28,6 +28,7 @@ from ._jax_private import convert_constvars_jaxpr as convert_constvars_jaxpr
 from ._jax_private import current_program as current_program
 from ._jax_private import current_scope as current_scope
 from ._jax_private import custom_jvp_call_p as custom_jvp_call_p
+from ._jax_private import custom_partial_eval_rules as custom_partial_eval_rules
 from ._jax_private import custom_staging_rules as custom_staging_rules
 from ._jax_private import custom_vjp_call_p as custom_vjp_call_p
 from ._jax_private import distributed_state as distributed_state
@@ -47,6 +48,7 @@ from ._jax_private import manual_devices as manual_devices
 from ._jax_private import mapped_aval as mapped_aval
 from ._jax_private import mapped_mesh_axes as mapped_mesh_axes
 from ._jax_private import name_p as name_p
+from ._jax_private import partial_eval_jaxpr_nounits as partial_eval_jaxpr_nounits
 from ._jax_private import primitive_jvps as primitive_jvps
 from ._jax_private import primitive_transposes as primitive_transposes
 from ._jax_private import pvary_p as pvary_p

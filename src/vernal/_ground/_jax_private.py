@@ -69,9 +69,20 @@ from jax._src.interpreters.partial_eval import close_jaxpr as close_jaxpr
 # version with a public way to take the constants out.
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr as convert_constvars_jaxpr
 
+# What is known of an operation's results where only some of its arguments are known. Present in JAX 0.10.2 to 0.12.
+# Retired by: as Primitive.
+from jax._src.interpreters.partial_eval import (
+    custom_partial_eval_rules as custom_partial_eval_rules,  # JAX 0.10.2 to 0.12
+)
+
 # What an operation becomes when it is written into a program: so that the program holds those of the
 # functions that the operation calls. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
 from jax._src.interpreters.partial_eval import custom_staging_rules as custom_staging_rules
+
+# Which results of a program depend on what is unknown. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+from jax._src.interpreters.partial_eval import (
+    partial_eval_jaxpr_nounits as partial_eval_jaxpr_nounits,  # JAX 0.10.2 to 0.12
+)
 
 # Making a weakly typed array, as JAX's own loops do of a number that stays one. Present in JAX 0.10.2 to 0.12.
 # Retired by: any JAX version whose public `convert_element_type` takes `weak_type`.

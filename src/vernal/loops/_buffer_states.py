@@ -65,7 +65,9 @@ def note_write(state: Any, index: Any, value: Any, pred: Any) -> Any:
         return value
     before = planted(state)
     times = (
-        jnp.zeros(before.shape, jnp.int32).at[index].add(1 if pred is None else pred.astype(int))
+        jnp.zeros(before.shape, jnp.int32)
+        .at[index]
+        .add(1 if pred is None else pred.astype(jnp.int32))
     )
     wrong = (times > 1) | ((times > 0) & (before > 0))
     # A place is one number where the buffer is split over a mesh, too.

@@ -33,6 +33,7 @@ from ._buffers import Active
 from ._carry import same_type
 from ._per_device import refuse_collectives, vary_inside, without_gradient
 
+_INT32 = int(jnp.iinfo(jnp.int32).max)
 Arrays = list[Any]
 Body = Callable[[Any, Arrays], tuple[Any, Any]]
 
@@ -112,10 +113,20 @@ class Functions:
         again: a step that is computed again, when the buffers have their final contents.
         of_cond: how many constants those of the condition are; those of the step come after them, and after those a
             carry for which it is safe to make a step, and whether any step is made.
+        max_steps: how many steps are made at most, or None.
     """
 
-    def __init__(self, cond: _Traced | None, body: _Traced, again: _Traced, of_cond: int):
+    def __init__(
+        self,
+        cond: _Traced | None,
+        body: _Traced,
+        again: _Traced,
+        of_cond: int,
+        max_steps: int | None,
+    ):
         self._cond, self._of_cond = cond, of_cond
+        # Steps are numbered as far as int32 goes.
+        self._most = None if max_steps is None or max_steps > _INT32 else max_steps
         self._bodies = body, again
         # Whether the condition and a step hold checks, which report the number of the step.
         self._checked_cond = cond is not None and checks(cond.jaxpr)
@@ -126,10 +137,18 @@ class Functions:
 
     def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any) -> Any:
         """Whether to make the step of this index, which is only for messages: bool[]."""
-        assert self._cond is not None
+        own_cond = self._cond
+        assert own_cond is not None
         if self._checked_cond:
-            return sow_if(None, self._cond, consts, carry, buffers, step=index)
-        return self._cond(consts, carry, buffers)
+
+            def asked() -> Any:
+                return sow_if(None, own_cond, consts, carry, buffers, step=index)
+
+            # Some kinds of loops ask once more after the last step that they may make: nothing depends on it.
+            if self._most is None:
+                return asked()
+            return jax.lax.cond(index < self._most, asked, lambda: jnp.array(False))
+        return own_cond(consts, carry, buffers)
 
     def step(
         self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any, x: Arrays, replay: bool
@@ -196,6 +215,7 @@ def trace_loop(
     *,
     replays: bool,
     of: str,
+    max_steps: int | None = None,
 ) -> Program:
     """Traces the functions of a loop.
 
@@ -208,6 +228,7 @@ def trace_loop(
         xs: what is given to the steps, in stacks.
         replays: whether steps may be computed again.
         of: what `body` returns, for messages.
+        max_steps: how many steps are made at most, if there is a condition; or None.
     """
     one = jax.ShapeDtypeStruct((), jnp.bool_)
     active = None if cond is None else Active(one, one)
@@ -245,7 +266,7 @@ def trace_loop(
     if of_cond is not None and sows(of_cond.jaxpr):
         raise _state_in_condition(cond)
     first, consts = those_of_cond.arrays(), constants.arrays()
-    functions = Functions(of_cond, traced, again, len(first))
+    functions = Functions(of_cond, traced, again, len(first), max_steps)
     if of_cond is not None:
         if axes:
             refuse_collectives(of_cond.jaxpr, axes, f"`{callable_name(cond)}`")

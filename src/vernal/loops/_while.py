@@ -69,8 +69,8 @@ def while_loop(
         buffers: takes a carry and returns some of its arrays (one, or a tree of them). `cond_fun`
             and `body_fun` are given a `Buffer` in place of each: to write in every place once, and
             to read what has been written. They are never copied, nor kept in checkpoints.
-        base: for `"bounded"`: how many carries are kept at each level; 16 by default. Fewer need
-            less memory and more time.
+        base: for `"bounded"`: how many carries are kept at each level. Fewer need less memory and
+            more time. By default 16; with more than `16**8` steps so many that there are 8 levels.
 
     Returns:
         The last carry. As in `jax.lax.while_loop`, what starts as a Python number, and stays as weakly typed as one,
@@ -117,7 +117,7 @@ def while_loop(
         max_steps=max_steps,
         kind=kind,
         checkpoints=checkpoints,
-        base=DEFAULT_BASE if base is None else base,
+        base=_base(max_steps) if base is None else base,
     )
 
 
@@ -153,6 +153,7 @@ def run_while(
         cond,
         replays=kind == "checkpointed",
         of=of,
+        max_steps=max_steps,
     )
     program, _ = check_buffers(
         program, [], init, layout, step, cond, of, lambda noted, _: lax_while(noted, max_steps)
@@ -183,3 +184,11 @@ def run_while(
             one_way=program.functions.one_way,
         )[:2]
     return program.finish(*last)
+
+
+def _base(max_steps: int | None) -> int:
+    """How many carries are kept at each level: so many that there are at most 8 levels. Each takes time to compile."""
+    base = DEFAULT_BASE
+    while base**8 < (max_steps or 0):
+        base += 1
+    return base

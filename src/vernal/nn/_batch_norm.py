@@ -30,7 +30,7 @@ from ._layer_arguments import (
     known_value,
 )
 from ._mesh import beside
-from ._normalisation import scale_and_shift
+from ._normalisation import inverse_root, scale_and_shift
 from ._precision import narrow, widen
 from ._state import State, StatefulLayer, check_state
 from ._variable import Variable
@@ -215,7 +215,7 @@ class BatchNorm(StatefulLayer):
             new_var = var + share * (unbiased - var)
             new = [new_mean, new_var, tracked]
             mean, var = (new_mean, new_var) if self.mode == "ema" else (batch_mean, batch_var)
-        y = (wide - mean) * lax.rsqrt(var + self.eps)
+        y = (wide - mean) * inverse_root(var, self.eps)
         y = scale_and_shift(self, y, (self.input_size,), x.ndim - 1 - channel)
         y = narrow(y, x)
         # In inference nothing is new.

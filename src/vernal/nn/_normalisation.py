@@ -36,7 +36,12 @@ def _unit_size(x: Array, axes: tuple[int, ...], eps: float, centre: bool) -> Arr
     if centre:
         x = x - jnp.mean(x, axes, keepdims=True)
     mean_square = jnp.mean(jnp.real(x * jnp.conj(x)), axes, keepdims=True)
-    return x * jax.lax.rsqrt(mean_square + eps).astype(x.dtype)
+    return x * inverse_root(mean_square, eps).astype(x.dtype)
+
+
+def inverse_root(mean_square: Array, eps: Any) -> Array:
+    """`1 / sqrt(mean_square + eps)`; NaN where the mean square has overflowed, for zeros would pass for an answer."""
+    return jnp.where(jnp.isinf(mean_square), jnp.nan, jax.lax.rsqrt(mean_square + eps))
 
 
 def scale_and_shift(layer: Any, x: Array, shape: tuple[int, ...], spatial: int = 0) -> Array:

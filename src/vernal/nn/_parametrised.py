@@ -3,7 +3,7 @@ elsewhere in the model (`Shared`). `resolve` puts in what is used."""
 
 import abc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -14,6 +14,7 @@ from ..trees import picked_nodes, replace_parts, tree_at
 from ._places import Place
 
 T = TypeVar("T")
+_Picks: TypeAlias = str | tuple[str, ...] | Callable[[Any], Any]
 
 
 class Parametrised(Module):
@@ -82,16 +83,17 @@ class Shared(Module):
 
     Args:
         pytree: a tree of layers.
-        where: picks the nodes to be replaced from it: one, or a tuple of them.
-        get: picks the node that they shall be, or a tuple, one for each.
+        where: the path of the node to be replaced, or a tuple of paths. A function of the tree picks them, too; but a
+            function is part of the structure, so two models whose functions were made one by one are not alike.
+        get: the path of the node that it shall be, or a tuple, one for each; or a function that picks them.
 
     Attributes:
         pytree: the tree with a `SharedNode` at each of these places.
 
     Raises:
-        TypeError: if `where` or `get` is not a function.
-        ValueError: if what is to be shared differs in structure, shapes or dtypes, or in number; if `get` picks some of
-            what `where` picks.
+        TypeError: if `where` or `get` is neither a path, nor a tuple of paths, nor a function.
+        ValueError: if there is no such path, or a path means several nodes; if what is to be shared differs in
+            structure, shapes or dtypes, or in number; if `get` picks some of what `where` picks.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -101,7 +103,7 @@ class Shared(Module):
         ...     shared: nn.Shared
         ...     def __init__(self, key):
         ...         layers = nn.Embedding(5, 3, key=key), nn.Linear(3, 5, use_bias=False, key=key)
-        ...         self.shared = nn.Shared(layers, lambda l: l[1].weight, lambda l: l[0].weight)
+        ...         self.shared = nn.Shared(layers, "1.weight", "0.weight")
         ...     def __call__(self, token):
         ...         embedding, unembedding = self.shared()
         ...         return unembedding(embedding(token))
@@ -113,20 +115,21 @@ class Shared(Module):
     """
 
     pytree: Any
-    where: Callable[[Any], Any] = field(static=True)
-    get: Callable[[Any], Any] = field(static=True)
+    where: _Picks = field(static=True)
+    get: _Picks = field(static=True)
 
-    def __init__(self, pytree: Any, where: Callable[[Any], Any], get: Callable[[Any], Any]):
+    def __init__(self, pytree: Any, where: _Picks, get: _Picks):
         for name, picks in (("where", where), ("get", get)):
-            if not callable(picks):
+            texts = picks if isinstance(picks, tuple) else (picks,)
+            if not callable(picks) and not all(isinstance(text, str) for text in texts):
                 raise type_error(
-                    f"`{name}` must be a function",
+                    f"`{name}` does not pick a node",
                     where="Shared(pytree, where, get)",
-                    expected="a function that picks a node of `pytree`",
+                    expected="the path of a node of `pytree`, a tuple of paths, or a function that picks it",
                     got=short(picks),
-                    instead="lambda layers: layers[1].weight",
+                    instead='"1.weight", or lambda layers: layers[1].weight',
                 )
-        taken, kept = where(pytree), get(pytree)
+        taken, kept = _pick(where, pytree, "where"), _pick(get, pytree, "get")
         if _described(taken) != _described(kept):
             raise value_error(
                 "shared arrays must have one shape and dtype",
@@ -138,7 +141,7 @@ class Shared(Module):
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
         self.where = where
         self.get = get
-        if _shared_nodes(get(self.pytree)) != _shared_nodes(kept):
+        if _shared_nodes(_pick(get, self.pytree, "get")) != _shared_nodes(kept):
             raise value_error(
                 "what is to be stored is itself taken out, so that nothing would be left of it",
                 where="Shared(pytree, where, get)",
@@ -160,11 +163,28 @@ class Shared(Module):
         return resolve(_put_back(self), layers=False)
 
 
+def _pick(picks: _Picks, pytree: Any, name: str) -> Any:
+    if callable(picks):
+        return picks(pytree)
+    if isinstance(picks, tuple):
+        return tuple(_pick(each, pytree, name) for each in picks)
+    found = picked_nodes(picks, pytree, name)
+    if len(found) > 1:
+        raise value_error(
+            "the path means several nodes",
+            where=f"Shared({name}={picks!r})",
+            expected="one node for each path",
+            got=listed(path_text(path, "pytree") for path, _ in found),
+            instead=f"{name}=(path, path), a tuple of paths",
+        )
+    return found[0][1]
+
+
 def _put_back(shared: Shared) -> Any:
     for path, node in picked_nodes(shared.where, shared.pytree):
         if not isinstance(node, SharedNode):
             raise _second(shared, path, node)
-    kept = shared.get(shared.pytree)
+    kept = _pick(shared.get, shared.pytree, "get")
     return tree_at(shared.where, shared.pytree, kept, is_leaf=_is_shared_node)
 
 

@@ -183,7 +183,8 @@ def _condition(pred: Any) -> Any:
 
 def _index(index: Any) -> Any:
     if isinstance(index, int) and not isinstance(index, bool):
-        return np.int32(index)
+        limits = np.iinfo(np.int32)
+        return np.int32(min(max(index, limits.min), limits.max))
     if not is_array(index) or not jnp.issubdtype(index.dtype, jnp.integer):
         raise type_error(
             "a message is chosen by an integer",

@@ -199,7 +199,7 @@ def call_with_jvp(
         `fn(*args)`.
     """
     arrays, structure = jtu.tree_flatten(args)
-    traits = Traits(one_way=one_way, replays=replays, may_check=may_check)
+    traits = Traits(one_way=one_way, replays=replays, may_check=may_check, splits=True)
     rules = WithJvp(fn, rule, structure, is_linear, traits)
     out = vprim_p.bind(*map(as_jax, arrays), rules=rules)
     return rules.out.unflatten(out)

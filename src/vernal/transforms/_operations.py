@@ -33,10 +33,13 @@ from .._ground import (
     Zero,
     close_jaxpr,
     convert_constvars_jaxpr,
+    custom_partial_eval_rules,
     custom_staging_rules,
     fancy_primitive_batchers,
+    instantiate_zeros,
     lower_fun,
     mapped_aval,
+    partial_eval_jaxpr_nounits,
     primitive_jvps,
     primitive_transposes,
     register_lowering,
@@ -361,3 +364,32 @@ def _write(trace: Any, source: Any, *tracers: Any, rules: Any, program: Any = No
 
 
 custom_staging_rules[vprim_p] = _write
+
+
+def _split(trace: Any, *tracers: Any, rules: Any, program: Any = None) -> Any:
+    """Finds the results that are known where only some arguments are.
+
+    JAX takes a derivative apart into what is known and what depends on tangents. In a rule of a user's a loop may carry
+    a value and its tangent. Then the loop runs twice: for what is known, with zeros for the tangents, which it does not
+    depend on; and, when the tangents are there, for the rest.
+    """
+    params = {"rules": rules, "program": program}
+    out = trace.default_process_primitive(vprim_p, tracers, params)
+    unknown = [not t.is_known() for t in tracers]
+    if not rules.traits.splits or not any(unknown) or all(unknown):
+        return out
+    if program is None:
+        compute = lambda *args: list(rules.compute(*args))  # noqa: E731
+        program = jax.make_jaxpr(compute)(*[t.aval for t in tracers])
+    depends = partial_eval_jaxpr_nounits(program, unknown, instantiate=False)[2]
+    if all(depends):
+        return out
+    values = [
+        instantiate_zeros(Zero(t.aval)) if x else t.pval.get_known()
+        for t, x in zip(tracers, unknown, strict=True)
+    ]
+    known = vprim_p.bind(*values, **params)
+    return [x if late else y for x, y, late in zip(out, known, depends, strict=True)]
+
+
+custom_partial_eval_rules[vprim_p] = _split

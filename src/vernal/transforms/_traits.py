@@ -12,6 +12,8 @@ class Traits:
         one_way: whether it has a derivative for reverse mode alone.
         replays: whether it computes again what another operation has computed.
         may_check: whether its rules may hold a check, which is known only when they run.
+        splits: whether some of its results may be known where only some of its arguments are: those of a loop that
+            carries a value and its tangent, in a rule of a user's.
         transposed: for an operation that is only ever transposed: the function that it is the derivative of, and how
             many of its arguments are residuals.
     """
@@ -20,4 +22,5 @@ class Traits:
     one_way: bool = False
     replays: bool = False
     may_check: bool = False
+    splits: bool = False
     transposed: tuple[str, int] | None = None

@@ -8,13 +8,14 @@ something else comes back, it was a value that is not a leaf (structure of a mod
 container), and `where` runs once more on a deeper ghost, in which those are markers too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
 
 from ..show import short, value_error
 from ._parts import node_parts, replace_parts
+from ._places import meant_nodes
 
 Path = tuple[Any, ...]
 _MISSING = object()
@@ -145,9 +146,9 @@ def node_at(tree: Any, path: Path) -> Any:
 
 
 def picked_nodes(
-    where: Callable[[Any], Any], pytree: Any, name: str = "where"
+    where: str | Sequence[str] | Callable[[Any], Any], pytree: Any, name: str = "where"
 ) -> list[tuple[Path, Any]]:
-    """The nodes of a tree that a function picks, and where they are.
+    """The nodes of a tree that a function picks or a path means, and where they are.
 
     Args:
         where: as for `tree_at`.
@@ -158,7 +159,7 @@ def picked_nodes(
         The key path and the value of every picked node.
 
     Raises:
-        ValueError: if `where` looks at values, or returns something that is not in the tree.
+        ValueError: if `where` looks at values, or returns something that is not in the tree; if nothing has the path.
 
     Example:
         >>> from vernal.show import path_text
@@ -167,6 +168,10 @@ def picked_nodes(
         >>> path_text(path, "t"), node
         ("t['a'][1]", 2.0)
     """
+    if not callable(where):
+        texts = [where] if isinstance(where, str) else where
+        found = (meant_nodes(text, pytree, None, f"{name}={text!r}") for text in texts)
+        return [item for nodes in found for item in nodes.items()]
     places, _ = located(where, pytree, None, name)
     paths_of_leaves = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
     paths = [as_path(place, paths_of_leaves) for place in places]
