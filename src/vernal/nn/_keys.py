@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import jax
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
@@ -80,6 +81,8 @@ def with_keys(model: T, found: Sequence[Any]) -> T:
 
 def _with_keys(node: Any, place: Place, key_of: Callable[[Names], Any]) -> Any:
     """The node with what `key_of` says in the key fields of all layers, which are visited in a fixed order."""
+    if isinstance(node, jax.Array):
+        return node
     own = key_fields(type(node))
     changes: dict[Any, Any] = {}
     for key, part, below in place.parts(node):

@@ -6,6 +6,7 @@ left; without it every use is the first.
 """
 
 import dataclasses
+import weakref
 from typing import Any
 
 import jax
@@ -50,11 +51,16 @@ def key_field() -> Any:
     return field(default=None, init=False, repr=False, metadata={_MARK: True})
 
 
+_known: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
 def key_fields(cls: type) -> frozenset[str]:
     """The names of the fields of a class that `key_field` declared."""
-    if not dataclasses.is_dataclass(cls):
-        return frozenset()
-    return frozenset(f.name for f in dataclasses.fields(cls) if _MARK in f.metadata)
+    found = _known.get(cls)
+    if found is None:
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        found = _known[cls] = frozenset(f.name for f in fields if _MARK in f.metadata)
+    return found
 
 
 def use_key(
