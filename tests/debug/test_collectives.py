@@ -132,5 +132,5 @@ def test_groups_of_one_device_and_other_programs_send_nothing():
 
 def test_what_is_not_compiled_is_refused():
     for wrong in (3, jax.jit(jnp.sin).lower(1.0)):
-        with pytest.raises(TypeError, match=r"no compiled program\n.*debug\.collectives"):
+        with pytest.raises(TypeError, match=r"not a compiled program\n.*debug\.collectives"):
             debug.collectives(wrong)

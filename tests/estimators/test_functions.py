@@ -231,7 +231,7 @@ def test_they_say_what_they_cannot_do():
         trace_of_function(jnp.sum, operator, KEY, matvecs=9)
     with pytest.raises(TypeError, match="element by element"):
         trace_of_function(lambda x: x > 0, operator, KEY, matvecs=9)
-    with pytest.raises(ValueError, match="no p of a norm"):
+    with pytest.raises(ValueError, match="not a valid order of a norm"):
         schatten_norm(operator, KEY, 0.5, matvecs=9)
     with pytest.raises(ValueError, match="`matvecs` is too small"):
         frobenius_norm(operator, KEY, matvecs=1)

@@ -54,7 +54,7 @@ def test_it_says_what_it_cannot_do():
         spectral_density(operator, KEY, matvecs=9, points=jnp.ones((2, 2)))
     with pytest.raises(ValueError, match="`points` is too small"):
         spectral_density(operator, KEY, matvecs=9, points=1)
-    with pytest.raises(ValueError, match="must have a width"):
+    with pytest.raises(ValueError, match="`width` must be positive"):
         spectral_density(operator, KEY, matvecs=9, width=0.0)
     with pytest.raises(ValueError, match="not declared symmetric"):
         spectral_density(jnp.eye(9), KEY, matvecs=9)

@@ -272,7 +272,8 @@ def test_the_flag_may_be_a_bool_of_numpy():
 def test_what_cannot_be_called_is_refused(getkey):
     layers = [nn.Linear(2, 2, key=getkey())]
     with pytest.raises(
-        TypeError, match=r"(?s)this cannot be.*got: \[Linear.*nn\.Sequential\(layers\)"
+        TypeError,
+        match=r"(?s)needs a model that can be called.*got: \[Linear.*nn\.Sequential\(layers\)",
     ):
         nn.apply(layers, jnp.ones(2))
     y, _ = nn.apply(layers, jnp.ones(2), method=lambda layers, x: layers[0](x))

@@ -181,7 +181,7 @@ def test_wrong_shapes_are_refused(kind, getkey):
     with pytest.raises(ValueError, match=r"(?s)argument `length`.*expected: \(7,\)"):
         layer(jnp.ones((7, 5, 3)), length=3)
     for length in (2.5, jnp.array(2.0), True):
-        with pytest.raises(TypeError, match="(?s)no number of steps.*argument `length`"):
+        with pytest.raises(TypeError, match="(?s)not a number of steps.*argument `length`"):
             layer(jnp.ones((5, 3)), length=length)
     with pytest.raises(ValueError, match="num_layers"):
         LAYERS[kind](3, 2, num_layers=0, key=getkey())

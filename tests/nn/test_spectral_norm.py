@@ -195,9 +195,9 @@ def test_a_key_is_handed_on(getkey):
 
 def test_a_layer_without_such_a_weight_and_no_iterations_are_refused(getkey):
     layer = nn.Linear(2, 2, key=getkey())
-    with pytest.raises(ValueError, match="(?s)nothing to normalise.*`kernel`"):
+    with pytest.raises(ValueError, match="(?s)no array to normalise.*`kernel`"):
         nn.SpectralNorm(layer, "kernel", key=getkey())
-    with pytest.raises(ValueError, match="(?s)nothing to normalise.*negative_slope"):
+    with pytest.raises(ValueError, match="(?s)no array to normalise.*negative_slope"):
         nn.SpectralNorm(nn.PReLU(), "negative_slope", key=getkey())
     with pytest.raises(ValueError, match="(?s)wrong size.*num_power_iterations"):
         nn.SpectralNorm(layer, num_power_iterations=0, key=getkey())

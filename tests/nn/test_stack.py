@@ -328,7 +328,7 @@ def test_lists_of_layers_that_differ_are_refused_and_the_difference_is_named(get
         nn.Stack.of([block, vernal.tree_at(lambda b: b.scale, block, 0.1)])
     with pytest.raises(ValueError, match=r"(?s)differ in nothing but.*layer\.linear\.weight"):
         nn.Stack.of([block, small])
-    with pytest.raises(ValueError, match="no layer to stack"):
+    with pytest.raises(ValueError, match="no layers to stack"):
         nn.Stack.of([])
 
 
@@ -338,7 +338,7 @@ def test_wrong_sizes_and_places_are_refused(getkey):
     with pytest.raises(ValueError, match=r"(?s)`Stack`.*unroll.*at least 1"):
         nn.Stack(Block, 2, key=getkey(), unroll=0)
     stack = blocks(2)
-    with pytest.raises(IndexError, match=r"(?s)no such layer.*stack\[2\].*below 2"):
+    with pytest.raises(IndexError, match=r"(?s)no layer has this path.*stack\[2\].*below 2"):
         stack[2]
     with pytest.raises(ValueError, match="(?s)at least one layer.*some of the 2"):
         stack[2:]

@@ -150,7 +150,7 @@ def test_a_variable_holds_arrays_of_strong_type_which_are_buffers():
     assert not any(jax.typeof(x).weak_type for x in jax.tree.leaves(index) if x.dtype == float)
     assert vernal.trainable(index).value == {"a": False, "b": False, "key": False}
     assert jax.tree.structure(Counter()) == jax.tree.structure(Counter())
-    with pytest.raises(ValueError, match=r"given, not made(?s:.)*Variable\(make\(\)\)"):
+    with pytest.raises(ValueError, match=r"first value, not a function(?s:.)*Variable\(make\(\)\)"):
         nn.Variable(lambda: jnp.zeros(2))
     with pytest.raises(
         TypeError, match=r"variable must hold arrays only(?s:.)*Variable\(value\)\['a'\]"

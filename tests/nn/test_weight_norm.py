@@ -60,9 +60,9 @@ def test_a_key_is_handed_on(getkey):
 
 
 def test_a_layer_without_such_a_weight_is_refused(getkey):
-    with pytest.raises(ValueError, match="(?s)nothing to normalise.*`kernel`"):
+    with pytest.raises(ValueError, match="(?s)no array to normalise.*`kernel`"):
         nn.WeightNorm(nn.Linear(2, 2, key=getkey()), "kernel")
-    with pytest.raises(ValueError, match="(?s)nothing to normalise.*`weight` that has an axis 2"):
+    with pytest.raises(ValueError, match="(?s)no array to normalise.*`weight` that has an axis 2"):
         nn.WeightNorm(nn.Linear(2, 2, key=getkey()), axis=2)
 
 

@@ -9,6 +9,7 @@ PRIVATE = "a private name of Equinox that nobody else uses"
 FEWER_TRACES = "fewer traces"
 ORDER = "the order of recomputation"
 
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 QUAX_FAST = "tests.unit.test_fast_module::"
 
 
@@ -28,7 +29,8 @@ SUITES = {
     "flowjax": Suite(),
     # But for the two files that import chex.
     "haliax": Suite(("tests", "--ignore=tests/test_fp8.py", "--ignore=tests/test_int8.py")),
-    "interpax": Suite(),
+    # Compiling its programs takes ten times as long as running them, and with all of it a process crashes.
+    "interpax": Suite(environment={"XLA_FLAGS": QUICKLY_COMPILED}),
     "paramax": Suite(part=("tests",)),
     "quax": Suite(
         ("tests/unit", "tests/usage"),

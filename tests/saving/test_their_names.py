@@ -103,6 +103,9 @@ def test_the_count_of_batches_becomes_an_integer_and_nothing_else_does():
         to_torch(broken, like=like)
     with pytest.raises(ValueError, match=r"weight: expected i64\[2\], found f32\[2\]"):
         to_torch(norm, like=like | {"weight": np.ones(2, int)})
+    endless = vernal.tree_at(lambda m: m.num_batches_tracked.value, norm, jnp.array(jnp.inf))
+    state = to_torch(endless, like=like, ignore=["num_batches_tracked"])
+    assert state["num_batches_tracked"] == 0 and list(state) == list(like)
 
 
 def test_files_of_our_own_keep_the_full_names(tmp_path):

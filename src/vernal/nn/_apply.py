@@ -192,6 +192,13 @@ def _to_call(model: Any, method: Any) -> Callable[..., Any]:
         return lambda model, *args, **kwargs: model(*args, **kwargs)
     if callable(method):
         return method
+    if not isinstance(method, str):
+        raise type_error(
+            "`method` must be a name or a function",
+            where="apply(model, ..., method=...)",
+            expected="the name of a method, or a function that takes the model first",
+            got=short(method),
+        )
     if not callable(getattr(model, method, None)):
         raise type_error(
             f"the model has no method {method!r}",

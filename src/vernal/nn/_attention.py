@@ -108,7 +108,7 @@ def attend(
     value: ArrayLike,
     *,
     causal: bool,
-    window: int | None,
+    window: Any,
     scale: float | None = None,
     implementation: Implementation | None = None,
     drop: Callable[[Array], Array] | None = None,
@@ -131,7 +131,7 @@ def attend(
     pairs = make_pairs(sizes, causal=causal, window=window, **conditions)
     given = conditions["query_positions"] is not None or conditions["key_positions"] is not None
     offset = offset if given else 0
-    rows = block_rows(sizes, window)
+    rows = block_rows(sizes, pairs.window)
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     obstacle = _obstacle_to_cudnn(query, value, sizes, pairs, given)
     if implementation == "cudnn" and obstacle is not None:

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..modules import Module, field
-from ..show import value_error
+from ..show import short, type_error, value_error
 
 
 class Pairs(Module):
@@ -94,7 +94,7 @@ def make_pairs(
     sizes: Sizes,
     *,
     causal: bool,
-    window: int | None,
+    window: Any,
     segments: Any,
     mask: ArrayLike | None,
     bias: ArrayLike | None,
@@ -102,6 +102,15 @@ def make_pairs(
     key_positions: ArrayLike | None,
 ) -> Pairs:
     """Checks the arguments of `vernal.nn.attention` that these are, and brings them to the form of `Pairs`."""
+    if not (window is None or isinstance(window, int | np.integer)):
+        raise type_error(
+            "`window` must be a Python int",
+            where="argument `window`",
+            expected="a number of positions, known while tracing",
+            got=short(window),
+            instead="mask=, an array of bools, for a window that is computed",
+        )
+    window = None if window is None else int(window)
     if window is not None and window < 1:
         raise value_error(
             "a window of attention must hold at least the query's own position",

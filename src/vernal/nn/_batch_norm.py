@@ -66,10 +66,11 @@ class BatchNorm(StatefulLayer):
     `momentum**2`, ...; the starting values do not count. So one batch is enough for a sensible inference. The variance
     in them is the unbiased one. (PyTorch's `momentum=0.1` is `momentum=0.9` here. There the starting values count, by
     `momentum**n`; statistics loaded from PyTorch are used as they are. If they were saved without their count, set
-    `num_batches_tracked` to `jnp.array(jnp.inf)`, and training goes on by PyTorch's rule; with a count of 0 they would
-    give way to the first batch.) The new statistics come back from `vernal.nn.apply`, or through `state`. They stay as
-    they are in inference, and if any of them is frozen (`vernal.freeze(model, "norm")`): then the layer normalises by
-    them.
+    `num_batches_tracked` to `jnp.array(jnp.inf)`, and training goes on by PyTorch's rule; with a count of 0 they
+    would give way to the first batch. Such a count has no place in PyTorch: `to_torch(...,
+    ignore="**.num_batches_tracked")`.) The new statistics come back from `vernal.nn.apply`, or through `state`.
+    They stay as they are in inference, and if any of them is frozen (`vernal.freeze(model, "norm")`): then the
+    layer normalises by them.
 
     Args:
         input_size: the number of channels.

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..show import short, value_error
+from ..show import short, type_error, value_error
 from ..trees import is_array, match_paths
 from ._kv_cache import KVCache
 from ._places import Unrolled
@@ -181,6 +181,7 @@ def cast(model: Any, policy: Policy, *, keep: Mapping[str, DTypeLike] | None = N
         The wrapped model; `.model` is the model inside.
 
     Raises:
+        TypeError: if `policy` is not a `Policy`.
         ValueError: if a path is for no parameter, or two for the same, or a dtype in `keep` is not floating-point.
 
     Example:
@@ -193,6 +194,14 @@ def cast(model: Any, policy: Policy, *, keep: Mapping[str, DTypeLike] | None = N
         >>> jax.grad(lambda m: m(jnp.ones(2))[0])(model).model.layers[0].weight.dtype
         dtype('float32')
     """
+    if not isinstance(policy, Policy):
+        raise type_error(
+            "`policy` must be a Policy",
+            where="cast(model, policy)",
+            expected="the precisions of parameters, of what is computed, and of the output",
+            got=short(policy),
+            instead="nn.Policy(params=jnp.float32, compute=jnp.bfloat16, output=jnp.float32)",
+        )
     kept = {text: _floating(f"keep[{text!r}]", dtype) for text, dtype in (keep or {}).items()}
     stored = _parameters_to(model, policy.params, kept)
     return Cast(stored, policy, tuple(kept.items()))

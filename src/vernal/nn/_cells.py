@@ -15,6 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
+from ..show import short, type_error
 from ._activation import check_activation, check_result
 from ._batch import batched
 from ._init import limit, uniform, weight_dtype
@@ -310,6 +311,7 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
 
     Raises:
         ValueError: for a size below 1, or a `dtype` of integers; when called, for arguments of the wrong shape.
+        TypeError: when called, for a state that is not a pair.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -366,6 +368,13 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
             `(h', c')`, each of shape `(..., hidden_size)`, in the dtype that JAX makes of those of x, h, c and the
             weights together.
         """
+        if not (isinstance(hidden, tuple | list) and len(hidden) == 2):
+            raise type_error(
+                "the state of `LSTMCell` must be a pair",
+                where="argument `hidden`",
+                expected=f"(h, c), each of shape (..., hidden_size={self.hidden_size})",
+                got=short(hidden),
+            )
         h, c = hidden
         self._check(input, ("hidden[0]", h), ("hidden[1]", c))
         return batched(self._next, jnp.asarray(input), 1, (jnp.asarray(h), jnp.asarray(c)))

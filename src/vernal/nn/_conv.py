@@ -109,7 +109,7 @@ class AbstractConv(Module):
         kernel = self.weight.shape[2:]
         return tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, kernel, strict=True))
 
-    def _checked(self, x: ArrayLike) -> jax.Array:
+    def _checked(self, x: Any) -> jax.Array:
         layer = type(self).__name__
         check_shape(layer, x, image_shape(("in_channels", self.in_channels), self.num_spatial_dims))
         x = as_array(self, x)

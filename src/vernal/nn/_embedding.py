@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import short, type_error, value_error
 from ._init import weight_dtype
-from ._layer_arguments import check_key, check_size, check_weight
+from ._layer_arguments import check_key, check_size, check_weight, refuse_no_array
 from ._mesh import following, product
 
 
@@ -84,6 +84,7 @@ class Embedding(Module):
             TypeError: if `x` does not hold integers.
             ValueError: if the table has no rows, or is not a matrix.
         """
+        refuse_no_array("Embedding", x, "x")
         table = jnp.asarray(self.weight)
         check_weight("Embedding", table, ("num_embeddings", "embedding_size"))
         index = jnp.asarray(_within(x, table.shape[0]))

@@ -16,7 +16,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, buffer_leaves
 from ..show import listed, short, type_error, value_error
-from ..trees import Paths, is_inexact_array, path_name
+from ..trees import Paths, is_array_like, is_inexact_array, path_name
 from ._layer_arguments import check_key
 from ._places import Names, Place, keys_of
 from ._weight_norm import WeightNorm
@@ -121,6 +121,14 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
         True
     """
     check_key("initialise", key)
+    if not isinstance(rules, Mapping):
+        raise type_error(
+            "the rules must be a dictionary",
+            where="initialise(model, rules, key)",
+            expected="initialisers by path, or by a class of layers",
+            got=short(rules),
+            instead='{"**.weight": jax.nn.initializers.he_normal()}',
+        )
     for rule, initialiser in rules.items():
         _check(rule, initialiser)
     weights = list(_weights(model, Place(), (), ()))
@@ -256,7 +264,10 @@ def _draw(initialiser: Initialiser, key: Any, weight: _Weight) -> Array:
 
     for _ in weight.names.shape:
         one = jax.vmap(one)
-    drawn = jnp.asarray(one(key))
+    made = one(key)
+    if not is_array_like(made):
+        raise _unfit(weight, asked, short(made))
+    drawn = jnp.asarray(made)
     if drawn.shape[stacked:] != asked or drawn.dtype != dtype:
         raise _unfit(weight, asked, f"{drawn.dtype.name}{list(drawn.shape[stacked:])}")
     return jnp.moveaxis(drawn, (-1, -2), (stacked, stacked + 1)) if len(shape) > 1 else drawn

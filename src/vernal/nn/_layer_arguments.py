@@ -4,14 +4,13 @@ Layers take batch axes in front of an example; in an expected shape they are wri
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import EllipsisType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from .._ground import concrete_value
 from ..show import short, type_error, value_error
@@ -70,11 +69,20 @@ def wrong_shape(
 def as_array(layer: Any, x: Any) -> jax.Array:
     """The input of a layer as an array. Refuses what NumPy would make one of several arrays of, such as the pair that a
     recurrent layer returns."""
-    _refuse_several(type(layer).__name__, x, "x")
+    refuse_no_array(type(layer).__name__, x, "x")
     return jnp.asarray(x)
 
 
-def _refuse_several(layer: str, x: Any, argument: str) -> None:
+def refuse_no_array(layer: str, x: Any, argument: str) -> None:
+    """Refuses what is not an array: several of them, None, a string."""
+    if x is None or isinstance(x, str | bytes | Mapping | Set):
+        raise type_error(
+            f"`{layer}` was not given an array",
+            where=f"argument `{argument}`",
+            expected="an array",
+            got=short(x),
+            instead="a function before it that returns its result" if x is None else None,
+        )
     if isinstance(x, (tuple, list)):
         raise type_error(
             f"`{layer}` was given several values in place of one array",
@@ -88,11 +96,11 @@ def _refuse_several(layer: str, x: Any, argument: str) -> None:
 
 
 def check_shape(
-    layer: str, x: ArrayLike, expected: Sequence[Axis], argument: str = "x"
+    layer: str, x: Any, expected: Sequence[Axis], argument: str = "x"
 ) -> tuple[Any, ...]:
     """Refuses an input whose shape is not the expected one; the arguments are those of
     `wrong_shape`. Returns the batch axes, which `...` stands for."""
-    _refuse_several(layer, x, argument)
+    refuse_no_array(layer, x, argument)
     shape = np.shape(x)
     if not fits(shape, expected):
         raise wrong_shape(layer, shape, expected, argument)

@@ -1,6 +1,7 @@
 """`MultiheadAttention`."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ..show import short, value_error
+from ..show import short, type_error, value_error
 from ._attention import Implementation, attend
 from ._batch import batched
 from ._dropout import Dropout, drops
@@ -307,7 +308,7 @@ def _process(
 
 
 def _check_cache(
-    cache: KVCache,
+    cache: Any,
     queries: Array,
     keys: Array,
     causal: bool | None,
@@ -317,6 +318,14 @@ def _check_cache(
     given: dict[str, object],
 ) -> tuple[bool, int | None]:
     """Refuses what does not go with a cache; returns `causal` and `window`, as they are by default with this one."""
+    if not isinstance(cache, KVCache):
+        raise type_error(
+            "`cache` must be a KVCache",
+            where="MultiheadAttention.__call__(cache=...)",
+            expected="what `make_cache` returns, or the call before",
+            got=short(cache),
+            instead="cache = layer.make_cache(max_length)",
+        )
     if cache.ring:
         given = given | {"mask": mask, "bias": bias}
         window = cache.max_length if window is None else window

@@ -94,7 +94,7 @@ class _ShapeNorm(Module):
         self.weight = jnp.ones(self.shape, dtype) if use_weight else None
         self.bias = jnp.zeros(self.shape, dtype) if use_bias else None
 
-    def _normalise(self, x: ArrayLike, centre: bool) -> Array:
+    def _normalise(self, x: Any, centre: bool) -> Array:
         x = as_array(self, x)
         batch = check_shape(type(self).__name__, x, (..., *self.shape))
         y = _unit_size(widen(x), tuple(range(len(batch), x.ndim)), self.eps, centre)

@@ -50,7 +50,7 @@ class NormalisedLayer(Parametrised):
         if is_inexact_array(weight) and (axis is None or -weight.ndim <= axis < weight.ndim):
             return jnp.asarray(weight)
         raise value_error(
-            "an empty axis cannot be normalised",
+            "the layer has no array to normalise",
             where=f"{type(self).__name__}(layer, weight_name={self.weight_name!r})",
             expected=f"a layer with a floating-point array `{self.weight_name}`"
             + ("" if axis is None else f" that has an axis {axis}"),

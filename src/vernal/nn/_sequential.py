@@ -60,7 +60,7 @@ class Sequential(StatefulLayer):
         layers: callables of one argument.
 
     Raises:
-        TypeError: if a layer cannot be called.
+        TypeError: if `layers` is not a sequence, or a layer cannot be called.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -78,6 +78,14 @@ class Sequential(StatefulLayer):
     layers: tuple[Any, ...]
 
     def __init__(self, layers: Iterable[Any]):
+        if callable(layers) or not isinstance(layers, Iterable):
+            raise type_error(
+                "the layers of `Sequential` must be in a list",
+                where="Sequential(layers)",
+                expected="a list of layers",
+                got=short(layers),
+                instead="Sequential([layer]), also for a single one",
+            )
         # Anything is let in here, to be refused below with its place in the list.
         self.layers = tuple(layers)
         for i, layer in enumerate(self.layers):

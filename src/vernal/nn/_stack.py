@@ -158,6 +158,7 @@ class Stack(Module):
             The stack.
 
         Raises:
+            TypeError: if `layers` is not a list.
             ValueError: if there is no layer, or if the layers differ in more than the values of their arrays.
 
         Example:
@@ -328,7 +329,15 @@ def _check_each(each: dict[str, Any], num_layers: int, instead: str) -> None:
             )
 
 
-def _check_alike(layers: Sequence[Any]) -> None:
+def _check_alike(layers: Any) -> None:
+    if not isinstance(layers, list | tuple):
+        raise type_error(
+            "the layers of `Stack.of` must be in a list",
+            where="Stack.of(layers)",
+            expected="a list of layers",
+            got=short(layers),
+            instead="nn.Stack.of([layer, layer])",
+        )
     if not layers:
         raise value_error(
             "there are no layers to stack", where="Stack.of(layers)", expected="at least one"

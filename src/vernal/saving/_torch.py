@@ -215,8 +215,8 @@ def to_torch(
             `torch_model.state_dict()` for tensors that `torch_model.load_state_dict` takes. (A single
             float becomes an integer if it is a whole number: `num_batches_tracked`.) Without it, arrays
             of NumPy in the shapes and dtypes of ours.
-        ignore: patterns of tensors of `like` that the model has nothing for. They are returned as
-            they are.
+        ignore: patterns of tensors of `like` that are returned as they are, whatever the model has for
+            them.
 
     Returns:
         A dictionary: tensors by name.
@@ -289,7 +289,8 @@ def _like(
     made: dict[str, np.ndarray], wanted: Mapping[str, Any], ignore: Sequence[str]
 ) -> dict[str, Any]:
     """The tensors in the shapes, dtypes and kind that are wanted, in the order of `wanted`."""
-    left = {name for name in wanted if name not in made and _is_one_of(name, ignore)}
+    left = {name for name in wanted if _is_one_of(name, ignore)}
+    made = {name: x for name, x in made.items() if name not in left}
     report = LoadReport(
         missing={n: described(x) for n, x in wanted.items() if n not in made and n not in left},
         extra={n: described(x) for n, x in made.items() if n not in wanted},
@@ -309,6 +310,6 @@ def _like(
             "the weights of the model are not those of `like`",
             where="to_torch(model, rules, like=...)",
             got=str(report),
-            instead="rules for names and forms that differ; `ignore` for tensors that the model has not",
+            instead="rules for names and forms that differ; `ignore` for tensors that stay as they are in `like`",
         )
     return result

@@ -1,0 +1,86 @@
+"""Arguments of another kind than a layer takes are refused by name."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vernal
+from vernal import nn
+
+LAYERS = {
+    "Linear": lambda key: nn.Linear(3, 3, key=key),
+    "LayerNorm": lambda key: nn.LayerNorm(3),
+    "RMSNorm": lambda key: nn.RMSNorm(3),
+    "GroupNorm": lambda key: nn.GroupNorm(1, 3),
+    "InstanceNorm": lambda key: nn.InstanceNorm(3),
+    "BatchNorm": lambda key: nn.BatchNorm(3, inference=True),
+    "Dropout": lambda key: nn.Dropout(0.5, inference=True),
+    "PReLU": lambda key: nn.PReLU(),
+    "Embedding": lambda key: nn.Embedding(3, 3, key=key),
+    "Conv1d": lambda key: nn.Conv1d(3, 3, 1, key=key),
+    "AvgPool1d": lambda key: nn.AvgPool1d(1),
+}
+
+
+def unchecked(fn, *args, **kwargs):
+    """Without the checks of annotations that the tests run under."""
+    return inspect.unwrap(fn)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("x", [None, "text", {"x": 1.0}], ids=["None", "text", "dict"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_not_an_array_is_refused(name, x, getkey):
+    layer = LAYERS[name](getkey())
+    with pytest.raises(TypeError, match=f"(?s)`{name}` was not given an array.*argument `x`"):
+        unchecked(type(layer).__call__, layer, x)
+
+
+def test_the_state_of_a_cell_with_memory_is_a_pair(getkey):
+    cell = nn.LSTMCell(3, 4, key=getkey())
+    for state in (jnp.zeros((2, 4)), (jnp.zeros(4),), None):
+        with pytest.raises(
+            TypeError, match=r"(?s)the state of `LSTMCell` must be a pair.*\(h, c\)"
+        ):
+            unchecked(nn.LSTMCell.__call__, cell, jnp.ones(3), state)
+
+
+def test_layers_come_in_a_list(getkey):
+    layer = nn.Linear(3, 3, key=getkey())
+    for wrong in (layer, jnp.tanh, 3):
+        with pytest.raises(TypeError, match=r"(?s)must be in a list.*Sequential\(\[layer\]\)"):
+            unchecked(nn.Sequential.__init__, object.__new__(nn.Sequential), wrong)
+        with pytest.raises(TypeError, match=r"(?s)must be in a list.*Stack.of\(\[layer, layer\]\)"):
+            unchecked(nn.Stack.of.__func__, nn.Stack, wrong)
+
+
+def test_a_policy_is_not_a_dtype(getkey):
+    with pytest.raises(TypeError, match="(?s)`policy` must be a Policy.*nn.Policy"):
+        unchecked(nn.cast, nn.Linear(3, 3, key=getkey()), jnp.bfloat16)
+
+
+def test_rules_and_what_initialisers_return(getkey):
+    layer = nn.Linear(3, 3, key=getkey())
+    with pytest.raises(TypeError, match="(?s)rules must be a dictionary.*he_normal"):
+        unchecked(nn.initialise, layer, ["**.weight"], getkey())
+    with pytest.raises(ValueError, match="(?s)does not fit the array.*weight.*None"):
+        nn.initialise(layer, {"weight": lambda key, shape, dtype: None}, getkey())
+
+
+def test_a_method_is_a_name_or_a_function(getkey):
+    with pytest.raises(TypeError, match="(?s)`method` must be a name or a function.*3"):
+        unchecked(nn.apply, nn.Linear(3, 3, key=getkey()), jnp.ones(3), method=3)
+
+
+def test_conditions_of_attention(getkey):
+    layer, x = nn.MultiheadAttention(2, 4, key=getkey()), jnp.ones((5, 4))
+    call = nn.MultiheadAttention.__call__
+    with pytest.raises(TypeError, match="(?s)`window` must be a Python int.*mask="):
+        unchecked(call, layer, x, x, x, window=jnp.array(2))
+    with pytest.raises(TypeError, match="(?s)`cache` must be a KVCache.*make_cache"):
+        unchecked(call, layer, x, x, x, cache=3)
+    got = unchecked(call, layer, x, x, x, window=np.int64(2))
+    assert vernal.tree_equal(got, layer(x, x, x, window=2))
+    assert jax.tree.structure(got).num_leaves == 1
