@@ -500,3 +500,28 @@ def test_an_abstract_base_of_the_standard_library_mixes():
     assert M(1).size() == 1
     with pytest.raises(TypeError, match="abstract"):
         type(Module)("N", (Module, Sized), {})()
+
+
+@pytest.mark.parametrize("layout", ["arrays", "fields"])
+def test_a_module_that_was_made_without_init_keeps_its_static_fields(layout):
+    class Polynomial(vernal.Module, layout=layout):
+        coefficients: jax.Array
+        axis: int = vernal.field(static=True)
+
+        @classmethod
+        def fast(cls, coefficients, axis):
+            self = object.__new__(cls)
+            object.__setattr__(self, "coefficients", coefficients)
+            object.__setattr__(self, "axis", axis)
+            return self
+
+        @vernal.filter_jit
+        def __call__(self, x):
+            assert self.axis == 0
+            return jnp.polyval(self.coefficients, x)
+
+    made, fast = Polynomial(jnp.arange(3.0), 0), Polynomial.fast(jnp.arange(3.0), 0)
+    assert len(jax.tree.leaves(fast)) == 1
+    assert jax.jit(lambda p: p)(fast).axis == 0
+    assert fast(jnp.array(2.0)) == made(jnp.array(2.0))
+    assert jax.tree.map(lambda x: x + 1, fast) == Polynomial(jnp.arange(3.0) + 1, 0)

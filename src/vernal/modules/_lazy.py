@@ -86,6 +86,8 @@ def remember_flat(module: Any, flat: Flat) -> None:
         flat: what it has just been flattened to.
     """
     values = attributes_of(module)
+    if KEY not in values:  # made without `__init__`, or inside of it
+        return
     if FLAT not in values:
         # Looking for what may change costs as much as flattening: not for one call.
         values[FLAT] = _SEEN

@@ -54,16 +54,16 @@ def _flatten(module: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def _flatten_unready(module: Any) -> tuple[tuple[Any, ...], Any]:
-    """Flattens a module that is lazy, that is inside its own `__init__`, or whose structure was
-    changed past every guard, by `object.__setattr__`."""
+    """Flattens a module that is lazy, inside its own `__init__`, made without it, or changed past every guard."""
     values = unflattened(module)
     if KEY in values:
         layout = values[KEY][0].layout
         aux = values[KEY] = structure_of(layout, values).aux
     else:
-        # The fields set until now, all as children.
-        kinds: dict[str, Kind] = {name: True for name in values}
-        aux = structure_of(layout_of(type(module), kinds), {}).aux
+        # The fields set until now: children but for the static ones.
+        named = type(module)._vernal_class.filled().named
+        kinds: dict[str, Kind] = {name: not static for name, static in named if name in values}
+        aux = structure_of(layout_of(type(module), kinds), values).aux
     return aux[0].flatten(values), aux
 
 

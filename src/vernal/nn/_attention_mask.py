@@ -90,6 +90,27 @@ class Sizes(Module):
         return self.key_value_heads * self.group
 
 
+def _known_window(window: Any) -> int | None:
+    if window is None:
+        return None
+    if not isinstance(window, int | np.integer):
+        raise type_error(
+            "`window` must be a Python int",
+            where="argument `window`",
+            expected="a number of positions, known while tracing",
+            got=short(window),
+            instead="mask=, an array of bools, for a window that is computed",
+        )
+    if window < 1:
+        raise value_error(
+            "a window of attention must hold at least the query's own position",
+            where="argument `window`",
+            expected="a number of positions, at least 1, or None",
+            got=str(window),
+        )
+    return int(window)
+
+
 def make_pairs(
     sizes: Sizes,
     *,
@@ -102,22 +123,7 @@ def make_pairs(
     key_positions: ArrayLike | None,
 ) -> Pairs:
     """Checks the arguments of `vernal.nn.attention` that these are, and brings them to the form of `Pairs`."""
-    if not (window is None or isinstance(window, int | np.integer)):
-        raise type_error(
-            "`window` must be a Python int",
-            where="argument `window`",
-            expected="a number of positions, known while tracing",
-            got=short(window),
-            instead="mask=, an array of bools, for a window that is computed",
-        )
-    window = None if window is None else int(window)
-    if window is not None and window < 1:
-        raise value_error(
-            "a window of attention must hold at least the query's own position",
-            where="argument `window`",
-            expected="a number of positions, at least 1, or None",
-            got=str(window),
-        )
+    window = _known_window(window)
     may_be_empty = key_positions is not None
     if causal or window is not None or may_be_empty:
         if query_positions is None:

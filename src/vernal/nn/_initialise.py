@@ -121,16 +121,7 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
         True
     """
     check_key("initialise", key)
-    if not isinstance(rules, Mapping):
-        raise type_error(
-            "the rules must be a dictionary",
-            where="initialise(model, rules, key)",
-            expected="initialisers by path, or by a class of layers",
-            got=short(rules),
-            instead='{"**.weight": jax.nn.initializers.he_normal()}',
-        )
-    for rule, initialiser in rules.items():
-        _check(rule, initialiser)
+    _check_rules(rules)
     weights = list(_weights(model, Place(), (), ()))
     paths = Paths(weight.path for weight in weights)
     by_path, idle = paths.rules(rule for rule in rules if isinstance(rule, str))
@@ -210,6 +201,19 @@ def _norms(
         yield of_g, of_v, norm
     for key, part, below in place.parts(node):
         yield from _norms(part, below, (*path, key))
+
+
+def _check_rules(rules: Any) -> None:
+    if not isinstance(rules, Mapping):
+        raise type_error(
+            "the rules must be a dictionary",
+            where="initialise(model, rules, key)",
+            expected="initialisers by path, or by a class of layers",
+            got=short(rules),
+            instead='{"**.weight": jax.nn.initializers.he_normal()}',
+        )
+    for rule, initialiser in rules.items():
+        _check(rule, initialiser)
 
 
 def _check(rule: Any, initialiser: Any) -> None:
