@@ -80,7 +80,7 @@ def _from_root(text: str) -> str:
 
 def _examples() -> dict[str, str]:
     """A page for each example: what it says of itself, and the program."""
-    index = ["# Examples", "", "Whole programs, each of which runs in about a minute.", ""]
+    index = ["# Examples", "", "Whole programs.", ""]
     pages: dict[str, str] = {}
     for file in sorted((ROOT / "examples").glob("*.py")):
         source = file.read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """`while_loop`: any carry, any functions, derivatives in both directions."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ from ._program import trace_loop
 
 T = TypeVar("T")
 KINDS = "lax", "checkpointed", "bounded"
+# No loop makes so many steps.
+_ENDLESS = 2**62
 
 
 def while_loop(
@@ -164,7 +167,7 @@ def run_while(
         last = lax_while(program, max_steps)
     elif kind == "bounded":
         assert max_steps is not None
-        last = bounded_while(program, max_steps, base)
+        last = bounded_while(program, min(max_steps, _ENDLESS), base)
         # Scans keep the types that they start with.
         program = program._replace(types=list(map(jax.typeof, layout.start(init)[0])))
     else:
@@ -188,7 +191,4 @@ def run_while(
 
 def _base(max_steps: int | None) -> int:
     """How many carries are kept at each level: so many that there are at most 8 levels. Each takes time to compile."""
-    base = DEFAULT_BASE
-    while base**8 < (max_steps or 0):
-        base += 1
-    return base
+    return max(DEFAULT_BASE, math.ceil(min(max_steps or 0, _ENDLESS) ** (1 / 8)))
