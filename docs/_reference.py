@@ -79,22 +79,71 @@ def _from_root(text: str) -> str:
 
 
 def _examples() -> dict[str, str]:
-    """A page for each example: what it says of itself, and the program."""
-    index = ["# Examples", "", "Whole programs.", ""]
+    """A page for each example: what it says of itself, the program, what it prints and draws."""
+    cards: list[str] = []
     pages: dict[str, str] = {}
     for file in sorted((ROOT / "examples").glob("*.py")):
         source = file.read_text(encoding="utf-8")
-        tree = ast.parse(source)
-        said = ast.get_docstring(tree) or ""
-        program = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip("\n")
-        title, _, rest = said.partition("\n\n")
-        title = title.replace("\n", " ")
+        title, text = _cells(source) if source.startswith("# %%") else _program(source)
         pages[f"examples/{file.stem}.md"] = (
-            f"# {file.name}\n\n{title}\n\n{rest}\n\n```python\n{program}\n```\n"
+            f"# {title}\n\n`examples/{file.name}`\n\n{text}\n{_results(file.stem)}"
         )
-        index.append(f"* [{file.name}]({file.stem}.md): {title}")
-    pages["examples/index.md"] = "\n".join(index) + "\n"
+        picture = f"![]({_figure(file.stem)}){{ loading=lazy }}" if _figure(file.stem) else ""
+        cards.append(f"-   **[{title}]({file.stem}.md)**\n\n    {picture}\n")
+    pages["examples/index.md"] = "\n".join(
+        [
+            "# Examples",
+            "",
+            "Whole programs on data that ship in packages or are made by a formula. Each runs on a laptop; those in",
+            "cells (`# %%`) open as notebooks in VS Code, PyCharm and, by jupytext, in Jupyter.",
+            "",
+            '<div class="grid cards" markdown>',
+            "",
+            *cards,
+            "</div>",
+        ]
+    )
     return pages
+
+
+def _program(source: str) -> tuple[str, str]:
+    """The title and the text of a program that begins with a docstring."""
+    tree = ast.parse(source)
+    title, _, rest = (ast.get_docstring(tree) or "").partition("\n\n")
+    program = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip("\n")
+    return title.replace("\n", " ").rstrip("."), f"{rest}\n\n```python\n{program}\n```\n"
+
+
+def _cells(source: str) -> tuple[str, str]:
+    """The title and the text of a program in cells."""
+    texts: list[str] = []
+    for cell in re.split(r"^# %%", source, flags=re.MULTILINE)[1:]:
+        kind, _, body = cell.partition("\n")
+        body = body.strip("\n")
+        if "markdown" in kind:
+            texts.append(re.sub(r"^# ?", "", body, flags=re.MULTILINE))
+        else:
+            texts.append(f"```python\n{body}\n```")
+    title, _, rest = texts[0].partition("\n")
+    return title.removeprefix("# "), "\n\n".join([rest.strip("\n"), *texts[1:]])
+
+
+def _figure(name: str) -> str:
+    """Where the figure of an example is, seen from its page; empty if it draws none."""
+    return f"../gallery/{name}.png" if (ROOT / "docs" / "gallery" / f"{name}.png").exists() else ""
+
+
+def _results(name: str) -> str:
+    """What an example printed and drew when `docs/_gallery.py` ran it."""
+    printed = ROOT / "docs" / "gallery" / f"{name}.txt"
+    text = ""
+    if printed.exists():
+        text += (
+            f"\n## What it prints\n\n```text\n{printed.read_text(encoding='utf-8').rstrip()}\n```\n"
+        )
+    if _figure(name):
+        text += f"\n## What it draws\n\n![the figure of {name}]({_figure(name)})\n"
+    return text
 
 
 def _is_same(name: str, module: types.ModuleType) -> bool:

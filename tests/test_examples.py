@@ -27,6 +27,11 @@ HESSIAN_SPECTRUM = ROOT / "examples" / "hessian_spectrum.py"
 HESSIAN_TRACE = ROOT / "examples" / "hessian_trace.py"
 NEURAL_ODE = ROOT / "examples" / "neural_ode.py"
 GPT = ROOT / "examples" / "gpt.py"
+IN_CELLS = [
+    file
+    for file in sorted((ROOT / "examples").glob("*.py"))
+    if file.read_text(encoding="utf-8").startswith("# %%")
+]
 
 # Runs a script, and interrupts it as Ctrl-C does when it has saved its second checkpoint.
 INTERRUPTED = """
@@ -234,3 +239,31 @@ def test_the_neural_ode_learns_through_diffrax(tmp_path):
     assert "compiled 1 time(s)" in printed
     assert (tmp_path / "field.safetensors").stat().st_size > 0
     assert (tmp_path / "spirals.png").stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", IN_CELLS, ids=lambda file: file.stem)
+def test_examples_in_cells_assert_what_they_reach_and_print_and_draw_what_their_pages_show(
+    file, tmp_path
+):
+    run(ROOT / "docs" / "_gallery.py", "--into", tmp_path, file.stem)
+    shown = ROOT / "docs" / "gallery"
+    printed = [(folder / f"{file.stem}.txt").read_text() for folder in (tmp_path, shown)]
+    # The last digits depend on the processor.
+    ours, theirs = (re.sub(r"[-+]?[\d.]+(e-?\d+)?", "#", text) for text in printed)
+    assert ours == theirs
+    for folder in (tmp_path, shown):
+        assert (folder / f"{file.stem}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("file", IN_CELLS, ids=lambda file: file.stem)
+def test_examples_in_cells_open_as_notebooks(file):
+    cells = re.split(r"^# %%", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert cells[0] == "" and cells[1].startswith(" [markdown]\n# # ")
+    for cell in cells[1:]:
+        kind, _, body = cell.partition("\n")
+        assert kind in ("", " [markdown]")
+        if kind:
+            assert all(line.startswith("#") for line in body.split("\n") if line), body
+        else:
+            compile(body, file.name, "exec")

@@ -55,3 +55,31 @@ def test_a_wrong_name_is_an_ordinary_attribute_error():
     assert not hasattr(vernal, "sharding_")
     with pytest.raises(ImportError, match="cannot import name 'shardings'"):
         from vernal import shardings  # noqa: F401 (importing is what fails)
+
+
+@pytest.mark.parametrize("name", ["jit", "grad", "cond", "closure_convert"])
+def test_names_of_jax_lead_to_the_filtered_ones(name):
+    with pytest.raises(
+        AttributeError, match=f"no attribute '{name}': write `vernal.filter_{name}`"
+    ):
+        getattr(vernal, name)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("vernal.nn.initialize", "initialise"),
+        ("vernal.Optimiser", "Optimizer"),
+        ("vernal.tree_serialize_leaves", "tree_serialise_leaves"),
+        ("vernal.nn.Parametrized", "Parametrised"),
+    ],
+)
+def test_the_other_spelling_is_answered_with_ours(written, meant):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import vernal.nn; {written}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith(f"Did you mean: '{meant}'?")

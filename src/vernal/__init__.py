@@ -110,9 +110,10 @@ else:
     def __getattr__(name: str) -> _typing.Any:
         if name in _LATER:
             return _importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__]
-        )
+        message = f"module {__name__!r} has no attribute {name!r}"
+        if f"filter_{name}" in globals():
+            message += f": write `vernal.filter_{name}`"
+        raise AttributeError(message, name=name, obj=_sys.modules[__name__])
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_LATER})

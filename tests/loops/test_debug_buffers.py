@@ -144,13 +144,13 @@ def test_what_keeps_the_contract_is_as_always(fn, way):
 @pytest.mark.parametrize("fn, text, place, step", BAD.values(), ids=BAD)
 def test_what_breaks_it_is_an_error(fn, text, place, step, way):
     text = (
-        re.escape(f"a place of a buffer {text}\n")
+        re.escape(f"an element of a buffer {text}\n")
         + rf"(?s:.)*at \[{place}\]\n(?s:.)*at step {step}\n"
     )
     fn = way(fn)
     with debug_buffers(), pytest.raises(RuntimeCheckError, match=f"^{text}"):
         jax.block_until_ready(vernal.filter_jit(fn)(XS))
-    with debug_buffers(), pytest.raises(RuntimeCheckError, match="^a place of a buffer"):
+    with debug_buffers(), pytest.raises(RuntimeCheckError, match="^an element of a buffer"):
         jax.block_until_ready(vernal.filter_jit(jax.vmap(fn))(jnp.stack([XS, XS])))
 
 

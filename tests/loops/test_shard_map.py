@@ -651,7 +651,7 @@ def test_the_use_of_buffers_is_checked(kind):
     if kind != "lax":
         want = jax.grad(expected(buffered_unrolled), (0, 1))(X, W)
         assert_close(jax.jit(jax.grad(fine, (0, 1)))(X, W), want)
-    with pytest.raises(RuntimeCheckError, match="a place of a buffer is written twice"):
+    with pytest.raises(RuntimeCheckError, match="an element of a buffer is written twice"):
         vernal.filter_jit(spread(functools.partial(one, misused), mesh))(X, W)
 
 

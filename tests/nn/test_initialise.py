@@ -190,7 +190,7 @@ def test_two_rules_of_one_kind_for_one_array_are_refused():
     )
     classes = {nn.Linear: init.ones, (nn.MLP, "**.weight"): init.zeros}
     refuses(
-        ValueError, r"more than one path is for it, Linear and \(MLP, '\*\*\.weight'\)", classes
+        ValueError, r"more than one path matches it, Linear and \(MLP, '\*\*\.weight'\)", classes
     )
 
 

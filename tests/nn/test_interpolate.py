@@ -157,7 +157,7 @@ def test_a_batch_of_nothing_gives_nothing():
 
 def test_sizes_are_told_in_one_way():
     for settings, got in (({}, "neither"), ({"size": (2,), "scale": (2,)}, "both")):
-        with pytest.raises(ValueError, match=rf"(?s)new sizes in one way.*got: {got}"):
+        with pytest.raises(ValueError, match=rf"(?s)one of `size` and `scale`.*got: {got}"):
             nn.interpolate(jnp.ones(3), **settings)
 
 

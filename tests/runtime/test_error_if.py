@@ -72,10 +72,12 @@ def test_a_message_that_is_not_a_string_is_refused():
 
 
 def test_an_unknown_way_to_treat_an_error_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="(?s)no such way.*argument `on_error`.*'ignore'"):
+    with pytest.raises(ValueError, match="(?s)unknown way to treat.*argument `on_error`.*'ignore'"):
         inspect.unwrap(error_if)(jnp.ones(2), False, "no", on_error="ignore")
     monkeypatch.setenv("VERNAL_ON_ERROR", "ignore")
-    with pytest.raises(ValueError, match="(?s)no such way.*environment variable VERNAL_ON_ERROR"):
+    with pytest.raises(
+        ValueError, match="(?s)unknown way to treat.*environment variable VERNAL_ON_ERROR"
+    ):
         error_if(jnp.ones(2), False, "no")
 
 

@@ -270,7 +270,7 @@ def test_the_cache_of_hugging_face_is_read_whose_files_are_links(folder):
 def test_an_index_of_another_form_is_refused(folder, content):
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
     with pytest.raises(
-        ValueError, match=r"(?s)no index of safetensors files.*index\.json.*weight_map"
+        ValueError, match=r"(?s)not an index of safetensors files.*index\.json.*weight_map"
     ):
         from_torch({}, folder)
 
@@ -393,7 +393,7 @@ def test_what_fits_is_taken_if_that_is_asked_for():
         ({("a", "c"): "x"}, r"(?s)paths do not fit the tree.*got: 'c': no leaf there"),
         (
             {"*": "x.*", "a": "y"},
-            r"(?s)where: the rules.*got: a: more than one path is for it, '\*' and 'a'",
+            r"(?s)where: the rules.*got: a: more than one path matches it, '\*' and 'a'",
         ),
         ({"{a,b}": "x"}, r"(?s)what matches in '\{a,b\}' cannot be used again.*a rule for each"),
         ({"*": "x"}, r"(?s)different numbers of wildcards.*'\*', 'x'.*# for the index"),

@@ -52,7 +52,7 @@ def test_rules_may_leave_them_out_too(rules):
 
 def test_a_leaf_may_not_have_two_rules_whichever_of_its_names_they_have():
     rules = {"body.0.*": "net.*", "body.layers.0.weight": "net.weight"}
-    with pytest.raises(ValueError, match=r"body\.layers\.0\.weight: more than one path is for it"):
+    with pytest.raises(ValueError, match=r"body\.layers\.0\.weight: more than one path matches it"):
         to_torch(MODEL, rules)
 
 

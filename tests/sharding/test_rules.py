@@ -90,11 +90,11 @@ def test_one_error_tells_everything_that_does_not_fit():
     for line in [
         "where: shardings(tree, mesh, rules)",
         "(data=4, model=2)",
-        "layers.0.bias: more than one path is for it, 'layers.0.*' and 'layers.0.bias'",
+        "layers.0.bias: more than one path matches it, 'layers.0.*' and 'layers.0.bias'",
         "layers.1.weight, f32[8,8]: the mesh has no axis 'wide', in 'layers.1.weight': P(",
         "layers.1.bias, f32[8]: 'data' twice, in",
         "layers.2.weight, f32[6,8]: an axis of 6 does not divide into 4 parts, in 'layers.2.weight'",
-        "layers.2.bias: no path is for it",
+        "layers.2.bias: no path matches it",
         "'*.2': no leaf but a part; for the leaves in it, write '*.2.**'",
         "'layer.2.bias': no leaf there; did you mean 'layers.2.bias'?",
         "`default=jax.P()`",

@@ -287,7 +287,7 @@ WRONG = {
     "count": (
         lambda: filter_shard_map(shift, in_specs=(P(), P()), out_specs=None, **AUTO_MESH)(X),
         ValueError,
-        "`in_specs` has not one entry for each positional argument",
+        "`in_specs` does not have one entry for each positional argument",
     ),
     "prefix": (
         lambda: filter_shard_map(shift, in_specs=((P(),),), out_specs=None, **AUTO_MESH)(X),

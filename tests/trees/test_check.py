@@ -52,7 +52,7 @@ def test_trees_pass_or_fail_as_in_the_peer(name):
 
 def test_a_repeated_node_is_told_with_both_places():
     node = [1.0]
-    expected = "in two places of the tree\n  where: tree['a'][1] and tree['b']['c']"
+    expected = "appears twice in the tree\n  where: tree['a'][1] and tree['b']['c']"
     with pytest.raises(ValueError, match=re.escape(expected)):
         tree_check({"a": (0, node), "b": {"c": node}})
 

@@ -244,7 +244,7 @@ def test_a_rule_for_parts_says_how_to_reach_the_leaves(function, tmp_path):
 def test_two_rules_for_one_leaf_are_told_alike_everywhere(function, tmp_path):
     two = [".layers[0].weight", "layers.0.weight"]
     texts = [f"(Net, {path!r})" if function is initialised_within else repr(path) for path in two]
-    line = re.escape(f"layers.0.weight: more than one path is for it, {' and '.join(texts)}")
+    line = re.escape(f"layers.0.weight: more than one path matches it, {' and '.join(texts)}")
     with pytest.raises(ValueError, match=rf"the paths do not fit the tree[\s\S]*{line}"):
         chosen(function, two, tmp_path)
 

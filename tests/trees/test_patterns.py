@@ -241,13 +241,13 @@ def test_leaves_without_a_rule_get_the_default():
 
 
 def test_leaves_without_a_rule_are_an_error():
-    expected = "blocks.0.attn.q.bias: no path is for it\n    blocks.1.attn.q.bias: no"
+    expected = "blocks.0.attn.q.bias: no path matches it\n    blocks.1.attn.q.bias: no"
     with pytest.raises(ValueError, match=f"the paths do not fit the tree(.|\n)*{expected}"):
         match_paths(_MODEL, {"**.weight": 1})
 
 
 def test_two_rules_for_one_leaf_are_an_error_even_with_a_default():
-    expected = r"blocks.0.mlp.weight: more than one path is for it, '\*\*.weight' and"
+    expected = r"blocks.0.mlp.weight: more than one path matches it, '\*\*.weight' and"
     with pytest.raises(ValueError, match=expected):
         match_paths(_MODEL, {"**.weight": 1, "**.mlp.*": 2}, default=0)
 
@@ -272,7 +272,7 @@ def test_one_error_tells_everything_but_not_at_length():
     tree = {"a": list(range(30)), "b": 1}
     with pytest.raises(ValueError, match="a.9: no path(.|\n)*and 20 more\n") as caught:
         match_paths(tree, {"b": 1, "{b,c}": 2, "nothing": 3})
-    assert "b: more than one path is for it, 'b' and '{b,c}'" in str(
+    assert "b: more than one path matches it, 'b' and '{b,c}'" in str(
         caught.value
     ) and "'nothing'" in str(caught.value)
 

@@ -93,10 +93,10 @@ def note_write(state: Any, index: Any, value: Any, pred: Any) -> Any:
 def _explanation(index: tuple[int, ...], found: int) -> str:
     did = {_READ: "after it was read", _WRITTEN: "twice"}.get(found, "twice by one write")
     return message(
-        f"a place of a buffer is written {did}",
+        f"an element of a buffer is written {did}",
         where=f"buffer.at[index].set(value), at {list(index)}",
-        expected="a place that is written once, and read only afterwards",
-        got=f"a place that is written {did}",
+        expected="an element that is written once, and read only after that",
+        got=f"an element that is written {did}",
         instead="keep what is overwritten in the carry, and leave it out of `buffers`",
     )
 

@@ -57,7 +57,7 @@ def debug_buffers(enable: bool = True) -> contextlib.AbstractContextManager[None
         ...     running_sum(jnp.ones(3))
         Traceback (most recent call last):
             ...
-        vernal.runtime.RuntimeCheckError: a place of a buffer is written after it was read
+        vernal.runtime.RuntimeCheckError: an element of a buffer is written after it was read
         ...
     """
     return _flag()(enable)

@@ -215,7 +215,7 @@ def _refuse_twice(model: Any) -> None:
     for path, variable in variables_in(model):
         if id(variable) in seen:
             raise value_error(
-                "one layer with state is in two places of the model",
+                "a layer with state appears twice in the model",
                 where=f"{path_text(seen[id(variable)], 'model')} and {path_text(path, 'model')}",
                 expected="every layer once: stored twice, it would become two, each with a state of its own",
                 instead="two layers; or one, and call it twice",

@@ -27,7 +27,7 @@ def _checked(
     """Refuses settings that do not go together; the size and the scale, as tuples."""
     if (size is None) == (scale is None):
         raise value_error(
-            f"`{name}` is told the new sizes in one way",
+            f"`{name}` takes one of `size` and `scale`",
             where=f"{name}(size=..., scale=...)",
             expected="either `size` or `scale`",
             got="neither" if size is None else "both",

@@ -168,7 +168,7 @@ def _check_length(layer: str, length: Any, time: Any) -> None:
         return
     if ((known < 0) | (known > time)).any():
         raise value_error(
-            f"`{layer}` was given a length that the sequence has not",
+            f"`{layer}` was given a length outside of its sequence",
             where="argument `length`",
             expected=f"from 0 to {time}, the number of steps in `xs`",
             got=f"from {known.min()} to {known.max()}" if known.ndim else str(known),

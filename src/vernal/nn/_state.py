@@ -65,7 +65,7 @@ def check_state(layer: Any, state: Any) -> None:
     """
     if not (state is None or isinstance(state, State)):
         raise type_error(
-            f"`{type(layer).__name__}` was given a state that is none",
+            f"`{type(layer).__name__}` was given something that is not a State",
             where="the second argument, `state`",
             expected="the State that `make_with_state` or the last call returned; nothing if it is in the model",
             got=short(state),

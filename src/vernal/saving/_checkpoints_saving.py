@@ -46,7 +46,7 @@ def _check_step(folder: str, step: int) -> None:
         raise value_error(
             "there is something under the name of this checkpoint already",
             where=path,
-            got="a checkpoint" if step in steps else "something that is no checkpoint of ours",
+            got="a checkpoint" if step in steps else "something that is not a checkpoint of Vernal",
             instead="remove it first, with Checkpoints.remove if it is one; or save to another folder",
         )
     if steps and step < steps[-1]:

@@ -139,7 +139,7 @@ class ExportedFunction(Module):
             if "refining shapes" not in str(error):
                 raise
             raise value_error(
-                "the sizes are none that the function was exported for",
+                "the function was not exported for these sizes",
                 where=f"a call of the exported `{program.signature.function}`",
                 expected=f"{self.signature}, with sizes within the constraints of the export",
                 got=", ".join(f"{name}: {spec_text(x)}" for name, x in inputs.items()),

@@ -65,7 +65,7 @@ def _files_of(index: str) -> list[str]:
     parts = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
         raise value_error(
-            "this is no index of safetensors files",
+            "this is not an index of safetensors files",
             where=index,
             expected='{"weight_map": {name of a tensor: name of a file}}',
             got=short(content),

@@ -123,7 +123,7 @@ def for_arguments(
 
 def _wrong_count(fn: Callable[..., Any], given: int, called: int, what: str) -> str:
     return message(
-        f"`{what}` has not one entry for each positional argument",
+        f"`{what}` does not have one entry for each positional argument",
         where=f"{what} of `{callable_name(fn)}`",
         expected=f"{called} entries: {', '.join(parameter_name(fn, i) for i in range(called))}",
         got=f"{given} entries",

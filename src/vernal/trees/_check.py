@@ -64,7 +64,7 @@ def tree_check(pytree: Any) -> None:
         >>> tree_check({"encoder": layer, "decoder": layer})
         Traceback (most recent call last):
             ...
-        ValueError: one node of type list is in two places of the tree
+        ValueError: one node of type list appears twice in the tree
           where: tree['decoder'] and tree['encoder']
           expected: every node once; JAX would make two independent copies of it
           instead: build two nodes; or, to share weights, keep one and use it twice
@@ -82,7 +82,7 @@ def _check(
         raise _cycle(seen[id(node)][0], path, node)
     if id(node) in seen:
         raise value_error(
-            f"one node of type {type(node).__name__} is in two places of the tree",
+            f"one node of type {type(node).__name__} appears twice in the tree",
             where=f"{path_text(seen[id(node)][0], 'tree')} and {path_text(path, 'tree')}",
             expected="every node once; JAX would make two independent copies of it",
             instead="build two nodes; or, to share weights, keep one and use it twice",

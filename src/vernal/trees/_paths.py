@@ -188,11 +188,11 @@ class Paths:
             The error, to be raised. It suggests what may have been meant.
         """
         several = [
-            f"{shown_name(name)}: more than one path is for it, {' and '.join(map(text, rules))}"
+            f"{shown_name(name)}: more than one path matches it, {' and '.join(map(text, rules))}"
             for name, rules in zip(self.names, found, strict=False)
             if len(rules) > 1
         ]
-        none = [f"{shown_name(self.names[i])}: no path is for it" for i in unruled]
+        none = [f"{shown_name(self.names[i])}: no path matches it" for i in unruled]
         near = {path: self.near(path) for path in idle}
         missed = [f"{path!r}: {near[path] or f'no {self._one} there'}" for path in idle]
         got = [listed(lines, "\n") for lines in (several, none, others, missed) if lines]
