@@ -223,15 +223,9 @@ def test_a_weight_with_other_axes_is_refused_and_other_outputs_are_not(getkey):
     conv = nn.Conv2d(4, 2, 3, groups=2, use_bias=False, key=getkey())
     image = jnp.ones((4, 5, 5))
     for layer, x, wrong, text in [
-        (linear, jnp.ones(3), (2, 4), r"\(out_features, in_features=3\)"),
-        (linear, jnp.ones(3), (3,), r"\(out_features, in_features=3\)"),
-        (
-            conv,
-            image,
-            (2, 4, 3, 3),
-            r"\(out_channels, in_channels/groups=2, kernel_height, kernel_width\)",
-        ),
-        (conv, image, (2, 2, 3), r"in_channels/groups=2, kernel_height, kernel_width\)"),
+        (linear, jnp.ones(3), (3,), r"\(out_features, in_features\)"),
+        (linear, jnp.ones(3), (4, 2, 3), r"\(out_features, in_features\)"),
+        (conv, image, (2, 2, 3), r"in_channels/groups, kernel_height, kernel_width\)"),
         (nn.Embedding(3, 2, key=getkey()), 0, (3,), r"\(num_embeddings, embedding_size\)"),
     ]:
         with pytest.raises(ValueError, match=f"(?s)`weight`.*{text}"):
@@ -240,6 +234,33 @@ def test_a_weight_with_other_axes_is_refused_and_other_outputs_are_not(getkey):
     np.testing.assert_array_equal(wider(jnp.ones(3)), np.full(5, 3.0))
     larger = vernal.tree_at("weight", conv, jnp.ones((6, 2, 5, 5)))
     np.testing.assert_array_equal(larger(image), np.full((6, 1, 1), 50.0))
+
+
+def test_other_inputs_are_those_of_the_weight(getkey):
+    pruned = vernal.tree_at("weight", nn.Linear(3, 2, key=getkey()), replace_fn=lambda w: w[:, 1:])
+    np.testing.assert_array_equal(pruned.weight.shape, (2, 2))
+    assert pruned(jnp.ones((5, 2))).shape == (5, 2)
+    with pytest.raises(ValueError, match=r"(?s)`Linear` was given.*in_features=2.*got: \(3,\)"):
+        pruned(jnp.ones(3))
+    conv = nn.Conv2d(3, 2, 3, key=getkey())
+    grey = vernal.tree_at("weight", conv, replace_fn=lambda w: w.sum(1, keepdims=True))
+    image = jax.random.normal(getkey(), (1, 5, 5))
+    np.testing.assert_allclose(
+        grey(image), conv(jnp.broadcast_to(image, (3, 5, 5))), rtol=1e-5, atol=1e-6
+    )
+    with pytest.raises(
+        ValueError, match=r"(?s)`Conv2d` was given.*in_channels=1.*got: \(3, 5, 5\)"
+    ):
+        grey(jnp.ones((3, 5, 5)))
+    groups = nn.Conv1d(4, 4, 1, groups=2, key=getkey())
+    with pytest.raises(ValueError, match="in_channels=2"):
+        vernal.tree_at("weight", groups, replace_fn=lambda w: w[:, :1])(jnp.ones((4, 5)))
+
+
+def test_a_kernel_of_numpy_has_the_dtype_that_jax_gives_it(getkey):
+    conv = nn.Conv2d(1, 1, 3, use_bias=False, key=getkey())
+    conv = vernal.tree_at("weight", conv, np.ones((1, 1, 3, 3)))
+    assert conv(jnp.ones((1, 3, 3))) == 9
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

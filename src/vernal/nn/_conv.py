@@ -111,12 +111,13 @@ class AbstractConv(Module):
 
     def _checked(self, x: Any) -> jax.Array:
         layer = type(self).__name__
-        check_shape(layer, x, image_shape(("in_channels", self.in_channels), self.num_spatial_dims))
-        x = as_array(self, x)
         spatial = image_shape("out_channels", self.num_spatial_dims)[2:]
         kernel = (f"kernel_{axis}" for axis in spatial)
-        inputs = ("in_channels/groups", self.in_channels // self.groups)
-        check_weight(layer, self.weight, ("out_channels", inputs, *kernel))
+        check_weight(layer, self.weight, ("out_channels", "in_channels/groups", *kernel))
+        # `vernal.tree_at` may have put in a weight for other channels than `in_channels`.
+        channels = "in_channels", self.weight.shape[1] * self.groups
+        check_shape(layer, x, image_shape(channels, self.num_spatial_dims))
+        x = as_array(self, x)
         if 0 in self.weight.shape[2:]:
             raise value_error(
                 f"the kernel of `{layer}` is empty",
@@ -131,13 +132,15 @@ class AbstractConv(Module):
                 expected=f"as many out_channels as a multiple of groups={self.groups}",
                 got=str(self.weight.shape),
             )
-        if x.dtype != self.weight.dtype:
+        # That of a NumPy array is the one that JAX will give it.
+        dtype = jnp.result_type(self.weight)
+        if x.dtype != dtype:
             raise type_error(
                 f"`{layer}` was given an input of another dtype than its weights",
                 where="argument `x`",
-                expected=str(self.weight.dtype),
+                expected=str(dtype),
                 got=str(x.dtype),
-                instead=f"x.astype(jnp.{self.weight.dtype})",
+                instead=f"x.astype(jnp.{dtype})",
             )
         return x
 
@@ -148,7 +151,7 @@ class AbstractConv(Module):
         return jnp.pad(x, ((0, 0),) * (x.ndim - len(pads)) + tuple(pads), mode=mode)
 
     def _convolve(self, x: jax.Array, pads: Sequence[tuple[int, int]], **strides: Any) -> jax.Array:
-        weight = whole(self.weight)
+        weight = whole(jnp.asarray(self.weight))
 
         def with_one_batch_axis(x: jax.Array) -> jax.Array:
             options = {"padding": pads, "rhs_dilation": self.dilation, **strides}

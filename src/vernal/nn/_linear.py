@@ -103,11 +103,13 @@ class Linear(Module):
         Returns:
             Shape `(..., out_features)`, or `(...)`.
         """
-        check_shape("Linear", x, vector_shape("in_features", self.in_features))
-        if self.in_features == "scalar":
-            x = jnp.expand_dims(x, -1)
         weight = jnp.asarray(self.weight)
         check_weight("Linear", weight, self._axes())
+        # `vernal.tree_at` may have put in a weight for another number of features than `in_features`.
+        n_in = "scalar" if self.in_features == "scalar" else weight.shape[1]
+        check_shape("Linear", x, vector_shape("in_features", n_in))
+        if self.in_features == "scalar":
+            x = jnp.expand_dims(x, -1)
         y = product(jnp.asarray(x), weight)
         if self.bias is not None:
             check_parameter("Linear", "bias", self.bias, y.shape[-1:])
@@ -116,9 +118,9 @@ class Linear(Module):
 
     def _axes(self) -> tuple[Axis, ...]:
         """Those of the weight. Its rows may be others than at first, if the bias is."""
-        n_in = 1 if self.in_features == "scalar" else self.in_features
+        n_in = 1 if self.in_features == "scalar" else "in_features"
         n_out = 1 if self.out_features == "scalar" else "out_features"
-        return n_out, ("in_features", n_in)
+        return n_out, n_in
 
 
 class Identity(Module):

@@ -1,7 +1,7 @@
 """The multi-layer perceptron."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +115,8 @@ class MLP(Module):
     depth: int = field(static=True)
     scan: bool = field(static=True)
 
+    _linear: ClassVar[type[Linear]] = Linear
+
     def __init__(
         self,
         in_size: int | Literal["scalar"],
@@ -142,15 +144,15 @@ class MLP(Module):
         keys = jax.random.split(check_key("MLP", key), self.depth + 1)
 
         def hidden(key: PRNGKeyArray) -> Linear:
-            return Linear(width, width, use_bias, dtype, key=key)
+            return self._linear(width, width, use_bias, dtype, key=key)
 
         before_last = self.in_size
         layers: list[Linear] = []
         if self.depth > 0:
-            layers.append(Linear(self.in_size, width, use_bias, dtype, key=keys[0]))
+            layers.append(self._linear(self.in_size, width, use_bias, dtype, key=keys[0]))
             layers.extend([jax.vmap(hidden)(keys[1:-1])] if scan else map(hidden, keys[1:-1]))
             before_last = width
-        layers.append(Linear(before_last, self.out_size, use_final_bias, dtype, key=keys[-1]))
+        layers.append(self._linear(before_last, self.out_size, use_final_bias, dtype, key=keys[-1]))
         self.layers = tuple(layers)
         self.activation = _copies(activation, (self.depth, width))
         self.final_activation = _copies(

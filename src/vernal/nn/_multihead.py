@@ -1,7 +1,7 @@
 """`MultiheadAttention`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,8 @@ class MultiheadAttention(Module):
     use_value_bias: bool = field(static=True)
     use_output_bias: bool = field(static=True)
 
+    _linear: ClassVar[type[Linear]] = Linear
+
     def __init__(
         self,
         num_heads: int,
@@ -142,7 +144,7 @@ class MultiheadAttention(Module):
             (self.num_heads * self.vo_size, self.output_size, use_output_bias),
         )
         self.query_proj, self.key_proj, self.value_proj, self.output_proj = (
-            Linear(*shape, dtype, key=k)
+            self._linear(*shape, dtype, key=k)
             for shape, k in zip(shapes, jax.random.split(check_key(name, key), 4), strict=True)
         )
         self.dropout = Dropout(dropout_p, inference)

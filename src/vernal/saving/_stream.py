@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import jax
 import numpy as np
+from jax import lax
 
 from ..show import message, path_text, short, type_error
 from ..trees import has_shape
@@ -151,7 +152,10 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         record = record.view(dtype)
     if record.shape != x.shape or record.dtype.newbyteorder("=") != dtype.newbyteorder("="):
         return record
-    return place(record, x, "the leaf")
+    found = place(record, x, "the leaf")
+    # What is read has a strong type on Equinox, whatever it is like.
+    weak = getattr(found, "weak_type", False)
+    return lax.convert_element_type(found, found.dtype) if weak else found
 
 
 def _text(x: Any) -> str:

@@ -43,6 +43,10 @@ def error_if(name, eqx):
     yield lambda: eqx.filter_jit(lambda x: [name(x, x > 0, "wrong"), x][1])(ONE)
     yield name, ONE, 1, "wrong"
     yield name, ONE, jnp.array(1.0), "wrong"
+    for pred in (0, 0.0, np.int64(0), np.array(0), jnp.array(0), jnp.zeros(2), jnp.array([0, 2])):
+        yield lambda pred=pred: name(ONE, pred, "wrong")
+    yield lambda: eqx.filter_jit(lambda x, p: name(x, p, "wrong"))(ONE, jnp.zeros(2))
+    yield lambda: eqx.filter_jit(lambda x, p: name(x, p, "wrong"))(ONE, jnp.ones(2))
     yield name, ONE, "text", "wrong"
     yield name, ONE, None, "wrong"
     yield lambda: name(x=ONE, pred=False, msg="wrong")
@@ -55,6 +59,8 @@ def branched_error_if(name, eqx):
     yield name, ONE, False, 0, two
     yield name, ONE, jnp.array(False), jnp.array(1), two
     yield name, ONE, jnp.array(False), jnp.array(5), two
+    for pred in (0, 1, jnp.zeros(()), jnp.array(2)):
+        yield lambda pred=pred: name(ONE, pred, 1, two)
     yield name, ONE, True, 0, two
     yield name, ONE, jnp.array(True), jnp.array(1), two
     yield lambda: name(ONE, jnp.array(True), jnp.array(5), two)
@@ -141,6 +147,9 @@ def tree_deserialise_leaves(name, eqx):
     yield lambda: there_and_back(eqx, [ONE], [])
     yield lambda: there_and_back(eqx, [ONE, 1.0], filter_spec=eqx.default_deserialise_filter_spec)
     yield lambda: there_and_back(eqx, [ONE], filter_spec=1)
+    yield lambda: there_and_back(eqx, [jnp.ones(())], [jnp.asarray(1.0)])
+    yield lambda: there_and_back(eqx, [jnp.asarray(1.0)])
+    yield lambda: there_and_back(eqx, [np.float32(1)], [jnp.asarray(1.0)])
     yield lambda: there_and_back(eqx, [ONE], filter_spec=lambda f, x: 5)
     yield lambda: name(io.BytesIO(b"wrong"), [ONE])
     yield lambda: name(io.BytesIO(), [ONE])

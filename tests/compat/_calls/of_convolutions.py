@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from .of_layers import of_subclass
 from .registry import calls
 
 KEY = jax.random.key(0)
@@ -12,6 +14,10 @@ KEY = jax.random.key(0)
 def image(dims, channels=2, size=5):
     shape = (channels, *(size for _ in range(dims)))
     return jnp.sin(jnp.arange(float(channels * size**dims))).reshape(shape)
+
+
+def wide(weight):
+    return np.asarray(weight, np.float64)
 
 
 def dims_of(name):
@@ -54,6 +60,13 @@ def convolutions(name, eqx):
     yield lambda: name(2, 3, 3)
     yield lambda: name(2, 3, (3, 3, 3, 3), key=KEY)
     yield lambda: name(in_channels=2, out_channels=3, kernel_size=2, key=KEY)(x=x, key=KEY)
+    yield lambda: eqx.tree_at(lambda c: c.weight, name(2, 3, 3, key=KEY), replace_fn=np.asarray)(x)
+    yield lambda: eqx.tree_at(lambda c: c.weight, name(2, 3, 3, key=KEY), replace_fn=wide)(x)
+    yield lambda: eqx.tree_at(
+        lambda c: c.weight, name(3, 2, 3, key=KEY), replace_fn=lambda w: w[:, :2]
+    )(x)
+    yield lambda: of_subclass(eqx, name, 2, 3, 3, key=KEY)
+    yield lambda: isinstance(name(2, 3, 3, key=KEY), eqx.nn.Conv)
 
 
 @calls("nn.Conv3d")
@@ -141,6 +154,8 @@ def pools(name, eqx):
     yield lambda: name()
     for field in ("init", "num_spatial_dims", "kernel_size", "stride", "padding", "use_ceil"):
         yield lambda field=field: getattr(name(2), field)
+    yield lambda: of_subclass(eqx, name, 2)
+    yield lambda: isinstance(name(2), eqx.nn.Pool)
 
 
 @calls("nn.Pool")
@@ -201,6 +216,8 @@ def norms(name, eqx):
     yield lambda: name("text")
     yield lambda: name(shape=3, eps=1e-3)(x=x).dtype
     yield lambda: jax.grad(lambda x: name(3)(x)[0])(jnp.zeros(3))
+    yield lambda: name(3)(jnp.array([4e19, 1.0, 2.0]))
+    yield lambda: of_subclass(eqx, name, 3)
 
 
 @calls("nn.GroupNorm")

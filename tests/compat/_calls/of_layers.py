@@ -10,8 +10,36 @@ KEY = jax.random.key(0)
 ONE = jnp.ones(3)
 
 
+SQUARE = jnp.array([[1.0, 2.0], [3.0, 5.0]])
+
+
 def leaves(tree):
     return jax.tree.leaves(tree)
+
+
+def doubled(eqx):
+    class Weight(eqx.Module):
+        w: jax.Array
+
+        def __matmul__(self, x):
+            return 2 * (self.w @ x)
+
+    return Weight(SQUARE)
+
+
+def of_subclass(eqx, name, *args, **options):
+    """What a subclass that adds a number to a layer holds."""
+
+    class Layer(name):
+        scale: float
+        text: str
+
+        def __init__(self):
+            super().__init__(*args, **options)
+            self.scale, self.text = 2.0, "text"
+
+    layer = Layer()
+    return leaves(layer)[-2:], jax.tree.map(lambda x: 3 * x, layer).scale
 
 
 @calls("nn.Linear")
@@ -40,6 +68,15 @@ def linear(name, eqx):
     yield lambda: name(-1, 2, key=KEY)
     yield lambda: name(in_features=3, out_features=2, use_bias=True, dtype=None, key=KEY)(x=ONE)
     yield lambda: eqx.filter_grad(lambda m: m(ONE).sum())(name(3, 2, key=KEY)).weight
+    # A matrix has the vectors in its columns, if that is what the formula says.
+    yield lambda: name(2, 2, key=KEY)(SQUARE)
+    yield lambda: name(2, 2, use_bias=False, key=KEY)(SQUARE)
+    yield lambda: name(2, 3, use_bias=False, key=KEY)(jnp.ones((2, 4)))
+    for bias in (0.5, np.float32(0.5), jnp.array(0.5), jnp.ones(1)):
+        yield lambda bias=bias: eqx.tree_at(lambda m: m.bias, name(2, 2, key=KEY), bias)(SQUARE[0])
+    yield lambda: eqx.tree_at(lambda m: m.weight, name(2, 2, key=KEY), np.ones((2, 3)))(ONE)
+    yield lambda: eqx.tree_at(lambda m: m.weight, name(2, 2, key=KEY), doubled(eqx))(SQUARE[0])
+    yield lambda: of_subclass(eqx, name, 2, 2, key=KEY)
 
 
 @calls("nn.Identity")
@@ -73,6 +110,10 @@ def prelu(name, eqx):
     yield lambda: name()(x=ONE)
     yield lambda: name()(-jnp.ones(2, int))
     yield lambda: name("text")
+    yield lambda: name(1)(-jnp.ones(2, int))
+    yield lambda: name(np.float32(0.5))(-jnp.ones(2, "bfloat16"))
+    yield lambda: name(0.5)(-jnp.ones(2, "bfloat16"))
+    yield lambda: of_subclass(eqx, name)
 
 
 @calls("nn.Dropout")
@@ -97,6 +138,14 @@ def dropout(name, eqx):
     yield lambda: jax.vmap(lambda k: name(0.5)(ONE, key=k))(jax.random.split(KEY, 3))
     yield lambda: name("text")(ONE, key=KEY)
     yield lambda: name(jnp.array(0.5))(ONE, key=KEY)
+    yield lambda: eqx.filter_grad(lambda d: d(ONE, key=KEY).sum())(name(jnp.array(0.5))).p
+    yield lambda: jax.grad(lambda p: name(p)(ONE, key=KEY).sum())(0.3)
+    for dtype in ("int32", "int8", "bool"):
+        yield lambda dtype=dtype: name(0.5)(jnp.ones(4, dtype), key=KEY)
+    yield lambda: name(0.5)(jnp.array(1.0), key=KEY)
+    for p in (jnp.float32(0.5), np.float32(0.5)):
+        yield lambda p=p: name(p)(jnp.ones(4, "bfloat16"), key=KEY)
+    yield lambda: of_subclass(eqx, name)
 
 
 @calls("nn.Embedding")
@@ -119,6 +168,7 @@ def embedding(name, eqx):
     yield lambda: name(4, 3)
     yield name
     yield lambda: name(num_embeddings=4, embedding_size=3, key=KEY)(x=1, key=KEY)
+    yield lambda: of_subclass(eqx, name, 4, 3, key=KEY)
 
 
 @calls("nn.RotaryPositionalEmbedding")
@@ -160,6 +210,10 @@ def cells(name, eqx):
         ONE, hidden()
     )
     yield lambda: name(3, 2)
+    square = (SQUARE, SQUARE.T) if name.__name__ == "LSTMCell" else SQUARE
+    yield lambda: name(2, 2, use_bias=False, key=KEY)(SQUARE, square)
+    yield lambda: eqx.tree_at(lambda c: c.bias, name(3, 2, key=KEY), 0.5)(ONE, hidden())
+    yield lambda: of_subclass(eqx, name, 3, 2, key=KEY)
 
 
 @calls("nn.MLP")
@@ -191,6 +245,15 @@ def mlp(name, eqx):
     yield lambda: name(3, 2, 4, 1.5, key=KEY)
     yield lambda: name(3, 2, 4, 1)
     yield lambda: name(in_size=3, out_size=2, width_size=4, depth=1, key=KEY)(x=ONE)
+    yield lambda: name(2, 2, 2, 1, key=KEY)(SQUARE)
+    yield lambda: eqx.tree_at(
+        lambda m: (m.layers[0].weight, m.layers[0].bias, m.layers[1].weight),
+        name(3, 2, 4, 1, key=KEY),
+        replace_fn=lambda x: x[:2] if x.shape[-1] != 4 or x.ndim == 1 else x[:, :2],
+    )(ONE)
+    yield lambda: [type(x) is eqx.nn.Linear for x in name(3, 2, 4, 1, key=KEY).layers]
+    yield lambda: len(leaves(name(3, 2, 4, 1, key=KEY)))
+    yield lambda: of_subclass(eqx, name, 3, 2, 4, 1, key=KEY)
 
 
 @calls("nn.Sequential")
@@ -269,3 +332,26 @@ def attention(name, eqx):
     yield lambda: name(2, 4)
     yield lambda: jax.vmap(layer())(xs[None], xs[None], xs[None])
     yield lambda: layer()(jnp.ones((0, 4)), xs, xs)
+    # What is hidden by a mask does not count: not NaN, not infinity, and not in derivatives.
+    hidden = jnp.array([[True, False, False], [True, True, False], [False, False, False]])
+    for mask in (hidden, jnp.zeros((3, 3), bool), jnp.stack([hidden, hidden.T])):
+        yield lambda mask=mask: jax.grad(lambda x: (layer()(x, x, x, mask) ** 2).sum())(xs)
+        yield lambda mask=mask: jax.jvp(lambda x: layer()(x, x, x, mask), (xs,), (xs,))[1]
+        yield (
+            lambda mask=mask: (
+                eqx.filter_grad(lambda m: (m(xs, xs, xs, mask) ** 2).sum())(
+                    layer()
+                ).query_proj.weight
+            )
+        )
+        yield lambda mask=mask: layer()(1e20 * xs, 1e18 * xs, xs, mask)
+    for bad in (jnp.nan, jnp.inf):
+        yield lambda bad=bad: layer()(xs, xs.at[2].set(bad), xs, hidden)
+        yield lambda bad=bad: jax.grad(lambda k: layer()(xs, k, xs, hidden).sum())(
+            xs.at[2].set(bad)
+        )
+    yield lambda: layer(dtype="float16")(*[xs.astype("float16")] * 3)
+    yield lambda: [
+        type(getattr(layer(), f"{x}_proj")) is eqx.nn.Linear for x in ("query", "output")
+    ]
+    yield lambda: of_subclass(eqx, name, 2, 4, key=KEY)

@@ -126,6 +126,28 @@ def batch_norm(name, eqx):
     yield lambda: name(2, "i", 1e-3, False, 0.9, True, None, "ema").momentum
     yield lambda: name(2, "i", mode="ema").is_stateful()
 
+    def through_the_state(mode, inference):
+        """The gradient of a later call with respect to the batch of an earlier one."""
+        norm, state = eqx.nn.make_with_state(name)(2, "i", mode=mode, momentum=0.7)
+
+        def over(xs, state, **options):
+            return jax.vmap(
+                lambda x, s: norm(x, s, **options),
+                in_axes=(0, None),
+                out_axes=(0, None),
+                axis_name="i",
+            )(xs, state)
+
+        def loss(xs):
+            _, after = over(xs, state)
+            return (over(jnp.cos(XS), after, inference=inference)[0] ** 3).sum()
+
+        return jax.grad(loss)(XS)
+
+    for mode in ("ema", "batch"):
+        for inference in (False, True):
+            yield through_the_state, mode, inference
+
 
 @calls("nn.SpectralNorm")
 def spectral_norm(name, eqx):
@@ -147,6 +169,8 @@ def spectral_norm(name, eqx):
     yield lambda: name(layer=layer, weight_name="weight", key=KEY).num_power_iterations
     yield lambda: name(layer, "weight", key=KEY).is_stateful()
     yield lambda: name[eqx.nn.Linear]
+    square = eqx.nn.Linear(2, 2, use_bias=False, key=KEY)
+    yield lambda: eqx.nn.make_with_state(name)(square, "weight", key=KEY)[0].layer(XS[:2])
 
 
 @calls("nn.WeightNorm")
@@ -165,6 +189,7 @@ def weight_norm(name, eqx):
     yield lambda: name(eqx.nn.Conv1d(2, 3, 2, key=KEY))(jnp.ones((2, 4)))
     yield lambda: name(layer) == name(layer)
     yield lambda: name(layer=layer, weight_name="weight", axis=0).weight_name
+    yield lambda: name(eqx.nn.Linear(2, 2, use_bias=False, key=KEY))(XS[:2])
     yield lambda: name[eqx.nn.Linear]
 
 

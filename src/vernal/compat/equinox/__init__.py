@@ -13,8 +13,6 @@ from ...runtime import RuntimeCheckError as EquinoxRuntimeError  # noqa: F401 (E
 
 # A check that fails while tracing raises the same class here.
 from ...runtime import RuntimeCheckError as EquinoxTracetimeError  # noqa: F401 (Equinox's name)
-from ...runtime import branched_error_if as branched_error_if
-from ...runtime import error_if as error_if
 from ...saving import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ...saving import default_serialise_filter_spec as default_serialise_filter_spec
 from ...saving import tree_deserialise_leaves as tree_deserialise_leaves
@@ -38,6 +36,8 @@ from ...trees import tree_flatten_one_level as tree_flatten_one_level
 from . import debug as debug
 from . import internal as internal
 from . import nn as nn
+from ._checks import branched_error_if as branched_error_if
+from ._checks import error_if as error_if
 from ._closures import filter_closure_convert as filter_closure_convert
 from ._custom_rules import filter_custom_jvp as filter_custom_jvp
 from ._custom_rules import filter_custom_vjp as filter_custom_vjp

@@ -47,10 +47,10 @@ from ....runtime import Enumeration as Enumeration
 from ....runtime import NoProgressMeter as NoProgressMeter
 from ....runtime import TextProgressMeter as TextProgressMeter
 from ....runtime import assert_dce as assert_dce
-from ....runtime import branched_error_if as branched_error_if
-from ....runtime import error_if as error_if
 from ....transforms import closure_to_pytree as closure_to_pytree
 from ....trees import ω as ω
+from .._checks import branched_error_if as branched_error_if
+from .._checks import error_if as error_if
 from ._loops import scan as scan
 from ._loops import while_loop as while_loop
 from ._meters import TqdmProgressMeter as TqdmProgressMeter

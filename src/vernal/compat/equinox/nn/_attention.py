@@ -11,7 +11,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from .... import nn
+from ....show import value_error
 from ._dropout import Dropout, inference_of
+from ._layer import LayerMeta
+from ._linear import Linear
 
 
 def dot_product_attention_weights(query: Array, key: Array, mask: Array | None = None) -> Array:
@@ -72,9 +75,11 @@ def _as_bools(mask: ArrayLike) -> Array:
     return mask if mask.dtype == jnp.bool_ else mask != 0
 
 
-class MultiheadAttention(nn.MultiheadAttention):
-    """`vernal.nn.MultiheadAttention` with Equinox's masks (of any dtype; a query that sees nothing gets the mean of all
-    values) and with a key for the dropout of each head.
+class MultiheadAttention(nn.MultiheadAttention, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.MultiheadAttention` of one sequence by Equinox's formula.
+
+    All scores are made at once, a mask has any dtype, a query that sees nothing gets the mean of all values, and the
+    dropout of each head has a key.
 
     Args:
         num_heads: as there, and so are all others.
@@ -93,6 +98,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: likewise.
         key: likewise.
     """
+
+    _linear = Linear
 
     def __init__(
         self,
@@ -120,59 +127,68 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         self.dropout = Dropout(dropout_p, inference)
 
-    def __call__(
+    @jax.named_scope("eqx.nn.MultiheadAttention")
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] (Equinox's arguments)
         self,
-        query: ArrayLike,
-        key_: ArrayLike,
-        value: ArrayLike,
+        query: Array,
+        key_: Array,
+        value: Array,
         mask: ArrayLike | None = None,
         *,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
         deterministic: bool | None = None,
-        bias: ArrayLike | None = None,
-        **options: Any,
-    ) -> Any:
+        process_heads: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+    ) -> Array:
         """Attends.
 
         Args:
-            query: as in `vernal.nn.MultiheadAttention`, and so are all others.
-            key_: likewise.
-            value: likewise.
-            mask: likewise, of any dtype: 0 where a query does not see a key.
-            key: likewise.
-            inference: likewise.
+            query: shape `(T, query_size)`.
+            key_: shape `(S, key_size)`.
+            value: shape `(S, value_size)`.
+            mask: of any dtype, 0 where a query does not see a key: shape `(T, S)` or `(num_heads, T, S)`.
+            key: for dropout.
+            inference: overrides the setting of the dropout, for this call.
             deterministic: the old name of `inference`.
-            bias: likewise.
-            **options: likewise.
+            process_heads: a function of the projected queries, keys and values, of shapes `(T, num_heads, qk_size)`,
+                `(S, num_heads, qk_size)` and `(S, num_heads, vo_size)`, that returns those to use instead.
 
         Returns:
-            As there.
+            Shape `(T, output_size)`.
+
+        Raises:
+            ValueError: if `process_heads` changes a shape.
         """
         inference = inference_of(inference, deterministic, "MultiheadAttention()")
-        if mask is not None:
-            # A finite bias: where nothing is seen, all is seen alike.
-            dtype = _wide(self.query_proj.weight.dtype)
-            hidden = jnp.where(_as_bools(mask), 0, jnp.finfo(dtype).min).astype(dtype)
-            bias = hidden if bias is None else bias + hidden
-        return super().__call__(
-            query, key_, value, key=key, inference=inference, bias=bias, **options
+        queries = self._in_heads(jax.vmap(self.query_proj)(query))
+        keys = self._in_heads(jax.vmap(self.key_proj)(key_))
+        values = self._in_heads(jax.vmap(self.value_proj)(value))
+        if process_heads is not None:
+            queries, keys, values = _process(process_heads, queries, keys, values)
+        random = None if key is None else jax.random.split(key, self.num_heads)
+
+        def one_head(q: Array, k: Array, v: Array, mask: Any, key: Any) -> Array:
+            return dot_product_attention(q, k, v, mask, self.dropout, key=key, inference=inference)
+
+        mask = None if mask is None else jnp.asarray(mask)
+        each = 0 if mask is not None and mask.ndim == 3 else None
+        axes = 1, 1, 1, each, None if random is None else 0
+        out = jax.vmap(one_head, in_axes=axes, out_axes=1)(queries, keys, values, mask, random)
+        return jax.vmap(self.output_proj)(out.reshape(len(out), -1))
+
+    def _in_heads(self, projected: Array) -> Array:
+        return projected.reshape(len(projected), self.num_heads, -1)
+
+
+def _process(process_heads: Any, *heads: Array) -> tuple[Array, Array, Array]:
+    """What the user's function makes of the heads."""
+    out = process_heads(*heads)
+    before, after = ([jnp.shape(x) for x in xs] for xs in (heads, out))
+    if before != after:
+        raise value_error(
+            "`process_heads` must not change the shapes of the heads",
+            where="argument `process_heads`",
+            expected=str(before),
+            got=str(after),
         )
-
-    def _drop(
-        self, key: PRNGKeyArray | None, inference: bool | None
-    ) -> Callable[[Array], Array] | None:
-        drop = super()._drop(key, inference)
-        if drop is None or key is None:
-            return drop
-
-        def by_head(weights: Array) -> Array:
-            # The axes of the heads, and of the query heads of each, stand in front of queries and keys.
-            whole = weights.reshape(*weights.shape[:-4], -1, *weights.shape[-2:])
-            keys = jax.random.split(key, whole.shape[-3])
-            masked = jax.vmap(
-                lambda w, k: self.dropout(w, key=k, inference=False), in_axes=(-3, 0), out_axes=-3
-            )(whole, keys)
-            return masked.reshape(weights.shape)
-
-        return by_head
+    return out

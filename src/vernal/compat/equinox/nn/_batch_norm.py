@@ -163,7 +163,7 @@ class BatchNorm(nn.StatefulLayer, layout="fields"):
         moved = tuple(
             jnp.where(is_first, b.astype(a.dtype), a) for a, b in zip(moved, new, strict=True)
         )
-        state = state.set(first, jnp.array(False)).set(index, lax.stop_gradient(moved))
+        state = state.set(first, jnp.array(False)).set(index, moved)
         return moved, state
 
     def _by_batch(self, x: Array, state: nn.State, inference: bool) -> Any:
@@ -177,5 +177,5 @@ class BatchNorm(nn.StatefulLayer, layout="fields"):
             whole = jnp.where(count == 0, 1, whole)
             return tuple(x / whole for x in running), state
         new = self._of_the_batch(x)
-        moved = lax.stop_gradient(self._moved(running, new))
+        moved = self._moved(running, new)
         return new, state.set(counter, count + 1).set(index, moved)

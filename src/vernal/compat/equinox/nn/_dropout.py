@@ -3,11 +3,13 @@
 import warnings
 from typing import Any
 
-from jax import Array
-from jax.typing import ArrayLike
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jaxtyping import PRNGKeyArray
 
 from .... import nn
+from ._layer import LayerMeta
 
 
 def inference_of(inference: bool | None, deterministic: bool | None, where: str) -> bool | None:
@@ -18,7 +20,7 @@ def inference_of(inference: bool | None, deterministic: bool | None, where: str)
     return deterministic
 
 
-class Dropout(nn.Dropout, layout="fields"):
+class Dropout(nn.Dropout, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.Dropout`, of which `p` and `inference` are leaves.
 
     Args:
@@ -27,9 +29,12 @@ class Dropout(nn.Dropout, layout="fields"):
         deterministic: the old name of `inference`.
     """
 
+    # A leaf with a gradient, which is zero.
+    p: Any
+
     def __init__(
         self,
-        p: float = 0.5,
+        p: Any = 0.5,
         inference: bool = False,
         *,
         deterministic: bool | None = None,
@@ -38,12 +43,12 @@ class Dropout(nn.Dropout, layout="fields"):
 
     def __call__(
         self,
-        x: ArrayLike,
+        x: Any,
         *,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
         deterministic: bool | None = None,
-    ) -> Array:
+    ) -> Any:
         """Drops out some elements.
 
         Args:
@@ -55,9 +60,14 @@ class Dropout(nn.Dropout, layout="fields"):
         Returns:
             As there.
         """
-        return super().__call__(
-            x, key=key, inference=inference_of(inference, deterministic, "Dropout()")
-        )
+        inference = inference_of(inference, deterministic, "Dropout()")
+        inference = self.inference if inference is None else inference
+        if inference or (isinstance(self.p, int | float) and self.p == 0):
+            return x
+        key = nn.use_key(key, self.key, "Dropout")
+        keep = 1 - lax.stop_gradient(self.p)
+        kept = jax.random.bernoulli(key, keep, jnp.shape(x))
+        return jnp.where(kept, x / keep, 0)
 
     @property
     def deterministic(self) -> Any:

@@ -8,11 +8,12 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from .... import nn
+from ._layer import LayerMeta
 
 _NONE: Any = object()
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(nn.LayerNorm, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.LayerNorm` with Equinox's old arguments.
 
     Args:
@@ -58,7 +59,7 @@ class LayerNorm(nn.LayerNorm):
         return out if state is _NONE else (out, state)
 
 
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(nn.RMSNorm, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.RMSNorm`, which hands a state on."""
 
     def __call__(self, x: Any, state: Any = _NONE, *, key: Array | None = None) -> Any:
@@ -76,7 +77,7 @@ class RMSNorm(nn.RMSNorm):
         return out if state is _NONE else (out, state)
 
 
-class GroupNorm(nn.GroupNorm):
+class GroupNorm(nn.GroupNorm, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.GroupNorm`, whose input is always one example unless `num_spatial_dims` is given."""
 
     def _refuse_two_readings(self, x: Array, fitting: list[bool]) -> None:

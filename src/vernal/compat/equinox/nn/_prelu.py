@@ -2,13 +2,17 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PRNGKeyArray
 
 from .... import nn
+from ._layer import LayerMeta
 
 
-class PReLU(nn.PReLU):
-    """`vernal.nn.PReLU` whose slope is weakly typed, if it is given as a number.
+class PReLU(nn.PReLU, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.PReLU` whose slope is weakly typed, if it is given as a number; it computes in the dtype of both.
 
     Args:
         init_alpha: the slope to begin with.
@@ -16,3 +20,16 @@ class PReLU(nn.PReLU):
 
     def __init__(self, init_alpha: Any = 0.25):
         self.negative_slope = jnp.asarray(init_alpha)
+
+    @jax.named_scope("eqx.nn.PReLU")
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
+        """Applies the rectifier.
+
+        Args:
+            x: an array that the slopes broadcast to.
+            key: not used.
+
+        Returns:
+            The shape of `x`.
+        """
+        return jnp.where(x >= 0, x, self.negative_slope * x)

@@ -5,9 +5,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from .... import nn
+from ._layer import LayerMeta
 
 
-class RotaryPositionalEmbedding(nn.RotaryPositionalEmbedding):
+class RotaryPositionalEmbedding(nn.RotaryPositionalEmbedding, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.RotaryPositionalEmbedding` with Equinox's default dtype, which is that of JAX.
 
     Args:

@@ -10,6 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from .... import nn
 from ...._ground import weak_like
+from ._layer import LayerMeta
 
 V = TypeVar("V")
 Layer = TypeVar("Layer")
@@ -38,7 +39,7 @@ class StateIndex(nn.Variable[V]):
         return self.stored
 
 
-class SpectralNorm(nn.SpectralNorm[Layer]):
+class SpectralNorm(nn.SpectralNorm[Layer], metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.SpectralNorm` with a `StateIndex`.
 
     Args:

@@ -1,0 +1,47 @@
+"""Checks of any condition, not only of bools: what is not 0 is true, as on Equinox."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ... import runtime
+from ...trees import is_array_like
+
+
+def _as_bools(pred: Any) -> Any:
+    counts = is_array_like(pred) and jnp.result_type(pred) != jnp.bool_
+    return jnp.asarray(pred) != 0 if counts else pred
+
+
+def error_if(x: Any, pred: Any, msg: str, *, on_error: Any = "default") -> Any:
+    """`vernal.error_if`.
+
+    Args:
+        x: as there, and so are all others.
+        pred: likewise, of any dtype.
+        msg: likewise.
+        on_error: likewise.
+
+    Returns:
+        As there.
+    """
+    return runtime.error_if(x, _as_bools(pred), msg, on_error=on_error)
+
+
+def branched_error_if(
+    x: Any, pred: Any, index: Any, msgs: Sequence[str], *, on_error: Any = "default"
+) -> Any:
+    """`vernal.branched_error_if`.
+
+    Args:
+        x: as there, and so are all others.
+        pred: likewise, of any dtype.
+        index: likewise.
+        msgs: likewise.
+        on_error: likewise.
+
+    Returns:
+        As there.
+    """
+    return runtime.branched_error_if(x, _as_bools(pred), index, msgs, on_error=on_error)

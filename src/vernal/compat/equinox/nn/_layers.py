@@ -1,0 +1,57 @@
+"""Layers whose every field that is not static is a child, as in Equinox: also those that a subclass adds."""
+
+from typing import Any
+
+from .... import nn
+from ._layer import LayerMeta
+
+
+class Identity(nn.Identity, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Identity`."""
+
+
+class Lambda(nn.Lambda, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Lambda`, whose function is a leaf."""
+
+
+class Embedding(nn.Embedding, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Embedding`."""
+
+
+class Sequential(nn.Sequential, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Sequential`, whose functions are leaves."""
+
+    def __getitem__(self, i: int | slice) -> Any:
+        return type(self)(self.layers[i]) if isinstance(i, slice) else self.layers[i]
+
+
+class Conv(nn.Conv, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Conv`."""
+
+
+class Conv1d(nn.Conv1d, Conv, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Conv1d`."""
+
+
+class Conv2d(nn.Conv2d, Conv, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Conv2d`."""
+
+
+class Conv3d(nn.Conv3d, Conv, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Conv3d`."""
+
+
+class ConvTranspose(nn.ConvTranspose, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.ConvTranspose`."""
+
+
+class ConvTranspose1d(nn.ConvTranspose1d, ConvTranspose, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.ConvTranspose1d`."""
+
+
+class ConvTranspose2d(nn.ConvTranspose2d, ConvTranspose, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.ConvTranspose2d`."""
+
+
+class ConvTranspose3d(nn.ConvTranspose3d, ConvTranspose, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.ConvTranspose3d`."""

@@ -1,0 +1,86 @@
+"""`Linear` and `MLP` by Equinox's formula, whatever stands in the place of a weight."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import PRNGKeyArray
+
+from .... import nn
+from ....show import short, value_error
+from ._layer import LayerMeta
+
+
+class Linear(nn.Linear, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.Linear` of one vector: `weight @ x + bias`, as it stands. So the columns of a matrix are vectors; use
+    `jax.vmap` for a batch.
+
+    Args:
+        in_features: as there, and so are all others.
+        out_features: likewise.
+        use_bias: likewise.
+        dtype: likewise.
+        key: likewise.
+    """
+
+    @jax.named_scope("eqx.nn.Linear")
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+        """Applies the map.
+
+        Args:
+            x: shape `(in_features,)`, or `()` for a scalar.
+            key: not used.
+
+        Returns:
+            Shape `(out_features,)`, or `()`.
+
+        Raises:
+            ValueError: if `x` is to be a scalar, and is not.
+        """
+        if self.in_features == "scalar":
+            if jnp.shape(x) != ():
+                raise value_error(
+                    "`Linear` was given an input of the wrong shape",
+                    where="argument `x`",
+                    expected="a scalar",
+                    got=short(x),
+                )
+            x = jnp.broadcast_to(x, (1,))
+        y = self.weight @ x
+        if self.bias is not None:
+            y = y + self.bias
+        return lax.squeeze(y, (0,)) if self.out_features == "scalar" else y
+
+
+class MLP(nn.MLP, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.MLP` of one vector, made of `Linear`. Its functions are leaves.
+
+    Args:
+        in_size: as there, and so are all others.
+        out_size: likewise.
+        width_size: likewise.
+        depth: likewise.
+        activation: likewise.
+        final_activation: likewise.
+        use_bias: likewise.
+        use_final_bias: likewise.
+        dtype: likewise.
+        scan: likewise.
+        key: likewise.
+    """
+
+    _linear = Linear
+
+    @jax.named_scope("eqx.nn.MLP")
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
+        """Applies the layers.
+
+        Args:
+            x: shape `(in_size,)`, or `()` for a scalar.
+            key: not used.
+
+        Returns:
+            Shape `(out_size,)`, or `()`.
+        """
+        return self._one(x)
