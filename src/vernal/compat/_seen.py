@@ -128,7 +128,7 @@ SEEN = {
     "nn.SpectralNorm": [["errors", "more", "values"], ["errors", "more", "values"]],
     "nn.State": [["errors", "refuses", "values"], ["errors", "refuses", "values"]],
     "nn.StateIndex": [["errors", "more", "refuses", "values"], ["absent"]],
-    "nn.StatefulLayer": [["refuses"], ["refuses"]],
+    "nn.StatefulLayer": [["refuses"], ["refuses", "values"]],
     "nn.WeightNorm": [["errors", "more", "values"], ["errors", "more", "values"]],
     "nn.delete_init_state": [["errors", "refuses", "values"], ["errors", "refuses"]],
     "nn.make_with_state": [["errors", "refuses", "values"], ["errors", "refuses"]],

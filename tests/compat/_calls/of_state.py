@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from .of_layers import of_subclass
 from .registry import calls
 
 KEY = jax.random.key(0)
@@ -189,6 +190,7 @@ def weight_norm(name, eqx):
     yield lambda: name(eqx.nn.Conv1d(2, 3, 2, key=KEY))(jnp.ones((2, 4)))
     yield lambda: name(layer) == name(layer)
     yield lambda: name(layer=layer, weight_name="weight", axis=0).weight_name
+    yield lambda: of_subclass(eqx, name, layer)
     yield lambda: name(eqx.nn.Linear(2, 2, use_bias=False, key=KEY))(XS[:2])
     yield lambda: name[eqx.nn.Linear]
 
@@ -199,6 +201,14 @@ def stateful_layer(name, eqx):
         def __call__(self, x, state, *, key=None):
             return x, state
 
+    class WithNumber(name):
+        scale: float = 2.0
+
+        def __call__(self, x, state, *, key=None):
+            return self.scale * x, state
+
+    yield lambda: jax.tree.leaves(WithNumber())
+    yield lambda: jax.tree.map(lambda x: 3 * x, WithNumber()).scale
     yield lambda: Layer().is_stateful()
     yield lambda: issubclass(name, eqx.Module)
     yield name

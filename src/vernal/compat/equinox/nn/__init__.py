@@ -3,8 +3,6 @@
 from ...._ground import publish as _publish
 from ....nn import Shared as Shared
 from ....nn import State as State
-from ....nn import StatefulLayer as StatefulLayer
-from ....nn import WeightNorm as WeightNorm
 from ....nn import delete_init_state as delete_init_state
 from ....nn import inference_mode as inference_mode
 from ....nn import make_with_state as make_with_state
@@ -32,6 +30,8 @@ from ._layers import Embedding as Embedding
 from ._layers import Identity as Identity
 from ._layers import Lambda as Lambda
 from ._layers import Sequential as Sequential
+from ._layers import StatefulLayer as StatefulLayer
+from ._layers import WeightNorm as WeightNorm
 from ._linear import MLP as MLP
 from ._linear import Linear as Linear
 from ._norms import GroupNorm as GroupNorm

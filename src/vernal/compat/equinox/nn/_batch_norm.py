@@ -13,10 +13,11 @@ from jaxtyping import PRNGKeyArray
 from .... import nn
 from ....modules import field
 from ....show import value_error
+from ._layers import StatefulLayer
 from ._state import StateIndex
 
 
-class BatchNorm(nn.StatefulLayer, layout="fields"):
+class BatchNorm(StatefulLayer, layout="fields"):
     """Normalises by the statistics of the batch, over axes that `jax.vmap` has taken away, as in Equinox 0.13.8.
 
     The running statistics are in a `State`. In mode `"batch"` they start as 0 and 1, and inference divides both by

@@ -1,9 +1,19 @@
 """Layers whose every field that is not static is a child, as in Equinox: also those that a subclass adds."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from .... import nn
 from ._layer import LayerMeta
+
+Layer = TypeVar("Layer")
+
+
+class StatefulLayer(nn.StatefulLayer, metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.StatefulLayer`."""
+
+
+class WeightNorm(nn.WeightNorm[Layer], metaclass=LayerMeta, layout="fields"):
+    """`vernal.nn.WeightNorm`."""
 
 
 class Identity(nn.Identity, metaclass=LayerMeta, layout="fields"):
