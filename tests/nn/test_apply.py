@@ -251,7 +251,7 @@ def test_without_apply_a_layer_in_training_says_who_can_take_its_state():
 
 def test_one_layer_in_two_places_is_refused():
     norm = nn.BatchNorm(3)
-    with pytest.raises(ValueError, match=r"(?s)two places.*model\[0\].*model\[2\]"):
+    with pytest.raises(ValueError, match=r"(?s)appears twice.*model\[0\].*model\[2\]"):
         nn.apply([norm, jnp.sin, norm], jnp.ones((2, 3)), method=lambda model, x: model[0](x))
 
 
