@@ -105,9 +105,7 @@ class Twice(vernal.Module):
 
 
 def test_a_layer_stored_twice_is_found_at_construction_and_a_shared_one_counts_once(getkey):
-    with pytest.raises(
-        ValueError, match=r"(?s)one node of type Linear appears twice.*layers\[1\]"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)one node of type Linear appears twice.*layers\[1\]"):
         tree_check(Twice(getkey()))
     model = Tied(getkey())
     tree_check(model)

@@ -94,7 +94,7 @@ DIFFERENCES = {
     "nn.PReLU": (BETTER, "its parameter has a strong type, which the first update leaves as it is"),
     "nn.LayerNorm": (BETTER, "takes batches; integers give floats; natively without a `state` to hand on"),
     "nn.RMSNorm": (BETTER, "as `nn.LayerNorm`"),
-    "nn.MLP": (DIFFERS, "as `nn.Linear`; the identity has a name"),
+    "nn.MLP": (DIFFERS, "activations see a whole layer, the last one with `depth=0` too; as `nn.Linear`"),
     "nn.Sequential": (BETTER, "refuses a state that is none"),
     "nn.StatefulLayer": (BETTER, "as `nn.Sequential`"),
     "nn.Shared": (DIFFERS, "what stands for the shared node is not a leaf"),

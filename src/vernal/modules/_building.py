@@ -124,7 +124,8 @@ def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
         try:
             value = values[name]
         except KeyError:
-            if not _class_default(self, info, name):
+            # As in Equinox, a default that nobody set is that of the class, and not a child.
+            if not _class_default(self, info, name) or (every_field_is_child and not static):
                 kinds.append(None)
                 continue
             value = values[name] = _number_as_array(info, name, values[name])

@@ -25,6 +25,7 @@ def error_if(name, eqx):
     yield name, "text", False, "wrong"
     yield name, "text", jnp.array(False), "wrong"
     yield name, np.ones(2), jnp.array(False), "wrong"
+    yield name, np.ones(2), False, "wrong"
     yield name, ONE, True, "wrong"
     yield name, ONE, jnp.array(True), "wrong"
     yield name, ONE, jnp.array([False, True]), "wrong"

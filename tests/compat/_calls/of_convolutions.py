@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .of_layers import of_subclass
+from .of_layers import of_parts, of_subclass
 from .registry import calls
 
 KEY = jax.random.key(0)
@@ -187,6 +187,7 @@ def adaptive_pools(name, eqx):
 @calls("nn.AdaptivePool")
 def adaptive_pool(name, eqx):
     yield lambda: name(2, 1, jnp.min)(image(1))
+    yield lambda: of_parts(eqx, name, 2, 1, jnp.min)(image(1))
     yield lambda: name((2, 3), 2, jnp.median)(image(2))
     yield lambda: name(target_shape=2, num_spatial_dims=1, operation=jnp.max)(image(1))
     yield lambda: name((2, 3), 1, jnp.max)
@@ -225,6 +226,7 @@ def group_norm(name, eqx):
     x = image(2, channels=4, size=3)
     yield lambda: name(2, 4)(x)
     yield lambda: name(2, 4)(x[:, 0, 0])
+    yield lambda: of_parts(eqx, name, 2, 4)(x[:, 0, 0])
     yield lambda: name(2, channelwise_affine=False)(x)
     yield lambda: name(2, 4, 1e-1, False)(x)
     yield lambda: name(2, 4, dtype="bfloat16")(x.astype("bfloat16"))

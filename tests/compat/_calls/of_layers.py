@@ -1,5 +1,7 @@
 """Layers without state: linear ones, cells, attention, dropout."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +27,26 @@ def doubled(eqx):
             return 2 * (self.w @ x)
 
     return Weight(SQUARE)
+
+
+def of_parts(eqx, name, *args, **options):
+    """An instance of a subclass that sets Equinox's fields itself."""
+
+    class Layer(name):
+        def __init__(self):
+            made = name(*args, **options)
+            ours = {
+                "together",
+                "key",
+                "scan",
+                "num_key_value_heads",
+                "disjoint",
+                "num_spatial_dims",
+            }
+            for field in {f.name for f in dataclasses.fields(made)} - ours:
+                setattr(self, field, getattr(made, field))
+
+    return Layer()
 
 
 def of_subclass(eqx, name, *args, **options):
@@ -146,6 +168,8 @@ def dropout(name, eqx):
     for p in (jnp.float32(0.5), np.float32(0.5)):
         yield lambda p=p: name(p)(jnp.ones(4, "bfloat16"), key=KEY)
     yield lambda: of_subclass(eqx, name)
+    yield lambda: of_parts(eqx, name, 0.3)(ONE, key=KEY)
+    yield lambda: dataclasses.replace(name(0.5), p=0.1).p
 
 
 @calls("nn.Embedding")
@@ -252,6 +276,23 @@ def mlp(name, eqx):
         replace_fn=lambda x: x[:2] if x.shape[-1] != 4 or x.ndim == 1 else x[:, :2],
     )(ONE)
     yield lambda: [type(x) is eqx.nn.Linear for x in name(3, 2, 4, 1, key=KEY).layers]
+    # An activation sees one unit at a time, and with `depth=0` there is none.
+    for activation in (
+        lambda x: x - jnp.mean(x),
+        lambda x: x * jnp.size(x),
+        lambda x: jax.random.normal(KEY, x.shape) * x,
+        lambda x: jax.lax.cond(x > 0, lambda: x, lambda: 0.1 * x),
+        jax.grad(jax.nn.softplus),
+        jax.nn.softmax,
+        eqx.nn.PReLU(),
+        eqx.nn.Linear("scalar", "scalar", key=KEY),
+    ):
+        yield lambda a=activation: name(3, 2, 5, 2, activation=a, key=KEY)(ONE)
+        yield lambda a=activation: name(3, 2, 5, 1, final_activation=a, key=KEY)(ONE)
+        yield lambda a=activation: name(3, 2, 5, 0, final_activation=a, key=KEY)(ONE)
+        yield lambda a=activation: name(3, "scalar", 5, 1, final_activation=a, key=KEY)(ONE)
+    yield lambda: name(3, 2, 5, 1, final_activation=jnp.argmax, key=KEY)(ONE)
+    yield lambda: of_parts(eqx, name, 3, 2, 4, 1, key=KEY)(ONE)
     yield lambda: len(leaves(name(3, 2, 4, 1, key=KEY)))
     yield lambda: of_subclass(eqx, name, 3, 2, 4, 1, key=KEY)
 
@@ -275,6 +316,16 @@ def sequential(name, eqx):
     yield lambda: name([jnp.tanh])(ONE)
     yield lambda: name((eqx.nn.Identity(),))(ONE)
     yield lambda: name([1])(ONE)
+
+    class Sub(name):
+        def __init__(self, key):
+            super().__init__([eqx.nn.Linear(3, 3, key=key), eqx.nn.Lambda(jnp.tanh)])
+
+        def __call__(self, x, *, key=None):
+            return super().__call__(x, key=key) + 1
+
+    yield lambda: Sub(KEY)[1:](ONE)
+    yield lambda: type(Sub(KEY)[:1]) is name
     yield lambda: model().is_stateful()
     yield lambda: name(layers=[eqx.nn.Identity()])(x=ONE)
     yield lambda: name(1)
@@ -355,3 +406,4 @@ def attention(name, eqx):
         type(getattr(layer(), f"{x}_proj")) is eqx.nn.Linear for x in ("query", "output")
     ]
     yield lambda: of_subclass(eqx, name, 2, 4, key=KEY)
+    yield lambda: of_parts(eqx, name, 2, 4, key=KEY)(xs, xs, xs)

@@ -57,7 +57,31 @@ def module(Module, eqx):
             if self.x.shape != (2,):
                 raise ValueError("wrong shape")
 
+    class Unset(Module):
+        """Has defaults that its `__init__` leaves alone."""
+
+        w: jax.Array
+        part: object = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+        number: float = 3.0
+        text: str = eqx.field(static=True, default="x")
+
+        def __init__(self):
+            self.w = ONE
+
+        def __call__(self, x):
+            return self.part(x) * self.w * self.number
+
     pair = Pair(ONE)
+    yield lambda: jax.tree.leaves(Unset())
+    yield lambda: Unset()(ONE)
+    yield lambda: eqx.filter_jit(lambda m, x: (m, m(x)))(Unset(), ONE)
+    yield lambda: eqx.filter_jit(lambda m: m)(Unset()).number
+    yield lambda: jax.tree.map(lambda x: 2 * x, Unset())(ONE)
+    yield lambda: (Unset().text, repr(Unset()), Unset() == Unset())
+    yield lambda: eqx.filter_grad(lambda m: m(ONE).sum())(Unset()).w
+    yield lambda: copy.deepcopy(Unset()).number
+    yield lambda: len(jax.tree.leaves(eqx.tree_at(lambda m: m.w, Unset(), 2 * ONE)))
+    yield lambda: eqx.tree_at(lambda m: m.w, Unset(), 2 * ONE)(ONE)
     yield lambda: pair
     yield lambda: Pair(left=1.0, right="a", name="b")
     yield Pair

@@ -127,6 +127,12 @@ def batch_norm(name, eqx):
     yield lambda: name(2, "i", 1e-3, False, 0.9, True, None, "ema").momentum
     yield lambda: name(2, "i", mode="ema").is_stateful()
 
+    for mode in ("ema", "batch"):
+        for dtype in ("int32", "bool", "bfloat16", "complex64"):
+            yield lambda mode=mode, dtype=dtype: run(
+                (2, "i"), {"mode": mode}, 1, (XS % 3).astype(dtype)
+            )
+
     def through_the_state(mode, inference):
         """The gradient of a later call with respect to the batch of an earlier one."""
         norm, state = eqx.nn.make_with_state(name)(2, "i", mode=mode, momentum=0.7)
@@ -170,6 +176,11 @@ def spectral_norm(name, eqx):
     yield lambda: name(layer=layer, weight_name="weight", key=KEY).num_power_iterations
     yield lambda: name(layer, "weight", key=KEY).is_stateful()
     yield lambda: name[eqx.nn.Linear]
+    yield lambda: [
+        x.shape
+        for model, state in [eqx.nn.make_with_state(name)(layer, "weight", key=KEY)]
+        for x in state.get(model.uv_index)
+    ]
     square = eqx.nn.Linear(2, 2, use_bias=False, key=KEY)
     yield lambda: eqx.nn.make_with_state(name)(square, "weight", key=KEY)[0].layer(XS[:2])
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
 
 from ... import runtime
 from ...trees import is_array_like
@@ -26,7 +28,10 @@ def error_if(x: Any, pred: Any, msg: str, *, on_error: Any = "default") -> Any:
     Returns:
         As there.
     """
-    return runtime.error_if(x, _as_bools(pred), msg, on_error=on_error)
+    out = runtime.error_if(x, _as_bools(pred), msg, on_error=on_error)
+    return jtu.tree_map(
+        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, out
+    )
 
 
 def branched_error_if(

@@ -6,11 +6,15 @@ from typing import Any
 import jax.numpy as jnp
 
 from .... import nn
+from ....modules import field
 from ._layer import LayerMeta
 
 
 class AdaptivePool(nn.AdaptivePool, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.AdaptivePool` with `disjoint=True`."""
+
+    # Not a field in Equinox.
+    disjoint: bool = field(static=True, init=False, default=True)
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from .... import nn
+from ....modules import field
 from ....show import value_error
 from ._dropout import Dropout, inference_of
 from ._layer import LayerMeta
@@ -98,6 +99,9 @@ class MultiheadAttention(nn.MultiheadAttention, metaclass=LayerMeta, layout="fie
         dtype: likewise.
         key: likewise.
     """
+
+    # Not a field in Equinox.
+    num_key_value_heads: int = field(static=True, init=False, default=0)
 
     _linear = Linear
 

@@ -128,7 +128,7 @@ class BatchNorm(StatefulLayer, layout="fields"):
         (mean, var), state = normalise(x, state, inference)
 
         def per_channel(values: Array) -> Array:
-            return values.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
+            return values.reshape(-1, *[1] * (x.ndim - 1))
 
         y = (x - per_channel(mean)) / per_channel(jnp.sqrt(var + self.eps))
         if self.weight is not None and self.bias is not None:
@@ -149,9 +149,7 @@ class BatchNorm(StatefulLayer, layout="fields"):
     def _moved(self, old: tuple[Array, Array], new: tuple[Array, Array]) -> Any:
         """The running statistics after a batch."""
         kept = self.momentum
-        return tuple(
-            kept * a + (1 - kept) * b.astype(a.dtype) for a, b in zip(old, new, strict=True)
-        )
+        return tuple(_as(kept * a + (1 - kept) * b, a) for a, b in zip(old, new, strict=True))
 
     def _by_running(self, x: Array, state: nn.State, inference: bool) -> Any:
         first, index = self.ema_first_time_index, self.ema_state_index
@@ -161,9 +159,7 @@ class BatchNorm(StatefulLayer, layout="fields"):
             return running, state
         new, is_first = self._of_the_batch(x), state.get(first)
         moved = self._moved(running, new)
-        moved = tuple(
-            jnp.where(is_first, b.astype(a.dtype), a) for a, b in zip(moved, new, strict=True)
-        )
+        moved = tuple(jnp.where(is_first, _as(b, a), a) for a, b in zip(moved, new, strict=True))
         state = state.set(first, jnp.array(False)).set(index, moved)
         return moved, state
 
@@ -180,3 +176,8 @@ class BatchNorm(StatefulLayer, layout="fields"):
         new = self._of_the_batch(x)
         moved = self._moved(running, new)
         return new, state.set(counter, count + 1).set(index, moved)
+
+
+def _as(new: Array, old: Array) -> Array:
+    """In the dtype of the state. Complex numbers stay, for the state to refuse them."""
+    return new if jnp.iscomplexobj(new) else new.astype(old.dtype)

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import PRNGKeyArray
 
 from .... import nn
+from ....modules import field
 from ._layer import LayerMeta
 
 
@@ -31,6 +32,9 @@ class Dropout(nn.Dropout, metaclass=LayerMeta, layout="fields"):
 
     # A leaf with a gradient, which is zero.
     p: Any
+    # Not fields in Equinox.
+    together: int | None = field(static=True, init=False, default=0)
+    key: PRNGKeyArray | None = field(init=False, default=None)
 
     def __init__(
         self,

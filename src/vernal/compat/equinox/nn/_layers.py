@@ -32,7 +32,7 @@ class Sequential(nn.Sequential, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.Sequential`, whose functions are leaves."""
 
     def __getitem__(self, i: int | slice) -> Any:
-        return type(self)(self.layers[i]) if isinstance(i, slice) else self.layers[i]
+        return Sequential(self.layers[i]) if isinstance(i, slice) else self.layers[i]
 
 
 class Conv(nn.Conv, metaclass=LayerMeta, layout="fields"):

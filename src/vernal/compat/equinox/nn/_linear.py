@@ -1,14 +1,18 @@
 """`Linear` and `MLP` by Equinox's formula, whatever stands in the place of a weight."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from .... import nn
+from ....modules import field
 from ....show import short, value_error
+from ....transforms import filter_vmap
 from ._layer import LayerMeta
 
 
@@ -70,11 +74,14 @@ class MLP(nn.MLP, metaclass=LayerMeta, layout="fields"):
         key: likewise.
     """
 
+    # Not a field in Equinox.
+    scan: bool = field(static=True, init=False, default=False)
+
     _linear = Linear
 
     @jax.named_scope("eqx.nn.MLP")
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
-        """Applies the layers.
+        """Applies the layers. An activation is given one unit at a time; with `depth=0` there is none.
 
         Args:
             x: shape `(in_size,)`, or `()` for a scalar.
@@ -83,4 +90,24 @@ class MLP(nn.MLP, metaclass=LayerMeta, layout="fields"):
         Returns:
             Shape `(out_size,)`, or `()`.
         """
-        return self._one(x)
+        if self.scan:
+            return self._one(x)
+        for i, layer in enumerate(self.layers[:-1]):
+            activation = jtu.tree_map(partial(_one_of, i), self.activation)
+            x = _of_each(activation, layer(x))
+        x = self.layers[-1](x)
+        if len(self.layers) == 1:
+            return x
+        if self.out_size == "scalar":
+            return self.final_activation(x)
+        return _of_each(self.final_activation, x)
+
+
+def _one_of(i: int, leaf: Any) -> Any:
+    """The leaf of an activation in one layer."""
+    return leaf[i] if isinstance(leaf, Array) else leaf
+
+
+def _of_each(activation: Any, x: Array) -> Array:
+    """What each unit gives; arrays of the activation have an axis over them."""
+    return filter_vmap(lambda activation, x: activation(x))(activation, x)

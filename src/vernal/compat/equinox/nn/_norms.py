@@ -8,6 +8,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from .... import nn
+from ....modules import field
 from ._layer import LayerMeta
 
 _NONE: Any = object()
@@ -79,6 +80,9 @@ class RMSNorm(nn.RMSNorm, metaclass=LayerMeta, layout="fields"):
 
 class GroupNorm(nn.GroupNorm, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.GroupNorm`, whose input is always one example unless `num_spatial_dims` is given."""
+
+    # Not a field in Equinox.
+    num_spatial_dims: int | None = field(static=True, init=False, default=None)
 
     def _refuse_two_readings(self, x: Array, fitting: list[bool]) -> None:
         pass

@@ -66,5 +66,10 @@ class SpectralNorm(nn.SpectralNorm[Layer], metaclass=LayerMeta, layout="fields")
         super().__init__(layer, weight_name, num_power_iterations, eps, inference, key=ours)
         self.vectors = StateIndex(self.vectors.stored)
 
+    @property
+    def uv_index(self) -> Any:
+        """Equinox's name of `vectors`."""
+        return self.vectors
+
     def _fitting(self, matrix: Array, u: Array, v: Array, trains: bool) -> tuple[Array, Array]:
         return u, v
