@@ -330,3 +330,34 @@ def test_spectral_norm_follows_a_weight_that_is_replaced_step_by_step(eqx):
     second, state = layer(jnp.ones(3), state)
     asleep, _ = eqx.nn.inference_mode(layer)(jnp.ones(3), state)
     return before, first, second, asleep
+
+
+def test_a_linear_layer_of_scalars_refuses_vectors():
+    layer = compat.nn.Linear("scalar", 2, key=KEY)
+    with pytest.raises(ValueError, match=r"(?s)`Linear` was given.*expected: a scalar.*f32\[1\]"):
+        layer(jnp.ones(1))
+
+
+def test_heads_keep_their_shapes():
+    layer, x = compat.nn.MultiheadAttention(2, 4, key=KEY), jnp.ones((3, 4))
+    with pytest.raises(
+        ValueError, match=r"(?s)must not change the shapes.*\(3, 2, 2\).*\(1, 2, 2\)"
+    ):
+        layer(x, x, x, process_heads=lambda q, k, v: (q[:1], k, v))
+
+
+def test_layers_of_both_are_found_by_either_class():
+    ours, theirs = vernal.nn.Linear(2, 2, key=KEY), compat.nn.Linear(2, 2, key=KEY)
+    for layer in (ours, theirs):
+        assert isinstance(layer, compat.nn.Linear) and isinstance(layer, vernal.nn.Linear)
+        assert not isinstance(layer, compat.nn.MLP)
+    assert issubclass(vernal.nn.Conv2d, compat.nn.Conv)
+
+    class Mine(compat.nn.Linear):
+        pass
+
+    assert not isinstance(theirs, Mine) and not isinstance(ours, Mine)
+    assert isinstance(Mine(2, 2, key=KEY), compat.nn.Linear)
+    model = compat.nn.MLP(2, 2, 2, 1, key=KEY)
+    is_linear = lambda x: isinstance(x, compat.nn.Linear)  # noqa: E731
+    assert sum(map(is_linear, jax.tree.leaves(model, is_leaf=is_linear))) == 2
