@@ -124,8 +124,12 @@ def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
         try:
             value = values[name]
         except KeyError:
-            # As in Equinox, a default that nobody set is that of the class, and not a child.
-            if not _class_default(self, info, name) or (every_field_is_child and not static):
+            if not _class_default(self, info, name):
+                kinds.append(None)
+                continue
+            if every_field_is_child and not static:
+                # As in Equinox, a default that nobody set stays with the class, and is not a child.
+                del values[name]
                 kinds.append(None)
                 continue
             value = values[name] = _number_as_array(info, name, values[name])

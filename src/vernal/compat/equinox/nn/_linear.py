@@ -110,4 +110,6 @@ def _one_of(i: int, leaf: Any) -> Any:
 
 def _of_each(activation: Any, x: Array) -> Array:
     """What each unit gives; arrays of the activation have an axis over them."""
+    if not any(isinstance(leaf, Array) for leaf in jtu.tree_leaves(activation)):
+        return jax.vmap(activation)(x)
     return filter_vmap(lambda activation, x: activation(x))(activation, x)
