@@ -4,7 +4,8 @@
 
 The folder is what `save_pretrained` writes: `config.json` and safetensors. (In the checkpoints that OpenAI published,
 the names of the tensors begin at once: `--prefix ""`.) Tokens are given and printed as numbers. Without a folder,
-PyTorch and `transformers` make a small random model, save it, and are compared with.
+PyTorch and `transformers` make a small random model, save it, and are compared with. To fine-tune the last block alone,
+take it out of the `Stack` first: see "Stacks" in the guide to layers.
 """
 
 import argparse

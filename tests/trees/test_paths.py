@@ -286,6 +286,11 @@ def test_what_is_neither_paths_nor_a_function_is_refused(where):
         ("__main__.Net.layers[0].bias", "did you mean '.layers[0].bias'?"),
         ("layers.*", "no leaf but a part; for the leaves in it, write 'layers.*.**'"),
         ("nothing", "no leaf there\n    the leaves are:\n    layers.0.bias"),
+        # Another index would be another layer.
+        ("layers.7", "no leaf there\n    the leaves are:\n    layers.0.bias"),
+        ("layers.7.bias", "no leaf there\n    the leaves are:\n    layers.0.bias"),
+        ("layers.-1", "no leaf there; the indices of a path count from the start: 0, 1, 2"),
+        ("layers[-1].bias", "no leaf there; the indices of a path count from the start: 0, 1, 2"),
     ],
 )
 def test_a_miss_says_what_may_be_meant(path, text):

@@ -39,7 +39,7 @@ def install() -> None:
         >>> program = "import vernal.compat; vernal.compat.install(); import equinox as eqx; "
         >>> program += "print(eqx.nn.Linear.__module__, eqx.__version__)"
         >>> print(subprocess.check_output([sys.executable, "-c", program], text=True))
-        vernal.nn 0.13.8
+        vernal.compat.equinox.nn 0.13.8
     """
     theirs = sys.modules.get("equinox")
     if theirs is not None and theirs is not equinox:
@@ -50,7 +50,8 @@ def install() -> None:
                 expected="to be called before `equinox`, and what is built on it, is imported",
                 got=f"equinox {getattr(theirs, '__version__', '')} from {theirs.__file__}",
                 instead="import vernal.compat; vernal.compat.install() as the first lines of the "
-                "script, or `python -m vernal compat SCRIPT`",
+                "script, or `python -m vernal compat SCRIPT`; or neither: modules of Vernal work in "
+                "libraries on the real Equinox too",
             )
         )
     for theirs_name, ours_name in _SETTINGS.items():

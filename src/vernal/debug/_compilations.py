@@ -91,6 +91,9 @@ class CompilationLog:
         """
         return compilation_table(self._recording(), width)
 
+    def __str__(self) -> str:
+        return self.table()
+
     def page(self, title: str = "Compilations") -> str:
         """A page for the browser: the same table, to be sorted and filtered, and a timeline.
 

@@ -352,7 +352,7 @@ def _check_alike(layers: Any) -> None:
                 where=f"Stack.of(layers)[{i}]",
                 expected="a layer like layers[0]",
                 got=diff_text(layers[0], layer, weak_type=False, root="layer"),
-                instead="a Stack for each run of layers that are alike",
+                instead="a Stack for each run of layers that are alike; vernal.unfreeze for one that is frozen",
             )
 
 

@@ -229,6 +229,8 @@ class Paths:
             close += self._corrected(parts)
         if close:
             return f"no {self._one} there; did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
+        if any(part.name is not None and part.name.startswith("-") for part in parts):
+            return f"no {self._one} there; the indices of a path count from the start: 0, 1, 2"
         return ""
 
     def _corrected(self, parts: Parts) -> list[str]:
@@ -237,7 +239,8 @@ class Paths:
         keys = dict.fromkeys(key for place in self._nodes for key in place)
         found: list[str] = []
         for i, part in enumerate(parts):
-            if part.name is None or part.name in keys:
+            # Another index is another layer, not another spelling.
+            if part.name is None or part.name in keys or _is_index(part.name):
                 continue
             for key in difflib.get_close_matches(part.name, keys):
                 changed = (*parts[:i], *read(key)[0], *parts[i + 1 :])
@@ -248,10 +251,14 @@ class Paths:
             rest = parts[start:]
             if not found and rest[0].test is not None and self._places(rest):
                 found.append("".join(part.source for part in rest))
-        if found or not is_literal(parts):
+        if found or not is_literal(parts) or any(_is_index(part.name) for part in parts):
             return found
         known = dict.fromkeys(".".join(keys) for keys in self._nodes if keys)
         return difflib.get_close_matches(_text(parts), known)
+
+
+def _is_index(name: str | None) -> bool:
+    return name is not None and name.removeprefix("-").isdecimal()
 
 
 def _without_root(parts: Parts) -> Parts | None:
