@@ -340,7 +340,7 @@ WRONG = {
     "count": (
         lambda: filter_vmap(product, in_axes=(0, None))(X),
         ValueError,
-        "(?s)not one entry for each positional argument.*1 entries: x.*2 entries",
+        "(?s)not have one entry for each positional argument.*1 entries: x.*2 entries",
     ),
     "prefix": (
         lambda: filter_vmap(lambda a: 0, in_axes=((0, 0),))((X, X, X)),

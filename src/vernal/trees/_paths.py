@@ -223,13 +223,14 @@ class Paths:
             "no leaf there; did you mean 'encoder.weight'?"
         """
         close: list[str] = []
-        for parts in map(self._rooted, read(path)):
+        meant = [self._rooted(parts) for parts in read(path)]
+        for parts in meant:
             if self._leaves((*parts, DEEP)):
                 return f"no {self._one} but a part; for the {self._many} in it, write {_text(parts) + '.**'!r}"
             close += self._corrected(parts)
         if close:
             return f"no {self._one} there; did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
-        if any(part.name is not None and part.name.startswith("-") for part in parts):
+        if any((part.name or "").startswith("-") for parts in meant for part in parts):
             return f"no {self._one} there; the indices of a path count from the start: 0, 1, 2"
         return ""
 
