@@ -7,6 +7,8 @@
 # differential equations", 2020, arXiv:2005.08926.)
 
 # %%
+import operator
+
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -109,12 +111,12 @@ state = optimiser.init(model)
 history = []
 for i in range(1, 121):
     batch = jax.random.choice(jax.random.key(i), 384, (64,))
-    rows = ts[batch], jax.tree.map(lambda c: c[batch], coefficients), turns[batch]  # noqa: B023
+    rows = jax.tree.map(operator.itemgetter(batch), (ts, coefficients, turns))
     model, state, loss, right = step(model, optimiser, state, *rows)
     history.append(float(loss))
     if i % 30 == 0:
         print(f"step {i}: loss {loss:.3f}, right {right:.0%}", flush=True)
-held_out = ts[test], jax.tree.map(lambda c: c[test], coefficients), turns[test]
+held_out = jax.tree.map(operator.itemgetter(test), (ts, coefficients, turns))
 _, named = vernal.filter_jit(loss_of)(model, *held_out)
 print(f"unseen spirals: {named:.1%} right")
 assert named > 0.9
@@ -125,7 +127,7 @@ for i, colour in ((0, "C0"), (1, "C1")):
     left.plot(
         *seen[i, :, 1:].T, "o", color=colour, markersize=3, label="left" if turns[i] else "right"
     )
-    path = diffrax.CubicInterpolation(ts[i], jax.tree.map(lambda c: c[i], coefficients))  # noqa: B023
+    path = diffrax.CubicInterpolation(*jax.tree.map(operator.itemgetter(i), (ts, coefficients)))
     left.plot(*jax.vmap(path.evaluate)(jnp.linspace(0, ts[i, -1], 200))[:, 1:].T, color=colour)
 left.set(title="observed points, and the path between them")
 left.legend()

@@ -359,5 +359,8 @@ def test_layers_of_both_are_found_by_either_class():
     assert not isinstance(theirs, Mine) and not isinstance(ours, Mine)
     assert isinstance(Mine(2, 2, key=KEY), compat.nn.Linear)
     model = compat.nn.MLP(2, 2, 2, 1, key=KEY)
-    is_linear = lambda x: isinstance(x, compat.nn.Linear)  # noqa: E731
+
+    def is_linear(x):
+        return isinstance(x, compat.nn.Linear)
+
     assert sum(map(is_linear, jax.tree.leaves(model, is_leaf=is_linear))) == 2
