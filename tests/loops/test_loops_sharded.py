@@ -99,7 +99,8 @@ def test_a_sharded_carry_stays_sharded(name, kind, mesh, getkey):
         assert out[0].sharding.spec == P("data", None)
         wants = jax.tree.leaves(fn(x0, w))
         for got, want in zip(out, wants, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+            # Which products are fused depends on the processor, and the small elements are differences of large ones.
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6 * max(1, np.abs(want).max()))
 
 
 def test_a_carry_must_start_as_it_is_sharded_in_the_end(mesh):

@@ -123,15 +123,19 @@ def test_a_run_may_change_and_donate_its_arrays_at_once(folder, monkeypatch):
     step = jax.jit(lambda x: x * 0.0 - 7.0, donate_argnums=0)
     state = {"donated": jnp.ones((64, 64)), "changed": np.ones(3)}
     like = {"donated": jnp.zeros((64, 64)), "changed": np.zeros(3)}
+    metadata = {"losses": [3.0], "more": {"seen": 1}}
     checkpoints = Checkpoints(folder, backend="safetensors")
-    checkpoints.save(1, state)
+    checkpoints.save(1, state, metadata=metadata)
     assert checkpoints.steps == []
     new = step(state["donated"]).block_until_ready()
     state["changed"][:] = -7.0
+    metadata["losses"].append(2.0)
+    metadata["more"]["seen"] = 2
     assert state["donated"].is_deleted() and (new == -7).all()
     go.set()
     restored = checkpoints.restore(like)
     assert (restored["donated"] == 1).all() and (restored["changed"] == 1).all()
+    assert checkpoints.metadata() == {"losses": [3.0], "more": {"seen": 1}}
 
 
 def test_orbax_copies_before_arrays_are_donated(folder):

@@ -144,7 +144,9 @@ def _found(
     still = jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, operator)
     wanted = Wanted(k, rows, order, lax.stop_gradient(rtol), jnp.asarray(most, jnp.int32))
     found = search(still, wanted, key)
-    values, vectors = found.values, found.vectors
+    # Many restarts round the lengths.
+    lengths = norms(found.vectors)[:, None].astype(found.vectors.dtype)
+    values, vectors = found.values, found.vectors / jnp.where(lengths == 0, 1, lengths)
     is_above = jnp.full(k, which == "largest")
     if which == "both":
         ascending = jnp.argsort(values)

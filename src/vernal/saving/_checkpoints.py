@@ -1,5 +1,6 @@
 """`Checkpoints`: the states of a training run in a folder, written while it goes on."""
 
+import copy
 import importlib.util
 import math
 import operator
@@ -219,7 +220,7 @@ class Checkpoints:
             step: its number (an int of any kind), higher than that of every checkpoint in the folder.
             tree: everything the run needs to go on. Stored is what `vernal.saving.save` stores.
                 Afterwards its arrays may be changed and donated.
-            metadata: anything JSON can hold.
+            metadata: anything JSON can hold. It may be changed afterwards, too.
             force: saves a step that `every` would skip: the last one of a run.
 
         Returns:
@@ -239,8 +240,9 @@ class Checkpoints:
             raise _bad("step", "a number from 0 on", step)
         if self._every is not None and step % self._every and not force:
             return False
-        metadata = metadata or {}
-        check_plain(metadata, "metadata")
+        check_plain(metadata or {}, "metadata")
+        # It is written in the other thread, while the caller's list of losses grows.
+        metadata = copy.deepcopy(metadata or {})
         if self._best is not None and type(metadata.get(self._best)) not in (int, float):
             raise value_error(
                 f"the metadata has no number for {self._best!r}",
