@@ -129,7 +129,7 @@ def test_spectral_norm_over_training_steps(ours, theirs, shape, times):
         ours = nn.SpectralNorm(layer, num_power_iterations=times, key=jax.random.key(1))
         theirs = torch.nn.utils.parametrizations.spectral_norm(theirs(), n_power_iterations=times)
         theirs.load_state_dict(to_torch(ours, spectral_norm_rules(), like=theirs.state_dict()))
-        optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(theirs.parameters(), lr=0.02)
         weights = numbers.normal(size=jax.eval_shape(layer, jnp.zeros(shape)).shape)
         for _ in range(5):
             x = numbers.normal(size=shape)
@@ -142,7 +142,7 @@ def test_spectral_norm_over_training_steps(ours, theirs, shape, times):
             ours = tree_at(
                 lambda m: m.layer,
                 ours,
-                jax.tree.map(lambda p, g: p - 0.1 * g, ours.layer, grads.layer),
+                jax.tree.map(lambda p, g: p - 0.02 * g, ours.layer, grads.layer),
             )
             optimizer.step()
             state = theirs.state_dict()

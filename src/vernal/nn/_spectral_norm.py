@@ -20,14 +20,18 @@ from ._variable import Variable
 
 # How many power iterations there are at construction.
 _AT_FIRST = 15
-# Vectors are far off if one more iteration makes the estimate larger by more than the first factor. Then there are as
-# many as at construction, and more, up to the last number, while each makes it larger by more than the second.
-_FAR, _NEAR, _MOST = 1.1, 1.0001, 200
-# Vectors are lost, and begun anew, if the weight is larger than their estimate by this factor. A large training step
-# makes it 1.2 times larger, and PyTorch follows that with a single iteration, so it must be more.
+# Vectors that are found anew have as many, and more, up to the last number, while each makes the estimate larger by
+# more than this factor.
+_NEAR, _MOST = 1.0001, 200
+# The vectors belong to a weight `W` if `v` is the direction of `W^* u`: it was made so, with the weight of the last
+# call. A training step turns that a little; with another weight it is any direction, seldom within this cosine.
+_SAME = 0.9
+# The largest singular value may have another direction all the same, of which the vectors have no part. How large the
+# weight is at least is said by one iteration that begins with a part of every direction: vectors are lost if that is
+# larger than their estimate by the first factor. A large training step makes it 1.2 times larger, and PyTorch follows
+# that with a single iteration, so it must be more. In inference no further call brings the vectors nearer: there it is
+# said by so many iterations, and the second factor is enough.
 _LOST = 1.5
-# How large the weight is at least is said by one iteration that begins with a part of every direction. In inference no
-# further call brings the vectors nearer: there it is said by so many iterations, and this factor is enough.
 _LARGER, _BEFORE = 1.2, 8
 
 
@@ -40,11 +44,10 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     So a linear layer makes no difference between two inputs larger. The weight is taken as a matrix: its first axis
     against all others. The largest singular value is estimated by power iteration, as `sigma = u^* W v`
     with unit vectors `u` and `v` that are buffers (see `vernal.field`): each call while training brings them nearer,
-    and inference takes them as they are. If they are far off, because the weight has been replaced (one iteration makes
-    `sigma` more than 10% larger, or some that begin with a part of every direction find a larger one), each call
-    finds better ones first. (Another direction that was made the largest by hand may be missed while it is less than a
-    sixth larger, and in training for some calls. So after `vernal.nn.initialise`, or with other new weights, the norm
-    may be up to 1.5 for some calls while training; a `SpectralNorm` of the new layer begins with vectors that fit.)
+    and inference takes them as they are. When the weight has been replaced, the call notices that they do not belong to
+    it, and finds new ones first, by up to 200 iterations. (A weight that is half the old one counts as a training
+    step: as after a large one, the norm may be a quarter larger for some calls. Another direction that was made the
+    largest by hand may be missed while it is less than a sixth larger, or in training less than half.)
     Gradients go through `sigma`, with `u` and `v` constant. The
     new vectors come back from `vernal.nn.apply`, or through `state`.
 
@@ -168,10 +171,9 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
             check_kind("SpectralNorm", f"vectors.{i}", vector, kind)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
         trains, fixed = not in_inference(self, [self.vectors], inference), lax.stop_gradient(matrix)
-        if trains:
-            u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
         u, v = self._fitting(fixed, u, v, trains)
         if trains:
+            u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
             new = u.astype(old[0].dtype), v.astype(old[1].dtype)
             if state is None:
                 wide = self.vectors.update(new, wide)
@@ -184,9 +186,9 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         return (wide / largest * scale).astype(weight.dtype), state
 
     def _fitting(self, matrix: Array, u: Array, v: Array, trains: bool) -> tuple[Array, Array]:
-        """The vectors, or better ones if the weight was replaced. (In `vernal.compat`: as they are.)"""
+        """The vectors, or new ones if the weight was replaced. (In `vernal.compat`: as they are.)"""
         lost, before = (_LOST, 1) if trains else (_LARGER, _BEFORE)
-        return _not_far_off(matrix, u, v, self.eps, lost, before)
+        return _belonging(matrix, u, v, self.eps, lost, before)
 
 
 def _in_parts(weight: Array) -> tuple[Array, Array]:
@@ -197,8 +199,12 @@ def _in_parts(weight: Array) -> tuple[Array, Array]:
     return largest, matrix / largest
 
 
+def _length(x: Array) -> Array:
+    return jnp.sqrt(jnp.sum(jnp.abs(x) ** 2))
+
+
 def _unit(x: Array, eps: float) -> Array:
-    return x / jnp.maximum(jnp.sqrt(jnp.sum(jnp.abs(x) ** 2)), eps).astype(x.dtype)
+    return x / jnp.maximum(_length(x), eps).astype(x.dtype)
 
 
 def _is_unit(v: Array) -> Array:
@@ -225,13 +231,10 @@ def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[A
 
 
 @functools.partial(jax.jit, static_argnames=("eps", "lost", "before"))
-def _not_far_off(
+def _belonging(
     matrix: Array, u: Array, v: Array, eps: float, lost: float, before: int
 ) -> tuple[Array, Array]:
-    """The vectors as they are if they belong to this matrix, and otherwise better ones."""
-
-    def with_size(u: Array, v: Array) -> tuple[Array, Array, Array]:
-        return u, v, jnp.abs(jnp.vdot(u, matrix @ v))
+    """The vectors as they are if they belong to this matrix, and otherwise new ones."""
 
     def anew() -> tuple[Array, Array]:
         """A vector with a part of every direction, mostly the longest row; and a size that the weight has at least."""
@@ -239,23 +242,22 @@ def _not_far_off(
         longest = _unit(matrix[jnp.argmax(rows)].conj(), eps)
         some = _unit(jnp.cos(jnp.arange(v.size)).astype(v.dtype), eps)
         begun = _power_iteration(matrix, some, before, eps)[1]
-        sizes = [jnp.sqrt(jnp.sum(jnp.abs(matrix @ x) ** 2)) for x in (longest, begun)]
-        return _unit(longest + 0.1 * some, eps), jnp.maximum(*sizes)
+        sizes = [_length(matrix @ x) for x in (longest, begun)]
+        return _unit(longest + some, eps), jnp.maximum(*sizes)
 
     def going(state: Any) -> Array:
-        count, (*_, before), (*_, after) = state
-        grows = after > jnp.where(count == 0, _FAR, _NEAR).astype(before.dtype) * before
-        return (grows & (count < _MOST)) | ((count > 0) & (count < _AT_FIRST))
+        count, size, (u, v) = state
+        grows = jnp.abs(jnp.vdot(u, matrix @ v)) > _NEAR * size
+        return is_lost & ((count < _AT_FIRST) | (grows & (count < _MOST)))
 
     def more(state: Any) -> Any:
-        count, _, (u, v, size) = state
-        return count + 1, (u, v, size), with_size(*_power_iteration(matrix, v, 1, eps))
+        count, _, (u, v) = state
+        size = jnp.abs(jnp.vdot(u, matrix @ v))
+        return count + 1, size, _power_iteration(matrix, v, 1, eps)
 
-    # Vectors without a part of the largest direction never find it.
-    new, size = anew()
-    is_lost = size > lost * jnp.abs(jnp.vdot(u, matrix @ v))
-    v = jnp.where(is_lost, new, v)
-    count = is_lost.astype(jnp.int32)
-    start = count, with_size(u, v), with_size(*_power_iteration(matrix, v, 1, eps))
-    _, (u, v, _), _ = lax.while_loop(going, more, start)
-    return u, v
+    back = matrix.conj().T @ u
+    size = _length(back)
+    new, least = anew()
+    is_lost = (jnp.vdot(back, v).real < _SAME * size) | (least > lost * size)
+    start = jnp.int32(0), size, (u, jnp.where(is_lost, new, v))
+    return lax.while_loop(going, more, start)[2]
