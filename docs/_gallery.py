@@ -22,7 +22,8 @@ NOT_SHOWN = ("gpt_distributed", "load_gpt2")
 
 def run(name: str, into: Path) -> None:
     """Runs an example in a folder of its own."""
-    environment = dict(os.environ, JAX_PLATFORMS="cpu", MPLBACKEND="Agg")
+    # Tables as wide as a page shows them.
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", MPLBACKEND="Agg", COLUMNS="100")
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, EXAMPLES[name]],

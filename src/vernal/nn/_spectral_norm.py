@@ -171,9 +171,11 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
             check_kind("SpectralNorm", f"vectors.{i}", vector, kind)
         u, v = (whole(vector).astype(matrix.dtype) for vector in old)
         trains, fixed = not in_inference(self, [self.vectors], inference), lax.stop_gradient(matrix)
-        u, v = self._fitting(fixed, u, v, trains)
+        is_other = _is_other(fixed, u, v)
         if trains:
             u, v = _power_iteration(fixed, v, self.num_power_iterations, self.eps)
+        u, v = self._fitting(fixed, u, v, is_other, trains)
+        if trains:
             new = u.astype(old[0].dtype), v.astype(old[1].dtype)
             if state is None:
                 wide = self.vectors.update(new, wide)
@@ -185,10 +187,12 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         scale = lax.optimization_barrier(1 / jnp.where(sigma == 0, 1, sigma)).astype(wide.dtype)
         return (wide / largest * scale).astype(weight.dtype), state
 
-    def _fitting(self, matrix: Array, u: Array, v: Array, trains: bool) -> tuple[Array, Array]:
+    def _fitting(
+        self, matrix: Array, u: Array, v: Array, is_other: Array, trains: bool
+    ) -> tuple[Array, Array]:
         """The vectors, or new ones if the weight was replaced. (In `vernal.compat`: as they are.)"""
         lost, before = (_LOST, 1) if trains else (_LARGER, _BEFORE)
-        return _belonging(matrix, u, v, self.eps, lost, before)
+        return _belonging(matrix, u, v, is_other, self.eps, lost, before)
 
 
 def _in_parts(weight: Array) -> tuple[Array, Array]:
@@ -230,11 +234,17 @@ def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[A
     return vectors if times == 1 else lax.fori_loop(1, times, step, vectors)
 
 
+def _is_other(matrix: Array, u: Array, v: Array) -> Array:
+    """Whether the vectors belong to another matrix, or to one without a direction."""
+    back = matrix.conj().T @ u
+    return ~_is_unit(u) | (jnp.vdot(back, v).real < _SAME * _length(back))
+
+
 @functools.partial(jax.jit, static_argnames=("eps", "lost", "before"))
 def _belonging(
-    matrix: Array, u: Array, v: Array, eps: float, lost: float, before: int
+    matrix: Array, u: Array, v: Array, is_other: Array, eps: float, lost: float, before: int
 ) -> tuple[Array, Array]:
-    """The vectors as they are if they belong to this matrix, and otherwise new ones."""
+    """The vectors as they are, or new ones if the matrix is another one, or has a larger direction."""
 
     def anew() -> tuple[Array, Array]:
         """A vector with a part of every direction, mostly the longest row; and a size that the weight has at least."""
@@ -255,9 +265,9 @@ def _belonging(
         size = jnp.abs(jnp.vdot(u, matrix @ v))
         return count + 1, size, _power_iteration(matrix, v, 1, eps)
 
-    back = matrix.conj().T @ u
-    size = _length(back)
+    size = jnp.abs(jnp.vdot(u, matrix @ v))
     new, least = anew()
-    is_lost = (jnp.vdot(back, v).real < _SAME * size) | (least > lost * size)
+    # A weight with a NaN has no other vectors either.
+    is_lost = (is_other | (least > lost * size)) & jnp.isfinite(least)
     start = jnp.int32(0), size, (u, jnp.where(is_lost, new, v))
     return lax.while_loop(going, more, start)[2]

@@ -71,5 +71,7 @@ class SpectralNorm(nn.SpectralNorm[Layer], metaclass=LayerMeta, layout="fields")
         """Equinox's name of `vectors`."""
         return self.vectors
 
-    def _fitting(self, matrix: Array, u: Array, v: Array, trains: bool) -> tuple[Array, Array]:
+    def _fitting(
+        self, matrix: Array, u: Array, v: Array, is_other: Array, trains: bool
+    ) -> tuple[Array, Array]:
         return u, v
