@@ -38,6 +38,12 @@ def output(text, name):
     return " ".join(row(text, name)[2:-4])
 
 
+def test_a_layer_that_does_nothing_costs_nothing():
+    # Not -2, what XLA says of the constraints of its two arguments.
+    model = nn.Sequential([nn.Dropout(0.1, inference=True)])
+    assert row(summary(model, jnp.ones(3)), ".layers[0]")[-1] == "0"
+
+
 def test_totals_and_flops_of_an_mlp_are_the_true_ones(getkey):
     model = MLP(64, 32, 128, 3, key=getkey())
     x = jnp.ones(64)

@@ -102,7 +102,8 @@ def _flops_of(call: Call) -> float | None:
         return None
     if isinstance(analysis, (list, tuple)):
         analysis = analysis[0] if analysis else None
-    return None if analysis is None else float(analysis.get("flops", 0.0))
+    # An operation of which XLA knows nothing, such as a constraint of shardings, counts as -1.
+    return None if analysis is None else max(0.0, float(analysis.get("flops", 0.0)))
 
 
 def _flops_counter() -> Callable[[list[Call]], float | None]:
