@@ -333,6 +333,8 @@ def test_conditions_that_do_not_fit_are_refused():
         attention(causal=True, key_positions=jnp.arange(T))
     with pytest.raises(ValueError, match="(?s)a mask says True where.*float32.*bias"):
         attention(mask=bias)
+    with pytest.raises(ValueError, match="(?s)added to the scores.*`bias`.*bool.*mask="):
+        attention(bias=bias > 0)
     for wrong in (bias[:2], bias[0, 0], bias[None, None], bias[:, 1:]):
         with pytest.raises(ValueError, match="(?s)the bias of an attention has one number"):
             attention(bias=wrong)

@@ -16,7 +16,7 @@ from vernal import nn
 MIXED = nn.Policy(params=jnp.float32, compute=jnp.bfloat16, output=jnp.float32)
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 BFLOAT16, FLOAT32 = {jnp.dtype(jnp.bfloat16)}, {jnp.dtype(jnp.float32)}
-REDUCTIONS = {"reduce_sum", "reduce_max", "exp", "rsqrt", "div"}
+REDUCTIONS = {"reduce_sum", "reduce_max", "exp", "sqrt", "div"}
 
 
 class Block(vernal.Module):

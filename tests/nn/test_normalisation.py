@@ -247,6 +247,27 @@ def test_positions_in_the_last_axis_are_no_channels(getkey):
     np.testing.assert_allclose(INSTANCES()(x), INSTANCES(num_spatial_dims=1)(x))
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e9, 1e13, 1e16, 1e18])
+def test_gradients_of_large_inputs_are_those_of_small_ones(scale):
+    x = jnp.array([[1.0, -2.0, 3.0, 0.5], [2.0, 1.0, -1.0, 4.0]])
+    weight = jnp.array([[1.0, -2.0, 0.5, 3.0], [0.3, 1.0, -1.0, 2.0]])
+    layers = {
+        "layer": nn.LayerNorm(4, eps=0.0),
+        "rms": nn.RMSNorm(4, eps=0.0),
+        "group": nn.GroupNorm(2, 4, eps=0.0, num_spatial_dims=0),
+        "batch": nn.BatchNorm(4, eps=0.0),
+        "instance": nn.InstanceNorm(2, eps=0.0, num_spatial_dims=1),
+    }
+    for name, layer in layers.items():
+
+        def loss(x, layer=layer):
+            return jnp.sum(nn.apply(layer, x, train=True)[0] * weight)
+
+        np.testing.assert_allclose(
+            jax.grad(loss)(scale * x) * scale, jax.grad(loss)(x), rtol=1e-4, atol=1e-5, err_msg=name
+        )
+
+
 @pytest.mark.parametrize("scale", [1e18, 1e19, 1e25])
 def test_squares_that_overflow_are_never_zeros(scale):
     x = scale * jnp.array([[1.0, -2.0, 3.0, 0.5], [2.0, 1.0, -1.0, 4.0]])

@@ -377,3 +377,22 @@ def test_the_norm_is_one_for_weights_of_any_size(size, dtype, getkey):
         close(np.linalg.norm(used.astype(float), 2), 1.0, 0.02)
     grads = jax.grad(lambda m: nn.apply(m, eye)[0].sum())(normed).layer.weight
     assert not np.isnan(grads).any()
+
+
+def test_vectors_whose_u_belongs_to_another_weight_are_noticed():
+    layer = nn.Linear(4, 9, use_bias=False, key=jax.random.key(0))
+    layer = tree_at("weight", layer, jax.random.normal(jax.random.key(3), (9, 4)))
+    normed = nn.SpectralNorm(layer, key=jax.random.key(1))
+    # `v` is nearly the direction of `W^* u` for this one, but `u` is not that of `W v`.
+    normed = tree_at("layer.weight", normed, jax.random.normal(jax.random.key(214), (9, 4)))
+    for train in (True, False):
+        y, _ = nn.apply(normed, jnp.eye(4), train=train)
+        assert jnp.linalg.norm(y, 2) < 1.01
+
+
+@pytest.mark.parametrize("sizes", [(3, 0), (0, 3), (0, 0)])
+def test_a_layer_without_inputs_or_outputs(sizes, getkey):
+    normed = nn.SpectralNorm(nn.Linear(*sizes, key=getkey()), key=getkey())
+    for train in (True, False):
+        y, normed = nn.apply(normed, jnp.ones(sizes[0]), train=train)
+        assert y.shape == (sizes[1],) and jnp.all(jnp.isfinite(y))

@@ -147,6 +147,11 @@ def test_rows_that_do_not_divide_over_devices_are_refused():
         accumulate_gradients(mean, 8)(make(), batch)
 
 
+def test_a_loss_with_more_results_is_refused():
+    with pytest.raises(TypeError, match="(?s)one number.*return the loss alone"):
+        accumulate_gradients(lambda m, b: (jnp.sum(m), b), 2)(jnp.ones(2), jnp.ones((4, 2)))
+
+
 def test_no_micro_batches_are_refused():
     with pytest.raises(ValueError, match="at least one micro-batch"):
         accumulate_gradients(mean, 0)

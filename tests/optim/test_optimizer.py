@@ -17,6 +17,7 @@ import vernal
 from vernal import Module, Static, filter_jit, filter_value_and_grad, load, save, tree_equal
 from vernal.nn import MLP
 from vernal.optim import Optimizer
+from vernal.optim._factory import factory_of
 
 
 def loss(model, x, y):
@@ -416,6 +417,12 @@ def test_a_wrong_setting_names_the_factory_and_its_parameters(make):
 def test_a_factory_without_signature_is_refused():
     with pytest.raises(TypeError, match="a factory needs a signature"):
         Optimizer(min, 1.0)
+
+
+def test_an_optimiser_that_is_built_is_refused_with_what_to_write():
+    with pytest.raises(TypeError, match=r"built already(.|\n)*Optimizer\(optax.adam, 1e-3\)"):
+        # Not `Optimizer` itself, whose annotation the tests check before.
+        factory_of(optax.adam(1e-3))
 
 
 def test_gradients_of_another_structure_are_refused():

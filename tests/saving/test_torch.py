@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import vernal
 from vernal import nn, saving
 from vernal.saving import (
     Tied,
@@ -125,3 +126,18 @@ def test_a_module_in_the_place_of_its_weights_is_refused():
         TypeError, match=r"(?s)tensors by name.*Linear\(in_features.*module\.state_dict\(\)"
     ):
         inspect.unwrap(saving.from_torch)(layer, torch.nn.Linear(2, 3))
+
+
+def test_one_pattern_to_ignore_is_not_read_letter_by_letter():
+    theirs = torch.nn.BatchNorm1d(3).state_dict()
+    ours = vernal.tree_at(
+        ["weight", "num_batches_tracked"],
+        nn.BatchNorm(3),
+        [jnp.full(3, 5.0), jnp.array(jnp.inf)],
+    )
+    for ignore in ("**.num_batches_tracked", ["**.num_batches_tracked"]):
+        assert to_torch(ours, like=theirs, ignore=ignore)["weight"].tolist() == [5, 5, 5]
+    more = {**theirs, "extra": torch.zeros(1)}
+    assert from_torch(nn.BatchNorm(3), more, ignore="extra").weight.shape == (3,)
+    with pytest.raises(ValueError, match="extra"):
+        from_torch(nn.BatchNorm(3), more, ignore="*k")

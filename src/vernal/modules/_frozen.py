@@ -172,8 +172,9 @@ def freeze(model: T, where: Where) -> T:
     differentiates all.)
 
     The mark belongs to a place in the structure, of the module that the array is in: it stays
-    through `jit`, `scan`, `tree_at` of an array, pickling, saving, and on a part that is taken out
-    of the model. A module that is put in the place of another brings its own marks.
+    through `jit`, `scan`, `tree_at` of an array, pickling, and on a part that is taken out of the
+    model. A saved file does not hold it: `vernal.load` gives the marks of `like`. A module that is
+    put in the place of another brings its own marks.
 
     Args:
         model: a module, or a tree of modules.

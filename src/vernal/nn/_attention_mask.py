@@ -147,6 +147,14 @@ def make_pairs(
             )
     if bias is not None:
         bias = _of_pairs(sizes, "bias", bias)
+        if bias.dtype == bool:
+            raise value_error(
+                "a bias is added to the scores, which makes little of True and False",
+                where="argument `bias`",
+                expected="an array of numbers",
+                got="bool",
+                instead="`mask=...` for which query sees which key",
+            )
     return Pairs(
         query_positions,
         key_positions,

@@ -1,6 +1,7 @@
 """`SpectralNorm`."""
 
 import functools
+import math
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -45,9 +46,9 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     against all others. The largest singular value is estimated by power iteration, as `sigma = u^* W v`
     with unit vectors `u` and `v` that are buffers (see `vernal.field`): each call while training brings them nearer,
     and inference takes them as they are. When the weight has been replaced, the call notices that they do not belong to
-    it, and finds new ones first, by up to 200 iterations. (A weight that is half the old one counts as a training
-    step: as after a large one, the norm may be a quarter larger for some calls. Another direction that was made the
-    largest by hand may be missed while it is less than a sixth larger, or in training less than half.)
+    it, and finds new ones first, by up to 200 iterations. (It may miss a new weight that
+    resembles the old one, mostly a small matrix: then, as after a large training step, the norm may be up to a half
+    too large for some calls of training, and up to a fifth in inference.)
     Gradients go through `sigma`, with `u` and `v` constant. The
     new vectors come back from `vernal.nn.apply`, or through `state`.
 
@@ -197,7 +198,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
 
 def _in_parts(weight: Array) -> tuple[Array, Array]:
     """The largest entry of a weight, and the weight over it as a matrix."""
-    matrix = whole(weight).reshape(weight.shape[0], -1)
+    matrix = whole(weight).reshape(weight.shape[0], math.prod(weight.shape[1:]))
     largest = largest_entry(matrix)[0, 0]
     largest = jnp.where(largest == 0, 1, largest).astype(matrix.dtype)
     return largest, matrix / largest
@@ -236,8 +237,11 @@ def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[A
 
 def _is_other(matrix: Array, u: Array, v: Array) -> Array:
     """Whether the vectors belong to another matrix, or to one without a direction."""
-    back = matrix.conj().T @ u
-    return ~_is_unit(u) | (jnp.vdot(back, v).real < _SAME * _length(back))
+    back, forth = matrix.conj().T @ u, matrix @ v
+    shorter = jnp.minimum(
+        jnp.vdot(back, v).real / _length(back), jnp.vdot(u, forth).real / _length(forth)
+    )
+    return ~_is_unit(u) | ~(shorter >= _SAME)
 
 
 @functools.partial(jax.jit, static_argnames=("eps", "lost", "before"))
@@ -245,6 +249,8 @@ def _belonging(
     matrix: Array, u: Array, v: Array, is_other: Array, eps: float, lost: float, before: int
 ) -> tuple[Array, Array]:
     """The vectors as they are, or new ones if the matrix is another one, or has a larger direction."""
+    if matrix.size == 0:
+        return u, v
 
     def anew() -> tuple[Array, Array]:
         """A vector with a part of every direction, mostly the longest row; and a size that the weight has at least."""

@@ -79,6 +79,14 @@ def accumulate_gradients(
             drawn = {} if key is None else {"key": jax.random.fold_in(key, number)}
             out = loss(model, part, *args, **kwargs, **drawn)
             if not weighted:
+                if isinstance(out, (tuple, list)):
+                    raise type_error(
+                        "the loss of a micro-batch is one number",
+                        where=where,
+                        expected="an array without axes",
+                        got=short(out),
+                        instead="return the loss alone; with `weighted=True`, a sum and its weight",
+                    )
                 return out, jnp.ones((), jnp.float32)
             return _total_and_weight(out, where)
 

@@ -24,6 +24,14 @@ class Factory:
     function, for it is remembered as long as that lives."""
 
     def __init__(self, fn: Any):
+        if not callable(fn) and hasattr(fn, "init") and hasattr(fn, "update"):
+            raise type_error(
+                "an optimiser that has been built already has no settings to replace",
+                where=short(fn),
+                expected="a function such as `optax.adam`, and its settings after it",
+                got=short(fn),
+                instead="vernal.Optimizer(optax.adam, 1e-3), or vernal.optim.from_optax(optax.adam(1e-3))",
+            )
         signature = signature_of(fn)
         if signature is None:
             raise type_error(

@@ -67,7 +67,7 @@ def from_torch(
     state_dict: Source,
     rules: Rules | None = None,
     *,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     strict: Literal[True] = True,
 ) -> _T: ...
 
@@ -78,7 +78,7 @@ def from_torch(
     state_dict: Source,
     rules: Rules | None = None,
     *,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     strict: Literal[False],
 ) -> tuple[_T, LoadReport]: ...
 
@@ -88,7 +88,7 @@ def from_torch(
     state_dict: Source,
     rules: Rules | None = None,
     *,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     strict: bool = True,
 ) -> Any:
     """A model with the weights of a PyTorch model, or of a Hugging Face checkpoint.
@@ -121,7 +121,7 @@ def from_torch(
             that a model of Hugging Face was saved to. Files are mapped into memory, and tensors read one
             after the other.
         rules: see above. `lstm_rules`, `gru_rules` and `attention_rules` are ready ones.
-        ignore: patterns (see `vernal.trees.Pattern`) of tensors to leave, such as
+        ignore: a pattern, or several (see `vernal.trees.Pattern`) of tensors to leave, such as
             `"**.num_batches_tracked"`.
         strict: whether everything must fit.
 
@@ -194,7 +194,8 @@ def _links(model: Any, specs: Any, rules: Rules | None, function: str) -> list[L
     return links
 
 
-def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+def _is_one_of(name: str, patterns: str | Sequence[str]) -> bool:
+    patterns = [patterns] if isinstance(patterns, str) else patterns
     return any(Pattern(pattern).matches(name) for pattern in patterns)
 
 
@@ -203,7 +204,7 @@ def to_torch(
     rules: Rules | None = None,
     *,
     like: Source | None = None,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
 ) -> dict[str, Any]:
     """The weights of a model under the names that PyTorch has for them: the inverse of
     `from_torch`.
@@ -215,7 +216,7 @@ def to_torch(
             `torch_model.state_dict()` for tensors that `torch_model.load_state_dict` takes. (A single
             float becomes an integer if it is a whole number: `num_batches_tracked`.) Without it, arrays
             of NumPy in the shapes and dtypes of ours.
-        ignore: patterns of tensors of `like` that are returned as they are, whatever the model has for
+        ignore: a pattern, or several, of tensors of `like` that are returned as they are, whatever the model has for
             them.
 
     Returns:
@@ -286,7 +287,7 @@ def _counted(array: np.ndarray, wanted: np.dtype) -> np.ndarray:
 
 
 def _like(
-    made: dict[str, np.ndarray], wanted: Mapping[str, Any], ignore: Sequence[str]
+    made: dict[str, np.ndarray], wanted: Mapping[str, Any], ignore: str | Sequence[str]
 ) -> dict[str, Any]:
     """The tensors in the shapes, dtypes and kind that are wanted, in the order of `wanted`."""
     left = {name for name in wanted if _is_one_of(name, ignore)}
