@@ -1,6 +1,6 @@
 """`from_torch` and `to_torch`: a model with the weights of another program, and the other way."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -158,7 +158,8 @@ def from_torch(
     """
     leaves = _arrays(model)
     specs, theirs, report = specs_of(leaves), weights_of(state_dict), LoadReport()
-    unused = {name: None for name in theirs if not _is_one_of(name, ignore)}
+    ignored = _matching(theirs, ignore)
+    unused = {name: None for name in theirs if name not in ignored}
     loaded: dict[str, Any] = dict(named_leaves(model))
     for link in _links(model, specs, rules, "from_torch"):
         values = load_link(link, specs, theirs, report)
@@ -194,9 +195,10 @@ def _links(model: Any, specs: Any, rules: Rules | None, function: str) -> list[L
     return links
 
 
-def _is_one_of(name: str, patterns: str | Sequence[str]) -> bool:
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    return any(Pattern(pattern).matches(name) for pattern in patterns)
+def _matching(names: Iterable[str], patterns: str | Sequence[str]) -> set[str]:
+    texts = [patterns] if isinstance(patterns, str) else patterns
+    ignored = [Pattern(text) for text in texts]
+    return {name for name in names if any(pattern.matches(name) for pattern in ignored)}
 
 
 def to_torch(
@@ -290,7 +292,7 @@ def _like(
     made: dict[str, np.ndarray], wanted: Mapping[str, Any], ignore: str | Sequence[str]
 ) -> dict[str, Any]:
     """The tensors in the shapes, dtypes and kind that are wanted, in the order of `wanted`."""
-    left = {name for name in wanted if _is_one_of(name, ignore)}
+    left = _matching(wanted, ignore)
     made = {name: x for name, x in made.items() if name not in left}
     report = LoadReport(
         missing={n: described(x) for n, x in wanted.items() if n not in made and n not in left},
