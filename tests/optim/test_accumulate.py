@@ -147,9 +147,15 @@ def test_rows_that_do_not_divide_over_devices_are_refused():
         accumulate_gradients(mean, 8)(make(), batch)
 
 
-def test_a_loss_with_more_results_is_refused():
-    with pytest.raises(TypeError, match="(?s)one number.*return the loss alone"):
-        accumulate_gradients(lambda m, b: (jnp.sum(m), b), 2)(jnp.ones(2), jnp.ones((4, 2)))
+@pytest.mark.parametrize(
+    "out", [lambda x: (x, x), lambda x: {"loss": x}, lambda x: None, lambda x: x[None]]
+)
+def test_a_loss_that_is_not_one_number_is_refused(out):
+    model, batch = jnp.ones(2), jnp.ones((4, 2))
+    with pytest.raises(TypeError, match="(?s)a loss returns one number.*without further results"):
+        accumulate_gradients(lambda m, b: out(jnp.sum(m)), 2)(model, batch)
+    with pytest.raises(TypeError, match="a weighted loss returns a sum and its weight"):
+        accumulate_gradients(lambda m, b: (out(jnp.sum(m)), 1.0), 2, weighted=True)(model, batch)
 
 
 def test_no_micro_batches_are_refused():

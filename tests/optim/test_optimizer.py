@@ -420,7 +420,9 @@ def test_a_factory_without_signature_is_refused():
 
 
 def test_an_optimiser_that_is_built_is_refused_with_what_to_write():
-    with pytest.raises(TypeError, match=r"built already(.|\n)*Optimizer\(optax.adam, 1e-3\)"):
+    with pytest.raises(
+        TypeError, match=r"its factory is expected(.|\n)*Optimizer\(optax.adam, 1e-3\)"
+    ):
         # Not `Optimizer` itself, whose annotation the tests check before.
         factory_of(optax.adam(1e-3))
 

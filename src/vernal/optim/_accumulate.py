@@ -45,7 +45,7 @@ def accumulate_gradients(
         each of them has a key of its own.
 
     Raises:
-        TypeError: if `loss` cannot be called; at a call, if it is not a scalar (or a pair, if weighted).
+        TypeError: if `loss` cannot be called; at a call, if it is not a scalar (or two, if weighted).
         ValueError: if `microbatches` is not at least 1; at a call, if the rows of the batch do not divide, or differ.
 
     Example:
@@ -70,6 +70,7 @@ def accumulate_gradients(
             got=str(microbatches),
         )
     where = f"accumulate_gradients({callable_name(loss)}, {microbatches})"
+    one = jnp.ones((), jnp.float32)
 
     def value_and_gradient(
         model: Any, batch: Any, *args: Any, key: Any = None, **kwargs: Any
@@ -78,17 +79,7 @@ def accumulate_gradients(
         def of_part(model: Any, part: Any, number: Any) -> tuple[Any, Any]:
             drawn = {} if key is None else {"key": jax.random.fold_in(key, number)}
             out = loss(model, part, *args, **kwargs, **drawn)
-            if not weighted:
-                if isinstance(out, (tuple, list)):
-                    raise type_error(
-                        "the loss of a micro-batch is one number",
-                        where=where,
-                        expected="an array without axes",
-                        got=short(out),
-                        instead="return the loss alone; with `weighted=True`, a sum and its weight",
-                    )
-                return out, jnp.ones((), jnp.float32)
-            return _total_and_weight(out, where)
+            return _total_and_weight(out, where) if weighted else (_mean(out, where), one)
 
         def step(sums: Any, x: Any) -> tuple[Any, Any]:
             (total, weight), gradient = of_part(model, *x)
@@ -111,8 +102,24 @@ def _wide_zeros(x: Any) -> Any:
     return zeros_like(x, jnp.float32 if narrow else x.dtype)
 
 
+def _are_scalars(values: Any) -> bool:
+    return jtu.all_leaves(values) and all(jnp.ndim(x) == 0 for x in values)
+
+
+def _mean(out: Any, where: str) -> Any:
+    if not _are_scalars([out]):
+        raise type_error(
+            "a loss returns one number",
+            where=where,
+            expected="a real scalar",
+            got=short(out),
+            instead="return jnp.mean(losses), without further results",
+        )
+    return out
+
+
 def _total_and_weight(out: Any, where: str) -> tuple[Any, Any]:
-    if not (isinstance(out, (tuple, list)) and len(out) == 2 and jnp.ndim(out[1]) == 0):
+    if not (isinstance(out, (tuple, list)) and len(out) == 2 and _are_scalars(out)):
         raise type_error(
             "a weighted loss returns a sum and its weight",
             where=where,

@@ -26,9 +26,9 @@ class Factory:
     def __init__(self, fn: Any):
         if not callable(fn) and hasattr(fn, "init") and hasattr(fn, "update"):
             raise type_error(
-                "an optimiser that has been built already has no settings to replace",
-                where=short(fn),
-                expected="a function such as `optax.adam`, and its settings after it",
+                "an optimiser is given where its factory is expected",
+                where="argument `factory`",
+                expected="a function such as `optax.adam`, followed by its settings",
                 got=short(fn),
                 instead="vernal.Optimizer(optax.adam, 1e-3), or vernal.optim.from_optax(optax.adam(1e-3))",
             )

@@ -91,7 +91,8 @@ class Optimizer(FactoryCall):
         structure: the other ones, as pairs of name and value.
 
     Raises:
-        TypeError: for a setting that the factory does not have, or one that is missing; for
+        TypeError: for an optimiser in the place of its factory; for a setting that the factory does not have, or
+            one that is missing; for
             `optax.inject_hyperparams`, which keeps its numbers in the state; in `init` and `update`,
             if the factory returns no transformation, or looks at a leaf (compares or converts
             it): give that as a `Static`.
