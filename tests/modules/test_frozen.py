@@ -248,3 +248,12 @@ def test_an_array_in_no_module_cannot_be_frozen():
 def test_anything_else_is_no_where(where):
     with pytest.raises(TypeError, match="`where` does not say which part of the model is meant"):
         inspect.unwrap(unfreeze)(make(), where)
+
+
+def test_a_file_does_not_hold_marks_and_load_takes_those_of_like(tmp_path, getkey):
+    model = Linear(3, 2, key=getkey())
+    frozen = freeze(model, "weight")
+    vernal.save(tmp_path / "model.safetensors", frozen)
+    for like in (model, frozen):
+        loaded = vernal.load(tmp_path / "model.safetensors", like=like)
+        assert trainable(loaded).weight is (like is model)

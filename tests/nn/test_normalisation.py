@@ -268,6 +268,21 @@ def test_gradients_of_large_inputs_are_those_of_small_ones(scale):
         )
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e9, 1e11])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_second_derivatives_of_large_inputs_are_those_of_small_ones(kind, scale, getkey):
+    x, weight = jax.random.normal(getkey(), (2, 4, 4))
+    layer = kind(4, eps=0.0)
+
+    def loss(x):
+        # In a scan, and with axes of one length.
+        return jnp.sum(jax.lax.scan(lambda c, row: (c, layer(row)), 0, x)[1] * weight)
+
+    right = jax.hessian(lambda x: jnp.sum(layer(x) * weight))(x)
+    got = jax.hessian(loss)(scale * x) * scale * scale
+    np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-4 * float(abs(right).max()))
+
+
 @pytest.mark.parametrize("scale", [1e18, 1e19, 1e25])
 def test_squares_that_overflow_are_never_zeros(scale):
     x = scale * jnp.array([[1.0, -2.0, 3.0, 0.5], [2.0, 1.0, -1.0, 4.0]])

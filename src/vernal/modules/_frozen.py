@@ -173,7 +173,7 @@ def freeze(model: T, where: Where) -> T:
 
     The mark belongs to a place in the structure, of the module that the array is in: it stays
     through `jit`, `scan`, `tree_at` of an array, pickling, and on a part that is taken out of the
-    model. A saved file does not hold it: `vernal.load` gives the marks of `like`. A module that is
+    model. A saved file does not hold it: `vernal.load` takes the marks of `like`. A module that is
     put in the place of another brings its own marks.
 
     Args:

@@ -149,7 +149,7 @@ def make_pairs(
         bias = _of_pairs(sizes, "bias", bias)
         if bias.dtype == bool:
             raise value_error(
-                "a bias is added to the scores, which makes little of True and False",
+                "a bias is numbers that are added to the scores, not a mask",
                 where="argument `bias`",
                 expected="an array of numbers",
                 got="bool",

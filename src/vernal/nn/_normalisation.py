@@ -41,7 +41,7 @@ def _unit_size(x: Array, axes: tuple[int, ...], eps: float, centre: bool) -> Arr
 
 def inverse_root(mean_square: Array, eps: Any) -> Array:
     """`1 / sqrt(mean_square + eps)`; NaN where the mean square has overflowed, for zeros would pass for an answer."""
-    # Not `rsqrt`: its derivative divides by the square of what is large, and is 0 from 1e13 on.
+    # Not `rsqrt`: its derivative, `rsqrt(x) / x`, underflows for inputs of the layer from 1e13 on, in float32.
     return jnp.where(jnp.isinf(mean_square), jnp.nan, 1 / jnp.sqrt(mean_square + eps))
 
 

@@ -24,8 +24,9 @@ _AT_FIRST = 15
 # Vectors that are found anew have as many, and more, up to the last number, while each makes the estimate larger by
 # more than this factor.
 _NEAR, _MOST = 1.0001, 200
-# The vectors belong to a weight `W` if `v` is the direction of `W^* u`: it was made so, with the weight of the last
-# call. A training step turns that a little; with another weight it is any direction, seldom within this cosine.
+# The vectors belong to a weight `W` if `v` is the direction of `W^* u`, as the last call made it with its weight, and
+# `u` nearly that of `W v`. A training step turns them a little; with another weight they are any directions, seldom
+# both within this cosine.
 _SAME = 0.9
 # The largest singular value may have another direction all the same, of which the vectors have no part. How large the
 # weight is at least is said by one iteration that begins with a part of every direction: vectors are lost if that is
@@ -46,11 +47,10 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     against all others. The largest singular value is estimated by power iteration, as `sigma = u^* W v`
     with unit vectors `u` and `v` that are buffers (see `vernal.field`): each call while training brings them nearer,
     and inference takes them as they are. When the weight has been replaced, the call notices that they do not belong to
-    it, and finds new ones first, by up to 200 iterations. (It may miss a new weight that
-    resembles the old one, mostly a small matrix: then, as after a large training step, the norm may be up to a half
-    too large for some calls of training, and up to a fifth in inference.)
-    Gradients go through `sigma`, with `u` and `v` constant. The
-    new vectors come back from `vernal.nn.apply`, or through `state`.
+    it, and finds new ones first, by up to 200 iterations. It may miss a new weight that resembles the old one, mostly a
+    small matrix: then, as after a large training step, the norm is above one until the vectors have followed, which
+    they do while training only. Gradients go through `sigma`, with `u` and `v` constant. The new vectors come back from
+    `vernal.nn.apply`, or through `state`.
 
     T. Miyato, T. Kataoka, M. Koyama and Y. Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR
     2018, arXiv:1802.05957.
@@ -237,11 +237,11 @@ def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[A
 
 def _is_other(matrix: Array, u: Array, v: Array) -> Array:
     """Whether the vectors belong to another matrix, or to one without a direction."""
-    back, forth = matrix.conj().T @ u, matrix @ v
-    shorter = jnp.minimum(
-        jnp.vdot(back, v).real / _length(back), jnp.vdot(u, forth).real / _length(forth)
-    )
-    return ~_is_unit(u) | ~(shorter >= _SAME)
+
+    def apart(a: Array, unit: Array) -> Array:
+        return jnp.vdot(a, unit).real < _SAME * _length(a)
+
+    return ~_is_unit(u) | apart(matrix.conj().T @ u, v) | apart(matrix @ v, u)
 
 
 @functools.partial(jax.jit, static_argnames=("eps", "lost", "before"))
