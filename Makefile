@@ -67,15 +67,12 @@ $(VENV)/.dev-installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 demo: $(VENV)/.examples-installed
 	@$(BIN)/python examples/digits.py
 
-# One after the other, cheapest first, whatever -j says: each uses both cores itself.
+# One after the other, cheapest first, whatever -j says: each uses both cores itself, but for those with a -j2.
 test: $(VENV)/.dev-installed
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
-	@$(MAKE) --no-print-directory test-types
+	@$(MAKE) --no-print-directory -j2 --output-sync test-docs types test-types docs
 	@$(MAKE) --no-print-directory test-fast
 	@$(MAKE) --no-print-directory doctest
-	@$(MAKE) --no-print-directory test-docs
-	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory test-stack
 	@$(MAKE) --no-print-directory test-peers
 	@$(MAKE) --no-print-directory test-slow

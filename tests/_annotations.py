@@ -1,4 +1,4 @@
-"""Checks the annotations of a package in every call of its functions, by beartype.
+"""Checks the annotations of a package in every call of its functions and methods, by beartype.
 
 jaxtyping's import hook does this and compares the names of axes between arguments as well, of which this package has
 none; it takes a sixth of the time of the suite for that.
@@ -12,10 +12,13 @@ from typing import Any
 
 
 class _Checked(ast.NodeTransformer):
-    """Puts `@beartype` on every function, below its other decorators."""
+    """Puts `@beartype` on every function, below its other decorators, but not on those inside of a function.
+
+    These are made anew in every call, which takes a millisecond with checks, a quarter of the time of the suite; and of
+    one line of source they are equal to each other only without.
+    """
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.generic_visit(node)
         decorator = ast.parse("__import__('beartype').beartype", mode="eval").body
         for part in ast.walk(decorator):
             ast.copy_location(part, node)

@@ -22,10 +22,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Compiling is most of the time of this suite, and no test asks how fast a program is.
 jax.config.update("jax_disable_most_optimizations", True)
+# A small program in one part compiles in four fifths of the time of many, and there is a worker for each core already.
+flags = [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_parallel_codegen_split_count=1"]
 # XLA's older way to write a fused loop compiles in half the time; newer versions refuse the flag.
 if jax.__version_info__ < (0, 11):
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
+    flags.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join(flags)
 # A program compiled by yesterday's code must not pass for today's.
 jax.config.update("jax_enable_compilation_cache", False)
 
@@ -87,3 +89,5 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: collections need not walk through it (a quarter of `tests/transforms`)."""
     gc.collect()
     gc.freeze()
+    # Of what a test makes, nearly nothing is dropped before its end.
+    gc.set_threshold(50_000, 20, 20)

@@ -9,7 +9,10 @@ PRIVATE = "a private name of Equinox that nobody else uses"
 FEWER_TRACES = "fewer traces"
 ORDER = "the order of recomputation"
 
-QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICKLY_COMPILED = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
 QUAX_FAST = "tests.unit.test_fast_module::"
 
 

@@ -362,7 +362,7 @@ def _apply(f, x):
 
 def _run(**more: Any) -> None:
     settings = hypothesis.settings(
-        max_examples=200,
+        max_examples=100,
         stateful_step_count=50,
         deadline=None,
         report_multiple_bugs=False,
