@@ -1,4 +1,4 @@
-"""Three classic ways to compile a training step again and again, what is said of each, and the mended script.
+"""Three classic ways to compile a training step again and again, what Vernal says of each, and the corrected script.
 
     python examples/recompile.py [--epochs 3]
 

@@ -116,6 +116,12 @@ def other_states():
         yield model, opt, opt.init(smaller), r"layers\[2\]: expected Linear"
         yield model, opt, Optimizer(optax.lion, 1e-2).init(model), "got ScaleByLionState"
         yield model, opt, None, "got None"
+    adam, sgd = Optimizer(optax.adam, 1e-2), Optimizer(optax.sgd, 1e-2)
+    belief, chained = Optimizer(optax.adabelief, 1e-2), Optimizer(optax.chain, adam, sgd)
+    # What the step would carry along, and what it would take for its own.
+    yield model, sgd, adam.init(model), "expected EmptyState.., got ScaleByAdamState"
+    yield model, adam, belief.init(model), "expected ScaleByAdamState.*got ScaleByBeliefState"
+    yield model, Optimizer(optax.chain, sgd, adam), chained.init(model), "got ScaleByAdamState"
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, filter_jit], ids=["eager", "compiled"])

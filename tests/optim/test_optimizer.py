@@ -427,6 +427,14 @@ def test_an_optimiser_that_is_built_is_refused_with_what_to_write():
         factory_of(optax.adam(1e-3))
 
 
+@pytest.mark.parametrize("factory", [optax.adam, optax.sgd])
+def test_a_text_is_no_learning_rate(factory):
+    with pytest.raises(TypeError, match=r"(?s)a learning rate is no text.*float\('1e-3'\)"):
+        Optimizer(factory, "1e-3")
+    with pytest.raises(TypeError, match="a learning rate is no text"):
+        Optimizer(factory, 0.1).replace(learning_rate="1e-3")
+
+
 def test_gradients_of_another_structure_are_refused():
     opt = Optimizer(optax.sgd, 0.1)
     model = {"w": jnp.ones(2)}

@@ -52,6 +52,22 @@ def test_a_file_that_was_cut_off_is_refused(path):
             load_metadata(path)
 
 
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda file: tree_serialise_leaves(file, TREE["w"]), "tree_deserialise_leaves"),
+        (lambda file: np.save(file, TREE["c"]), "tree_deserialise_leaves"),
+        (lambda file: np.savez(file, TREE["c"]), "numpy.load"),
+    ],
+)
+def test_a_file_of_another_format_is_told_by_its_beginning(path, write, told):
+    with open(path, "wb") as file:
+        write(file)
+    for read in (lambda: load(path, like=TREE), lambda: load_metadata(path)):
+        with pytest.raises(ValueError, match=f"(?s)the file has another format.*{told}"):
+            read()
+
+
 def test_a_file_with_something_behind_it_is_refused(path):
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(ValueError, match=DAMAGED):

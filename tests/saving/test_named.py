@@ -1,6 +1,7 @@
 """Trees in safetensors files, by name."""
 
 import enum
+import inspect
 import json
 import os
 import re
@@ -508,6 +509,19 @@ def test_keys_of_an_unknown_kind_are_refused(path, monkeypatch):
         ValueError, match=re.escape("expected key<fry>[], found xorshift[2], which this version")
     ):
         load(path, like=[jax.random.key(0)])
+
+
+def test_arguments_in_the_wrong_order_are_refused(path):
+    # Beartype would answer first.
+    with pytest.raises(TypeError, match=r"(?s)this is no path of a file.*the path first: save\("):
+        inspect.unwrap(save)({"w": jnp.ones(2)}, path)
+
+
+@pytest.mark.parametrize("like", [Module, lambda: None])
+def test_what_makes_a_model_is_no_model(path, like):
+    save(path, {})
+    with pytest.raises(TypeError, match=r"(?s)into a model, not into what makes one.*eval_shape"):
+        load(path, like)
 
 
 def test_text_paths_and_no_suffix_are_taken_as_they_are(tmp_path):

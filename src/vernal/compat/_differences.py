@@ -35,7 +35,7 @@ DIFFERENCES = {
     "error_if": (BETTER, "names every failing element of a batch, and the place; works under `shard_map`"),
     "branched_error_if": (BETTER, "as `error_if`; an index out of range has a message of its own"),
     "filter_jit": (BETTER, "dispatch near `jax.jit` on a flat list; functions by value; 1 is not 1.0; `.explain()`"),
-    "filter_grad": (DIFFERS, "`NoGradient` for None; `wrt=` names any part of any argument; natively not of nothing"),
+    "filter_grad": (DIFFERS, "`NoGradient` for None; `wrt=` names any part of any argument; by nothing is an error"),
     "filter_value_and_grad": (DIFFERS, "as `filter_grad`"),
     "filter_vjp": (DIFFERS, "`NoGradient` for None"),
     "filter_jacfwd": (DIFFERS, "as `filter_vjp`"),

@@ -12,6 +12,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..modules import Module, Static, field
+from ..show import type_error
 from ..transforms import Recipe
 from ._factory import factory_of
 from ._settings import as_settings, is_structure, on_the_same_side
@@ -61,7 +62,17 @@ class FactoryCall(Module):
 
     def __init__(self, factory: Callable[..., Any], /, *args: Any, **settings: Any):
         known = factory_of(factory)
-        values = as_settings(known.row, known.by_name(args, settings))
+        given = known.by_name(args, settings)
+        if isinstance(rate := given.get("learning_rate"), str):
+            # Optax would fail at the first step, and say nothing of it.
+            raise type_error(
+                "a learning rate is no text",
+                where=f"{type(self).__name__}({known.name}, learning_rate)",
+                expected="a number, or a function from the number of steps to one",
+                got=repr(rate),
+                instead=f"float({rate!r})",
+            )
+        values = as_settings(known.row, given)
         self.factory = factory
         self.settings = {n: value for n, value in values.items() if not is_structure(value)}
         self.structure = tuple((n, value) for n, value in values.items() if is_structure(value))

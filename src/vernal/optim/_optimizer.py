@@ -17,13 +17,13 @@ from ._call import FactoryCall, optax_promotes
 from ._step import (
     extra_arguments,
     fill_missing,
+    is_suspect,
     keep_types,
     leave_missing,
     nones,
     parameters,
     refuse_numbers,
     refuse_other_state,
-    shapes,
 )
 from ._trials import run_alike
 from ._updates import apply_updates
@@ -92,7 +92,7 @@ class Optimizer(FactoryCall):
 
     Raises:
         TypeError: for an optimiser in the place of its factory; for a setting that the factory does not have, or
-            one that is missing; for
+            one that is missing; for a text in the place of a learning rate; for
             `optax.inject_hyperparams`, which keeps its numbers in the state; in `init` and `update`,
             if the factory returns no transformation, or looks at a leaf (compares or converts
             it): give that as a `Static`.
@@ -158,8 +158,7 @@ class Optimizer(FactoryCall):
         except Exception as error:
             refuse_other_state(_init, self, params, state, error)
             raise
-        if shapes(new_state) != shapes(state):
-            # Shapes that fit by broadcasting fail nowhere.
+        if is_suspect(new_state, state):
             refuse_other_state(_init, self, params, state)
         model = apply_updates(model, leave_missing(grads, updates))
         return model, keep_types(new_state, state)

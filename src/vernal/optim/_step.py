@@ -137,7 +137,7 @@ def refuse_other_state(
         expected = jax.eval_shape(lambda params: init(opt, params), params)
     except Exception:
         return
-    if jtu.tree_structure(expected) == jtu.tree_structure(state) and shapes(expected) == shapes(
+    if jtu.tree_structure(expected) == jtu.tree_structure(state) and _shapes(expected) == _shapes(
         state
     ):
         return
@@ -146,12 +146,21 @@ def refuse_other_state(
         where="Optimizer.update(model, grads, state)",
         expected="what `init` or `update` returned for a model of this structure, with the same parts frozen",
         got=diff_text(expected, state, weak_type=False, root="state"),
-        instead="state = optimiser.init(model), after `freeze`, `unfreeze` or `tree_at`",
+        instead="state = optimiser.init(model), for each optimiser, and after `freeze`, `unfreeze` or `tree_at`",
     ) from error
 
 
-def shapes(state: Any) -> list[Any]:
-    """The shapes of all leaves."""
+def is_suspect(new: Any, old: Any) -> bool:
+    """Whether a step that has raised nothing may have been given a state that is not its own: of other shapes, which
+    fit by broadcasting, with the fields of its own under another name, or with leaves that it does not look at."""
+    return (
+        jtu.tree_structure(new) != jtu.tree_structure(old)
+        or _shapes(new) != _shapes(old)
+        or any(a is b for a, b in zip(jtu.tree_leaves(new), jtu.tree_leaves(old), strict=True))
+    )
+
+
+def _shapes(state: Any) -> list[Any]:
     return list(map(jnp.shape, jtu.tree_leaves(state)))
 
 

@@ -138,7 +138,7 @@ class Bar(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """Leaves what was drawn last where it is, for good."""
+        """Leaves what was drawn last on the screen."""
 
     @abc.abstractmethod
     def settle(self) -> None:

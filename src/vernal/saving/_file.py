@@ -100,6 +100,33 @@ def _damaged(path: str, why: str) -> ValueError:
     )
 
 
+# How files of others begin, who wrote them, and what reads them.
+_OTHERS = {
+    b"\x93NUMPY": (
+        "`tree_serialise_leaves` of Equinox or `numpy.save`",
+        "vernal.tree_deserialise_leaves(path, like)",
+    ),
+    b"PK\x03\x04": (
+        "`torch.save` or `numpy.savez`",
+        "vernal.saving.from_torch(model, torch.load(path)), or numpy.load(path)",
+    ),
+}
+
+
+def _unreadable(path: str, content: bytes, why: str) -> ValueError:
+    """What is said of a file that does not begin as one of ours."""
+    for beginning, (writer, reader) in _OTHERS.items():
+        if content.startswith(beginning):
+            return value_error(
+                "the file has another format",
+                where=path,
+                expected="a safetensors file",
+                got=f"a file of {writer}",
+                instead=reader,
+            )
+    return _damaged(path, why)
+
+
 class Entry(NamedTuple):
     """One array in a file. `spec` is None if no leaf can be like it."""
 
@@ -171,7 +198,7 @@ def read(path: str | os.PathLike[str]) -> StoredFile:
         path: a safetensors file, written by us or by others.
 
     Raises:
-        ValueError: if the file is not whole, or was written by a newer version.
+        ValueError: if the file is not whole, has another format, or was written by a newer version.
     """
     path = os.fspath(path)
     with open(path, "rb") as file:
@@ -180,7 +207,7 @@ def read(path: str | os.PathLike[str]) -> StoredFile:
             with safe_open(path, "np"):
                 pass
         except SafetensorError as error:
-            raise _damaged(path, str(error)) from error
+            raise _unreadable(path, file.read(8), str(error)) from error
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return _parsed(path, content)
 

@@ -7,6 +7,7 @@ one error.
 
 import json
 import os
+from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -82,8 +83,8 @@ def save(
             lists.
 
     Raises:
-        TypeError: if a leaf cannot be stored (an array of strings, a tracer), or `metadata` is not
-            JSON.
+        TypeError: if a leaf cannot be stored (an array of strings, a tracer), `metadata` is not
+            JSON, or `path` is no path.
         ValueError: if the elements of a leaf cannot be had (a `ShapeDtypeStruct`, a donated
             array), or two leaves have the same name.
         OSError: if the file cannot be written; the old one is then as it was.
@@ -99,6 +100,14 @@ def save(
         >>> load_metadata(path)
         {'width': 3}
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise type_error(
+            "this is no path of a file",
+            where="save(path, tree)",
+            expected="a string or an os.PathLike",
+            got=short(path),
+            instead='the path first: save("model.safetensors", model)',
+        )
     text = None
     if metadata is not None:
         check_plain(metadata, "metadata")
@@ -180,11 +189,12 @@ def load(
         is in the file and not in `like`.
 
     Raises:
-        ValueError: if the file is damaged (truncated, or its checksums do not match). If it does
+        ValueError: if the file is damaged (truncated, or its checksums do not match), or has another format. If it does
             not fit: one error lists all names that are missing, extra, or of another shape or
             dtype. With `strict=False`, if a leaf that does not fit has no value in `like`, because
             it is a `ShapeDtypeStruct`. If a rule of `rename` is for no leaf, or two for the same.
-        TypeError: if `like` has a leaf that cannot be loaded (an array of strings, a tracer).
+        TypeError: if `like` has a leaf that cannot be loaded (an array of strings, a tracer), or is a class or a
+            function.
         OSError: if the file cannot be read.
 
     Example:
@@ -208,6 +218,14 @@ def load(
         >>> load(path, {"w": jnp.zeros(2), "scale": 0 * tree["bias"][0]}, rename={"w": "weight"})
         {'scale': Array(1., dtype=float32), 'w': Array([1., 1.], dtype=float32)}
     """
+    if isinstance(like, (type, FunctionType)):
+        raise type_error(
+            "a model is loaded into a model, not into what makes one",
+            where="load(path, like)",
+            expected="a tree",
+            got=short(like),
+            instead="load(path, jax.eval_shape(Net, key)), whose arrays take no memory",
+        )
     return fill(File(read(path)), like, strict, rename, cast)
 
 

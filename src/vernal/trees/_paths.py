@@ -209,7 +209,7 @@ class Paths:
         )
 
     def near(self, path: str) -> str:
-        """What may have been meant by a path that means nothing here.
+        """What may have been meant by a path that matches nothing.
 
         Args:
             path: the path.
