@@ -153,6 +153,20 @@ CAUSES = {
     "field": (grown_class(False), grown_class(True), ".extra", "nothing", "1"),
     "named tuple": (Pair(X, 1), Pair(X, 2), ".right", "1", "2"),
     "tuple length": ((X,), (X, X, X), "", "tuple of length 1", "tuple of length 3"),
+    "tuple of plain values": (
+        (1, ("a", None)),
+        (1, ("a", None), ("b",)),
+        "",
+        "(1, ('a', None))",
+        "(1, ('a', None), ('b',))",
+    ),
+    "long tuple": (
+        tuple(range(20)),
+        tuple(range(21)),
+        "",
+        "tuple of length 20",
+        "tuple of length 21",
+    ),
     "list to tuple": ([X], (X,), "", "list of length 1", "tuple of length 1"),
 }
 
@@ -164,6 +178,20 @@ def at_depth(value: Any, depth: str) -> Any:
 
 
 PATHS = {"top": "x", "deep": "x['blocks'][1].value[1]"}
+
+
+def test_the_trace_that_is_most_alike_is_the_one_with_the_fewest_parts_that_differ():
+    @vernal.filter_jit
+    def step(model):
+        return jax.tree.leaves(model)
+
+    model = vernal.nn.MLP(3, 2, width_size=4, depth=1, key=jax.random.key(0))
+    step(model)
+    step(vernal.nn.cast(model, vernal.nn.Policy(compute=jnp.bfloat16)))
+    step(vernal.tree_at("layers[*].bias", model, replace=[None, None]))
+    assert seen(step) == [f"model.layers[{i}].bias: f32[{n}] -> None" for i, n in enumerate((4, 2))]
+    step(vernal.freeze(model, "layers.1"))
+    assert seen(step) == ["model.layers[1] (frozen): nothing -> bias, weight"]
 
 
 def seen(f: Any) -> list[str]:

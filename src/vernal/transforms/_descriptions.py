@@ -58,6 +58,7 @@ class Array:
     """
 
     __slots__ = ("aval", "hashes", "where")
+    size = 1
 
     def __init__(self, x: Any):
         self.aval = jax.typeof(x)
@@ -92,9 +93,10 @@ class Part:
 
     Attributes:
         hashes: as for `Array`, so that what is equal in two large trees is not looked at.
+        size: how many parts there are in it, itself included.
     """
 
-    __slots__ = ("hashes", "kind", "mark", "parts", "text")
+    __slots__ = ("hashes", "kind", "mark", "parts", "size", "text")
 
     def __init__(
         self, kind: Any, text: str, mark: Any, parts: "dict[str, Description] | None" = None
@@ -103,6 +105,7 @@ class Part:
         self.text = text
         self.mark = mark
         self.parts: dict[str, Description] = {} if parts is None else parts
+        self.size: int = 1 + sum(part.size for part in self.parts.values())
         inside = [part.hashes for part in self.parts.values()]
         own = kind, text, mark, *self.parts
         self.hashes = hash((own, *[h[0] for h in inside])), hash((own, *[h[1] for h in inside]))
@@ -216,7 +219,10 @@ class _Walk:
     def fields(self, value: Any, names: Iterable[str], static: Callable[[str], bool]) -> Part:
         """What has names for all that it holds: a module, a dataclass."""
         found = {name: getattr(value, name, _ABSENT) for name in names}
+        frozen = found.pop(FROZEN, _ABSENT)
         parts = {f".{k}": self.see(v, static(k)) for k, v in found.items() if v is not _ABSENT}
+        if frozen is not _ABSENT:
+            parts[" (frozen)"] = Part(STATIC, ", ".join(frozen), None)
         return _of_class(type(value), parts, None)
 
 

@@ -133,9 +133,12 @@ def ordinal(n: int) -> str:
 def _nearest(
     earlier: Iterable[Trace], signature: Signature, placed: bool
 ) -> tuple[list[Difference], Trace | None]:
-    """The trace with the fewest differences, the first of those."""
-    compared = [(trace.signature.differences(signature, placed), trace) for trace in earlier]
-    return min(compared, key=lambda found: len(found[0]), default=([], None))
+    """The trace with the fewest parts that differ, the first of those, and its differences."""
+    compared = [(trace.signature.compared(signature, placed), trace) for trace in earlier]
+    found, nearest = min(
+        compared, key=lambda one: sum(size for _, size in one[0]), default=([], None)
+    )
+    return [difference for difference, _ in found], nearest
 
 
 class Traces:

@@ -29,6 +29,8 @@ _SETTINGS = (
 _MESH = "jax.set_mesh"
 _NOTHING = "nothing"
 _NOT_GIVEN = "not given"
+# Parts of a list or a tuple up to which it is told in full.
+_FEW = 12
 _ANOTHER = " (another one that prints the same)"
 
 
@@ -72,35 +74,47 @@ class Signature:
         Returns:
             The differences, in the order of the arguments.
         """
-        found: list[Difference] = []
+        return [difference for difference, _ in self.compared(later, placed)]
+
+    def compared(self, later: "Signature", placed: bool) -> list[tuple[Difference, int]]:
+        """The differences, each with the number of parts that are in it."""
+        found: list[tuple[Difference, int]] = []
         for name in dict.fromkeys((*self.parts, *later.parts)):
             a, b = self.parts.get(name), later.parts.get(name)
             found.extend(_compare(name, a, b, placed, _NOT_GIVEN))
         return found
 
 
+_Found = Iterator[tuple[Difference, int]]
+
+
 def _compare(
     path: str, a: Description | None, b: Description | None, placed: bool, absent: str = _NOTHING
-) -> Iterator[Difference]:
+) -> _Found:
     if a is None or b is None:
-        yield Difference(path, *(absent if x is None else x.text for x in (a, b)))
+        size = max(0 if x is None else x.size for x in (a, b))
+        yield Difference(path, *(absent if x is None else x.text for x in (a, b))), size
     elif a.hashes[placed] == b.hashes[placed]:
         return
     elif isinstance(a, Array) and isinstance(b, Array):
-        yield _difference(path, *a.texts_with(b))
+        yield _difference(path, *a.texts_with(b)), 1
     elif isinstance(a, Array) or isinstance(b, Array):
-        yield _difference(path, a.text, b.text)
+        yield _difference(path, a.text, b.text), max(a.size, b.size)
     elif a.kind != b.kind:
         same_name = a.text == b.text
-        yield _difference(path, *(x.full_text if same_name else x.text for x in (a, b)))
+        texts = (x.full_text if same_name else x.text for x in (a, b))
+        yield _difference(path, *texts), max(a.size, b.size)
     else:
         yield from _compare_parts(path, a, b, placed)
 
 
-def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> Iterator[Difference]:
+def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
     told = a.text != b.text
     if told:
-        yield Difference(path, a.text, b.text)
+        before, after = _in_full(a), _in_full(b)
+        if before is None or after is None:
+            before, after = a.text, b.text
+        yield Difference(path, before, after), abs(a.size - b.size) + 1
     for key in dict.fromkeys((*a.parts, *b.parts)):
         # The length has told of the others.
         if not told or (key in a.parts and key in b.parts):
@@ -108,7 +122,20 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> Iterator[Differ
                 told = True
                 yield difference
     if not told and a.mark != b.mark:
-        yield _difference(path, a.text, b.text)
+        yield _difference(path, a.text, b.text), 1
+
+
+def _in_full(x: Description) -> str | None:
+    """A few plain values, also in lists and tuples, such as the settings of an optimiser that are structure."""
+    if isinstance(x, Array) or x.size > _FEW:
+        return None
+    if x.kind not in ("list", "tuple"):
+        return None if x.parts else x.text
+    inside = [_in_full(part) for part in x.parts.values()]
+    if None in inside:
+        return None
+    texts = ", ".join(filter(None, inside))
+    return f"[{texts}]" if x.kind == "list" else f"({texts}{',' * (len(inside) == 1)})"
 
 
 def _difference(path: str, before: str, after: str) -> Difference:
