@@ -1,12 +1,14 @@
 """An optimiser has no state for what is frozen, and leaves it as it is."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from vernal import Optimizer, filter_grad, filter_jit, freeze, partition, trainable
+from vernal import Module, Optimizer, filter_grad, filter_jit, freeze, partition, trainable
 from vernal.nn import MLP
 
 
@@ -135,6 +137,19 @@ def test_a_state_of_another_model_is_refused(jit):
             jit(opt.update)(model, grads, state)
         fresh, _ = opt.update(model, grads, opt.init(model))
         assert jax.tree.structure(fresh) == jax.tree.structure(model)
+
+
+class Counted(Module):
+    weight: jax.Array
+    count: int
+
+
+def test_a_number_that_counts_steps_is_told_to_belong_in_an_array():
+    opt, model = Optimizer(optax.adam, 1e-2), Counted(jnp.ones(2), 0)
+    state = opt.init(model)
+    model = replace(model, count=1)
+    with pytest.raises(ValueError, match="(?s)count: expected 1, got 0.*belongs in an array"):
+        opt.update(model, model, state)
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), ()])

@@ -146,7 +146,8 @@ def refuse_other_state(
         where="Optimizer.update(model, grads, state)",
         expected="what `init` or `update` returned for a model of this structure, with the same parts frozen",
         got=diff_text(expected, state, weak_type=False, root="state"),
-        instead="state = optimiser.init(model), for each optimiser, and after `freeze`, `unfreeze` or `tree_at`",
+        instead="state = optimiser.init(model), for each optimiser, and after `freeze`, `unfreeze` or `tree_at`; "
+        "a number of the model that changes while it trains, such as a counter, belongs in an array",
     ) from error
 
 
