@@ -534,7 +534,10 @@ def test_a_fwd_that_returns_no_pair_or_something_else_is_refused():
 
 
 MISTAKES = {
-    "structure": (lambda g: (g, g), "does not have the structure of the first argument"),
+    "structure": (
+        lambda g: (g, g),
+        "does not have the structure of the first argument[\\s\\S]*not one for each argument in a tuple",
+    ),
     "shape": (
         lambda g: {"a": g[None], "n": None},
         r"the `gradient` of the rule `<lambda>` does not fit what it belongs to\n"

@@ -1,5 +1,8 @@
 """Layers of neural networks."""
 
+import sys as _sys
+import typing as _typing
+
 from .._ground import publish
 from ._activation import PReLU as PReLU
 from ._adaptive_pool import AdaptiveAvgPool1d as AdaptiveAvgPool1d
@@ -43,6 +46,7 @@ from ._multihead import MultiheadAttention as MultiheadAttention
 from ._normalisation import GroupNorm as GroupNorm
 from ._normalisation import LayerNorm as LayerNorm
 from ._normalisation import RMSNorm as RMSNorm
+from ._other_names import instead_of as _instead_of
 from ._parametrised import Parametrised as Parametrised
 from ._parametrised import Shared as Shared
 from ._parametrised import resolve as resolve
@@ -74,3 +78,12 @@ from ._with_state import delete_init_state as delete_init_state
 from ._with_state import make_with_state as make_with_state
 
 publish(__name__, globals())
+
+if not _typing.TYPE_CHECKING:
+    # Hidden from type checkers, which would otherwise believe that every attribute exists.
+
+    def __getattr__(name: str) -> _typing.NoReturn:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        if instead := _instead_of(name):
+            message += f": write {instead}"
+        raise AttributeError(message, name=name, obj=_sys.modules[__name__])

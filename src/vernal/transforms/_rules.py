@@ -189,6 +189,7 @@ def matched(kind: str, rule: Any, of: Any, given: Any) -> list[Any]:
 
 def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
     whole = "the result" if kind == "tangent_out" else "the first argument"
+    one_for_each = kind == "gradient" and type(given) is tuple
     skeletons = [
         treedef.unflatten([0] * treedef.num_leaves)
         for treedef in (jtu.tree_structure(tree, is_leaf=is_missing) for tree in (of, given))
@@ -198,7 +199,8 @@ def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
         where=f"`{kind}`",
         expected=f"the structure of {whole}, with None for what is zero or not an array",
         got=diff_text(*skeletons, leaves="ignore", root=kind),
-        instead=f"make it with jax.tree.map over {whole}",
+        instead=f"make it with jax.tree.map over {whole}"
+        + (", and not one for each argument in a tuple" if one_for_each else ""),
     )
 
 
