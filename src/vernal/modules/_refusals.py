@@ -39,7 +39,7 @@ def frozen(cls: type, name: str, verb: str) -> str:
         f"cannot {verb} `{name}`: modules are immutable once they are built",
         where=_at(cls, name),
         instead=f"model = vernal.tree_at(lambda m: m.{name}, model, new_value), "
-        f"or dataclasses.replace(model, {name}=...)",
+        f"or dataclasses.replace(model, {name}=...); a state that calls change is a vernal.nn.Variable",
     )
 
 
