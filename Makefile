@@ -31,7 +31,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Two workers, each with one thread for LAPACK: with more they wait for each other, up to four times as long.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # A whole file goes to one worker: the programs compiled for it are shared and then dropped together.
-PARALLEL := -n 2 --dist loadfile
+# The longest files begin (tests/conftest.py), so that no worker waits for another one at the end.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # What has a pass of its own.
 APART := --ignore tests/typing --ignore tests/test_readme.py --ignore tests/stack
 

@@ -85,6 +85,29 @@ def drop_compiled_programs() -> Iterator[None]:
     gc.collect()
 
 
+# Files that take more than a minute and a half.
+LONG = {
+    "test_branches.py",
+    "test_calls.py",
+    "test_compositions.py",
+    "test_coverage.py",
+    "test_debug_buffers.py",
+    "test_examples.py",
+    "test_factories.py",
+    "test_finished_elements.py",
+    "test_packaging.py",
+    "test_random_programs.py",
+    "test_rules_of_jax.py",
+    "test_site.py",
+    "test_substitution.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first: one that begins when the others end keeps a worker waiting for minutes."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: collections need not walk through it (a quarter of `tests/transforms`)."""
     gc.collect()
