@@ -106,7 +106,8 @@ def test_a_process_without_the_source_runs_it_and_finds_its_programs_on_the_disk
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
         )
         assert run.returncode == 0, run.stderr
-        return json.loads(run.stdout), np.load(tmp_path / out)
+        with np.load(tmp_path / out) as found:
+            return json.loads(run.stdout), dict(found)
 
     first, found = elsewhere("first.npz")
     assert first["signature"] == "Net(x: f32[batch,3], key: key<fry>[]) -> f32[batch,3]"
