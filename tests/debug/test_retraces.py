@@ -160,6 +160,7 @@ CAUSES = {
         "(1, ('a', None))",
         "(1, ('a', None), ('b',))",
     ),
+    "tuple of other values": ((1,), (2, 3), "", "(1,)", "(2, 3)"),
     "long tuple": (
         tuple(range(20)),
         tuple(range(21)),

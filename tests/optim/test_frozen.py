@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from vernal import Module, Optimizer, filter_grad, filter_jit, freeze, partition, trainable
 from vernal.nn import MLP
+from vernal.optim import from_optax
 
 
 def make():
@@ -137,6 +139,20 @@ def test_a_state_of_another_model_is_refused(jit):
             jit(opt.update)(model, grads, state)
         fresh, _ = opt.update(model, grads, opt.init(model))
         assert jax.tree.structure(fresh) == jax.tree.structure(model)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, filter_jit], ids=["eager", "compiled"])
+def test_a_state_to_which_steps_have_added_is_not_another_one(jit):
+    # The first step adds the measurement, and every step leaves something of the state as it is.
+    measured = optax.monitor({"norm": optax.tree.norm})
+    opt = from_optax(optax.chain(measured, optax.contrib.schedule_free_sgd(0.1)))
+    model = {"w": jnp.ones(3)}
+    state = opt.init(model)
+    for _ in range(3):
+        model, state = jit(opt.update)(model, model, state)
+    assert float(state[0].measurements["norm"]) > 0
+    with pytest.raises(ValueError, match="is not one for this model"):
+        jit(Optimizer(optax.sgd, 0.1).update)(model, model, state)
 
 
 class Counted(Module):

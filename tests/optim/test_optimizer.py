@@ -428,10 +428,10 @@ def test_an_optimiser_that_is_built_is_refused_with_what_to_write():
 
 
 @pytest.mark.parametrize("factory", [optax.adam, optax.sgd])
-def test_a_text_is_no_learning_rate(factory):
-    with pytest.raises(TypeError, match=r"(?s)a learning rate is no text.*float\('1e-3'\)"):
+def test_a_string_is_no_learning_rate(factory):
+    with pytest.raises(TypeError, match=r"(?s)the learning rate is a string.*float\('1e-3'\)"):
         Optimizer(factory, "1e-3")
-    with pytest.raises(TypeError, match="a learning rate is no text"):
+    with pytest.raises(TypeError, match="the learning rate is a string"):
         Optimizer(factory, 0.1).replace(learning_rate="1e-3")
 
 

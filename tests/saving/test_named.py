@@ -513,14 +513,14 @@ def test_keys_of_an_unknown_kind_are_refused(path, monkeypatch):
 
 def test_arguments_in_the_wrong_order_are_refused(path):
     # Beartype would answer first.
-    with pytest.raises(TypeError, match=r"(?s)this is no path of a file.*the path first: save\("):
+    with pytest.raises(TypeError, match=r"(?s)`path` is no path.*the path first: save\("):
         inspect.unwrap(save)({"w": jnp.ones(2)}, path)
 
 
 @pytest.mark.parametrize("like", [Module, lambda: None])
 def test_what_makes_a_model_is_no_model(path, like):
     save(path, {})
-    with pytest.raises(TypeError, match=r"(?s)into a model, not into what makes one.*eval_shape"):
+    with pytest.raises(TypeError, match=r"(?s)`like` makes a model, and is none.*eval_shape"):
         load(path, like)
 
 

@@ -165,7 +165,7 @@ X = jnp.float32(0.8)
 # argument of a sine in the next one. So they are compared in double precision, where that leaves eleven digits.
 DOUBLE = np.float64(0.8)
 
-# These take long to trace: all of their cells are for the desk (`VERNAL_ALL_COMPOSITIONS=1`, 20 minutes), and CI takes
+# These take long to trace: all of their cells are for the desk (`VERNAL_ALL_COMPOSITIONS=1`), and CI takes
 # those of the transformations that change the program.
 LONG = {
     "bounded",
@@ -179,8 +179,6 @@ LONG = {
     "logdet",
 }
 CHANGING = ("jvp", "vjp", "vmap", "scan")
-
-
 ALL = "VERNAL_ALL_COMPOSITIONS" in os.environ
 
 
@@ -250,6 +248,7 @@ def check_cells(subject, cells):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600 if ALL else 300)
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_no_transformation_leaks_a_tracer(subject):
     fn, _ = SUBJECTS[subject]

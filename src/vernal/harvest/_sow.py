@@ -53,7 +53,7 @@ def _not_reaped(where: str) -> RuntimeError:
         message(
             "the new value of a state would be lost",
             where=where,
-            expected="the caller of a layer that changes its state to keep the new state",
+            expected="a caller that keeps the new state of a layer that changes it",
             instead="y, model = vernal.nn.apply(model, x), for a whole model; y, state = layer(x, state), with "
             "vernal.nn.make_with_state; or, to use a model without changing it, vernal.nn.inference_mode(model), for "
             "layers with a field `inference`",

@@ -66,7 +66,7 @@ class FactoryCall(Module):
         if isinstance(rate := given.get("learning_rate"), str):
             # Optax would fail at the first step, and say nothing of it.
             raise type_error(
-                "a learning rate is no text",
+                "the learning rate is a string",
                 where=f"{type(self).__name__}({known.name}, learning_rate)",
                 expected="a number, or a function from the number of steps to one",
                 got=repr(rate),

@@ -92,7 +92,7 @@ class Optimizer(FactoryCall):
 
     Raises:
         TypeError: for an optimiser in the place of its factory; for a setting that the factory does not have, or
-            one that is missing; for a text in the place of a learning rate; for
+            one that is missing; for a string as the learning rate; for
             `optax.inject_hyperparams`, which keeps its numbers in the state; in `init` and `update`,
             if the factory returns no transformation, or looks at a leaf (compares or converts
             it): give that as a `Static`.
@@ -153,12 +153,19 @@ class Optimizer(FactoryCall):
         refuse_numbers(model, grads)
         params = parameters(model)
         known = fill_missing(params, grads)
+
+        def init() -> Any:
+            return _init(self, params)
+
+        def step(state: Any) -> Any:
+            return _update(self, model, params, known, state, extra)[1]
+
         try:
             updates, new_state = run_alike(self, _update, model, params, known, state, extra)
         except Exception as error:
-            refuse_other_state(_init, self, params, state, error)
+            refuse_other_state(init, step, state, error)
             raise
         if is_suspect(new_state, state):
-            refuse_other_state(_init, self, params, state)
+            refuse_other_state(init, step, state)
         model = apply_updates(model, leave_missing(grads, updates))
         return model, keep_types(new_state, state)

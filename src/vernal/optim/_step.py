@@ -126,20 +126,17 @@ def extra_arguments(
 
 
 def refuse_other_state(
-    init: Callable[..., Any],
-    opt: Any,
-    params: Any,
-    state: Any,
-    error: Exception | None = None,
+    init: Callable[[], Any], step: Callable[[Any], Any], state: Any, error: Exception | None = None
 ) -> None:
-    """Refuses a state that is not one of these parameters; `error` is what a step with it has raised."""
+    """Refuses a state that neither `init` makes nor a `step` after it, which may add to its state; `error` is what
+    a step with it has raised. Where those fail too, it is for another reason."""
     try:
-        expected = jax.eval_shape(lambda params: init(opt, params), params)
+        expected = jax.eval_shape(init)
+        if _form(state) == _form(expected) or _form(state) == _form(
+            jax.eval_shape(lambda: step(init()))
+        ):
+            return
     except Exception:
-        return
-    if jtu.tree_structure(expected) == jtu.tree_structure(state) and _shapes(expected) == _shapes(
-        state
-    ):
         return
     raise value_error(
         "the state of the optimiser is not one for this model",
@@ -154,15 +151,13 @@ def refuse_other_state(
 def is_suspect(new: Any, old: Any) -> bool:
     """Whether a step that has raised nothing may have been given a state that is not its own: of other shapes, which
     fit by broadcasting, with the fields of its own under another name, or with leaves that it does not look at."""
-    return (
-        jtu.tree_structure(new) != jtu.tree_structure(old)
-        or _shapes(new) != _shapes(old)
-        or any(a is b for a, b in zip(jtu.tree_leaves(new), jtu.tree_leaves(old), strict=True))
-    )
+    kept = {id(leaf) for leaf in jtu.tree_leaves(old)}
+    return _form(new) != _form(old) or any(id(leaf) in kept for leaf in jtu.tree_leaves(new))
 
 
-def _shapes(state: Any) -> list[Any]:
-    return list(map(jnp.shape, jtu.tree_leaves(state)))
+def _form(state: Any) -> tuple[Any, list[Any]]:
+    leaves, structure = jtu.tree_flatten(state)
+    return structure, list(map(jnp.shape, leaves))
 
 
 def _like(new: Any, old: Any) -> Any:

@@ -3,6 +3,7 @@ and what is said about it. `load` and `Checkpoints.restore` share it."""
 
 import abc
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..show import shown_name, value_error
+from ..show import short, shown_name, type_error, value_error
 from ..trees import named_leaves
 from ._file import Entry
 from ._leaves import Spec, is_key, place, spec_of
@@ -143,6 +144,14 @@ class _Filling:
 
 def fill(store: Store, like: Any, strict: bool, rename: Rules | None, cast: bool) -> Any:
     """A tree like `like` with the values of a store; see `load`."""
+    if isinstance(like, (type, FunctionType)):
+        raise type_error(
+            "`like` makes a model, and is none",
+            where=store.path,
+            expected="a tree",
+            got=short(like),
+            instead="jax.eval_shape(Net, key), a model whose arrays take no memory",
+        )
     leaves = named_leaves(like)
     filling = _Filling(store, leaves, cast)
     links = links_of(filling.wanted, rename or {})

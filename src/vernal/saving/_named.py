@@ -7,7 +7,6 @@ one error.
 
 import json
 import os
-from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -102,7 +101,7 @@ def save(
     """
     if not isinstance(path, (str, os.PathLike)):
         raise type_error(
-            "this is no path of a file",
+            "`path` is no path",
             where="save(path, tree)",
             expected="a string or an os.PathLike",
             got=short(path),
@@ -218,14 +217,6 @@ def load(
         >>> load(path, {"w": jnp.zeros(2), "scale": 0 * tree["bias"][0]}, rename={"w": "weight"})
         {'scale': Array(1., dtype=float32), 'w': Array([1., 1.], dtype=float32)}
     """
-    if isinstance(like, (type, FunctionType)):
-        raise type_error(
-            "a model is loaded into a model, not into what makes one",
-            where="load(path, like)",
-            expected="a tree",
-            got=short(like),
-            instead="load(path, jax.eval_shape(Net, key)), whose arrays take no memory",
-        )
     return fill(File(read(path)), like, strict, rename, cast)
 
 

@@ -189,7 +189,7 @@ def matched(kind: str, rule: Any, of: Any, given: Any) -> list[Any]:
 
 def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
     whole = "the result" if kind == "tangent_out" else "the first argument"
-    one_for_each = kind == "gradient" and type(given) is tuple
+    one_for_each = kind == "gradient" and type(given) is tuple and type(of) is not tuple
     skeletons = [
         treedef.unflatten([0] * treedef.num_leaves)
         for treedef in (jtu.tree_structure(tree, is_leaf=is_missing) for tree in (of, given))

@@ -112,9 +112,10 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
     told = a.text != b.text
     if told:
         before, after = _in_full(a), _in_full(b)
-        if before is None or after is None:
-            before, after = a.text, b.text
-        yield Difference(path, before, after), abs(a.size - b.size) + 1
+        if before is not None and after is not None:
+            yield Difference(path, before, after), max(a.size, b.size)
+            return
+        yield Difference(path, a.text, b.text), abs(a.size - b.size) + 1
     for key in dict.fromkeys((*a.parts, *b.parts)):
         # The length has told of the others.
         if not told or (key in a.parts and key in b.parts):
