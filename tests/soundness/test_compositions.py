@@ -255,8 +255,8 @@ def test_no_transformation_leaks_a_tracer(subject):
     around = transformations(subject)
     with jax.enable_x64(True), jax.checking_leaks():
         for i, j, k in itertools.product(range(len(around)), repeat=3):
-            # JAX remembers no trace while it looks for leaks. Of what takes long, CI takes a Latin square, in which each
-            # two transformations meet at each two of the three places.
+            # JAX remembers no trace while it looks for leaks. Of what takes long, CI takes a Latin square, in which
+            # each two transformations meet at each two of the three places.
             names = (around[i], around[j], around[k])
             taken = ALL or subject not in LONG or (i + j + k) % len(around) == 0
             if taken and refusal(subject, names) is None:
