@@ -229,9 +229,23 @@ def test_a_variable_that_is_frozen_in_part_stays_as_a_whole(where):
 def test_nobody_takes_the_value_or_something_else_is_left():
     with pytest.raises(RuntimeError, match=r"nn\.apply"):
         Layer()(X)
-    for value in (jnp.zeros(2), jnp.zeros(3, int)):
-        with pytest.raises(ValueError, match="differ in kind"):
+    for value in (1.0, jnp.zeros(2), jnp.zeros(3, int), (jnp.zeros(3),), None):
+        with pytest.raises(ValueError, match=r"(?s)differ in kind.*where: Variable\.update"):
             nn.apply(Layer(), X, method=lambda m, x, new=value: m.last.update(new, x))
+
+
+class Careless(vernal.Module):
+    last: nn.Variable
+
+    def __call__(self, x, *, key=None):
+        return self.last.update(x[:2], x)
+
+
+def test_the_variable_that_was_left_something_else_is_named():
+    model = nn.Sequential([Careless(nn.Variable(jnp.zeros(3)))])
+    with pytest.raises(ValueError, match="differ in kind") as error:
+        nn.apply(model, X)
+    assert "model.layers[0].last" in "".join(error.value.__notes__)
 
 
 def test_a_mapped_layer_whose_elements_disagree_is_refused_and_one_per_element_is_not():

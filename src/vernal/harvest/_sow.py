@@ -146,7 +146,9 @@ def planted(slot: T) -> T:
     return rest.fill([planted_p.bind(x, program=current_program()) for x in arrays])
 
 
-def sow(slot: Any, value: Any, through: T, *, needed: bool = True) -> T:
+def sow(
+    slot: Any, value: Any, through: T, *, needed: bool = True, where: str = "vernal.harvest.sow"
+) -> T:
     """Sets a slot, for everything that comes later in the function, and for whoever called `reap`.
 
     It works inside `jax.jit`, `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint`, `jax.grad`, ... of the function too.
@@ -160,6 +162,7 @@ def sow(slot: Any, value: Any, through: T, *, needed: bool = True) -> T:
         through: a tree with at least one array in it, which the function has to go on with: it ties the new value
             to a place in the program.
         needed: whether it is an error if nobody takes the value. If not, it is lost.
+        where: what messages name outside of any `jax.named_scope`.
 
     Returns:
         `through`.
@@ -180,7 +183,7 @@ def sow(slot: Any, value: Any, through: T, *, needed: bool = True) -> T:
         >>> y, slots
         (Array(3., dtype=float32), (Array(2., dtype=float32), Array(6., dtype=float32)))
     """
-    where = current_scope() or "vernal.harvest.sow"
+    where = current_scope() or where
     slot, value = _arrays_in(slot), _arrays_in(value)
     (old, structure), (new, new_structure) = split(slot), split(value)
     alike = all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(old, new, strict=False))

@@ -127,7 +127,9 @@ class Variable(Module, Generic[V]):
             ValueError: if structure, shapes or dtypes differ, or the elements of a `jax.vmap` inside of the
                 model disagree: see `vernal.harvest.sow`.
         """
-        return through if is_partly_frozen(self) else sow(self._here(), value, through)
+        if is_partly_frozen(self):
+            return through
+        return sow(self._here(), value, through, where="Variable.update")
 
     def _here(self) -> Any:
         if isinstance(self.stored, Elsewhere):
