@@ -3,6 +3,7 @@ transformation accepts them."""
 
 import gc as _gc
 import importlib as _importlib
+import os as _os
 import sys as _sys
 import typing as _typing
 
@@ -24,6 +25,7 @@ try:
     from . import transforms as transforms
     from . import trees as trees
     from ._ground import clear_caches as clear_caches
+    from ._ground import hide_frames as _hide_frames
     from .loops import filter_cond as filter_cond
     from .loops import filter_switch as filter_switch
     from .modules import AbstractClassVar as AbstractClassVar
@@ -94,6 +96,9 @@ finally:
 __version__ = "0.1.0"
 
 clear_caches.__module__ = __name__
+
+# Where JAX leaves its own frames out of a traceback, it leaves out these, too.
+_hide_frames(_os.path.dirname(__file__))
 
 # Rooms that not every program needs: imported when they are first looked at.
 _LATER = ("compat", "estimators", "linalg", "sharding", "testing")

@@ -19,16 +19,12 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._ground import hide_frames
 from ..show import listed, path_text
 from ._attributes import attributes_of
 from ._hooks import handed_on
 from ._structure import KEY
 
 _RAISED = "Raised in "
-
-# JAX then leaves the calls in between out of a traceback, as its own.
-_hide = functools.cache(hide_frames)
 
 # Calls of these make something that runs later, when the call is over.
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -74,7 +70,6 @@ def tell(module: Any, error: Exception) -> None:
     if isinstance(error, (StopIteration, StopAsyncIteration)):
         return
     try:
-        _hide(__file__)
         if not any(str(note).startswith(_RAISED) for note in getattr(error, "__notes__", ())):
             modules = _running(module)
             if len(modules) > 1:
