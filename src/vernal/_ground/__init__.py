@@ -1,4 +1,4 @@
-"""The ground: knows Python and JAX, and nothing of Vernal."""
+"""The bottom layer: it uses Python and JAX, and nothing else of Vernal."""
 
 from ._caches import clear_caches as clear_caches
 from ._caches import register_cache as register_cache

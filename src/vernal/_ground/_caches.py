@@ -1,4 +1,4 @@
-"""Every cache of the library is registered here, so that one call empties them all."""
+"""The registry of all caches of the library, so that one call empties them all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +16,7 @@ def register_cache(clear: Callable[[], Any]) -> None:
 
 
 def clear_caches() -> None:
-    """Empties every cache that Vernal keeps: compiled programs and what was remembered of
-    functions and structures.
+    """Empties all of Vernal's caches: those of compiled programs, of functions and of structures.
 
     `jax.clear_caches()` empties JAX's own. After both, the next call of a compiled function
     compiles again.

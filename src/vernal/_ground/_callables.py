@@ -7,7 +7,7 @@ from typing import Any
 
 
 def callable_name(fn: Any) -> str:
-    """The name people know a callable by.
+    """The name of a callable, for messages.
 
     Args:
         fn: a function, method, partial, class or callable object.

@@ -1,11 +1,11 @@
 """Failures of compiled programs: the exception that users see, and the mailbox through which it
 reaches them.
 
-A check inside a compiled program fails on a thread of XLA, in a callback. What Python raises there
-comes back as the text of a `jax.errors.JaxRuntimeError`, between the compiler's own lines. So the
-callback puts the exception into the mailbox, under a number that it writes into that text; and
-whoever called the program finds the number in the text and takes the exception out. Numbers are
-never used twice, so this is right under any number of threads and however programs are nested.
+A check inside a compiled program fails on a thread of XLA, in a callback. An exception raised there
+arrives as the text of a `jax.errors.JaxRuntimeError`, between the compiler's own lines. So the
+callback puts the exception into the mailbox, under a number that it writes into that text, and the
+caller of the program finds the number in the text and takes the exception out. Numbers are never
+reused, so this is right for any number of threads and any nesting of programs.
 """
 
 import itertools
@@ -14,13 +14,13 @@ import threading
 
 from ._jax_private import runtime_tokens
 
-# Letters that nobody will collect (the failures of further devices, or of programs under plain
-# `jax.jit`) are thrown away when there are more than this.
+# Exceptions that are never collected (the failures of further devices, or of programs under plain
+# `jax.jit`) are dropped when there are more than this.
 _MOST = 256
 
 
 class RuntimeCheckError(RuntimeError):
-    """A check inside a program has failed while the program ran: `vernal.runtime.error_if`.
+    """A check inside a program, such as `vernal.runtime.error_if`, has failed while the program ran.
 
     Args:
         message: the message of the check.
@@ -40,7 +40,7 @@ class RuntimeCheckError(RuntimeError):
         x is negative
     """
 
-    # Users know it from the room that raises it.
+    # Users import it from the package that raises it.
     __module__ = "vernal.runtime"
 
     def __init__(self, message: str, place: str = ""):
@@ -64,10 +64,10 @@ def post(error: RuntimeCheckError) -> str:
     """Puts an error into the mailbox.
 
     Args:
-        error: what the caller of the program shall see.
+        error: the exception that the caller of the program is to see.
 
     Returns:
-        The mark that the text of whatever ends the program must contain.
+        The mark that the text of the exception that ends the program must contain.
     """
     with _lock:
         number = next(_numbers)
@@ -78,16 +78,16 @@ def post(error: RuntimeCheckError) -> str:
 
 
 def failure_of(error: Exception) -> RuntimeCheckError | None:
-    """What to tell the user instead of an error of JAX.
+    """The exception to raise in place of an error of JAX.
 
     Args:
-        error: what JAX raised when a program was run or waited for.
+        error: the exception that JAX raised when a program was run or waited for.
 
     Returns:
-        The error of the check that ended the program, the first if there are several; None if that
-        is not why it ended.
+        The error of the check that ended the program, the first if there are several; None if no
+        check ended it.
     """
-    # What JAX raises is one of these; nobody else's error need be turned into text.
+    # JAX raises one of these; no other error needs to be turned into text.
     if not isinstance(error, (RuntimeError, ValueError)):
         return None
     numbers = _NUMBER.findall(str(error))
@@ -100,7 +100,7 @@ def failure_of(error: Exception) -> RuntimeCheckError | None:
 
 
 def _forget_failed_programs() -> None:
-    """Makes JAX forget the programs that checks have ended, whose errors it would raise again when
+    """Makes JAX forget the programs that checks have ended. It would raise their errors again when
     Python exits, in `jax.effects_barrier`, and from the next program with ordered effects."""
     for tokens in (runtime_tokens.output_runtime_tokens, runtime_tokens.current_tokens):
         for key, token in list(tokens.items()):

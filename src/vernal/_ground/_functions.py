@@ -1,6 +1,6 @@
 """Functions as static values: when may one stand for another in a compiled program?
 
-A function is the same as another only where neither can ever change:
+Two functions are the same only if neither can ever change:
 
 1. it is the same object;
 2. both are `functools.partial` of the same parts (and a bound method of a module is a pytree, whose
@@ -8,10 +8,10 @@ A function is the same as another only where neither can ever change:
 3. both are *library functions* of the same code: defined in a settled package, with defaults and
    captured values that are immutable and plain, JAX arrays (by identity), or such functions, and
    without an assignment to what they capture;
-4. everything else is itself and nothing else.
+4. everything else equals only itself.
 
 The third rule makes four fresh `optax.adam(1e-3)` one compilation. The key of a library function is
-found once and cannot get old, because nothing in it can change.
+computed once and never goes stale, because nothing in it can change.
 """
 
 import dis
@@ -28,7 +28,7 @@ import jax
 
 from ._keys import Alive, Itself, plain_key
 
-# The packages whose functions, classes and global variables nobody replaces: rule 3.
+# The packages whose functions, classes and global variables are never replaced: rule 3.
 settled_packages = {"jax", "jaxlib", "numpy", "scipy", "optax", "vernal", *sys.stdlib_module_names}
 # Where the standard library is.
 _STANDARD = os.path.dirname(getattr(os, "__file__", ""))
@@ -37,8 +37,8 @@ _STANDARD = os.path.dirname(getattr(os, "__file__", ""))
 class FrozenPartial(functools.partial):
     """A `functools.partial` whose keywords cannot be changed in place.
 
-    Two partials of the same parts are one static value. That is sound only if neither can change,
-    so this takes the place of a partial with keywords that becomes structure.
+    Two partials of the same parts are one static value. That is sound only if neither can change, so
+    this class replaces a partial with keywords that becomes structure.
     """
 
     @property
@@ -48,8 +48,8 @@ class FrozenPartial(functools.partial):
 
 
 def frozen(value: Any) -> Any:
-    """The value as structure may hold it: with a `FrozenPartial` for each partial in it that has
-    keywords.
+    """The value in the form that structure may hold: each partial with keywords becomes a
+    `FrozenPartial`.
 
     Args:
         value: any static value.
@@ -79,15 +79,15 @@ class NotPlainError(Exception):
 
 
 def _in_settled_module(namespace: Any) -> bool:
-    """Whether these are the global variables of a module of a settled package. (What a function
-    says of itself does not count: `functools.wraps` copies it.)"""
+    """Whether these are the global variables of a module of a settled package. (A function's own
+    `__module__` does not count: `functools.wraps` copies it.)"""
     name = namespace.get("__name__")
     if not isinstance(name, str) or name.partition(".")[0] not in settled_packages:
         return False
     module = sys.modules.get(name)
     if module is None or vars(module) is not namespace:
         return False
-    # A file of the user's may bear the name of a module of the standard library.
+    # A user's file may have the name of a module of the standard library.
     file = getattr(module, "__file__", None)
     if file is None or name.partition(".")[0] not in sys.stdlib_module_names:
         return True
@@ -95,14 +95,14 @@ def _in_settled_module(namespace: Any) -> bool:
 
 
 def function_key(fn: types.FunctionType) -> Any:
-    """What a function of Python is compared by.
+    """The key that a Python function is compared by.
 
     Args:
         fn: the function.
 
     Returns:
-        A hashable key, that of all library functions of the same code and captured values; the
-        function itself if it is none.
+        A hashable key. All library functions of the same code and captured values share one; for any
+        other function it is the function itself.
     """
     if not _in_settled_module(fn.__globals__):
         return fn
@@ -119,7 +119,7 @@ def _library_key(fn: types.FunctionType, outer: tuple[Any, ...]) -> Any:
     """The code of a library function and what it captured."""
     if fn in outer or not never_changes(fn):
         raise NotPlainError
-    # What a decorator leaves on a function is not looked at, so it must be the code's own.
+    # Attributes that a decorator sets on a function are not compared, so there must be none.
     if any(name != "__wrapped__" for name in fn.__dict__):
         raise NotPlainError
     outer = (*outer, fn)
@@ -132,8 +132,8 @@ def _library_key(fn: types.FunctionType, outer: tuple[Any, ...]) -> Any:
 
 
 def unchanging_key(x: Any, of_function: Callable[[types.FunctionType], Any]) -> Any:
-    """The key of what cannot change: an immutable plain value, an array of JAX, a function, a
-    partial, or what a settled library has under its name.
+    """The key of a value that cannot change: an immutable plain value, a JAX array, a function, a
+    partial, or an object that a settled library has under its name.
 
     Args:
         x: anything.
@@ -167,8 +167,8 @@ def unchanging_key(x: Any, of_function: Callable[[types.FunctionType], Any]) -> 
 
 
 def is_library_name(x: Any) -> bool:
-    """Whether a settled module has a class or callable under its name, as it has `jnp.square` and
-    `np.add`: there is one of it, for ever.
+    """Whether a settled module has this class or callable under its name, as for `jnp.square` and
+    `np.add`: then there is only ever one of it.
 
     Args:
         x: anything.
@@ -176,7 +176,7 @@ def is_library_name(x: Any) -> bool:
     module = sys.modules.get(getattr(x, "__module__", None) or "")
     if module is None or not _in_settled_module(vars(module)):
         return False
-    # Only now: an object of a user may compute its name.
+    # Only now, because a user's object may compute its name.
     name = getattr(x, "__qualname__", None) or getattr(x, "__name__", None)
     return isinstance(name, str) and vars(module).get(name) is x
 

@@ -1,7 +1,7 @@
-"""The one door to private JAX. Every name below says why it is needed and what retires it.
+"""The only module that imports private JAX. Every name below says why it is needed and what retires it.
 
-Where a name is in `jax.extend` too, it is taken from where that has it: importing `jax.extend` takes a
-fifth of the time of importing Vernal.
+A name that is also in `jax.extend` is imported from its original module: importing `jax.extend` takes
+a fifth of the time of importing Vernal.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from jax._src.ad_checkpoint import name_p as name_p  # JAX 0.10.2 to 0.12
 from jax._src.ad_checkpoint import remat_p as remat_p  # JAX 0.10.2 to 0.12
 from jax._src.ad_util import stop_gradient_p as stop_gradient_p  # JAX 0.10.2 to 0.12
 
-# The class of arrays that hold values: `type(x) is ArrayImpl` is a tenth of `isinstance(x, jax.Array)`,
-# and is asked for every argument of every call. Present in JAX 0.10.2 to 0.12. Retired by: a public
-# name of it.
+# The class of arrays that hold values: `type(x) is ArrayImpl` takes a tenth of the time of
+# `isinstance(x, jax.Array)`, and is evaluated for every argument of every call. Present in JAX 0.10.2
+# to 0.12. Retired by: a public name of it.
 from jax._src.array import ArrayImpl as ArrayImpl
 
 # The class of new operations. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version in which a
@@ -44,57 +44,57 @@ from jax._src.core import pvary_p as pvary_p  # JAX 0.10.2 to 0.12
 from jax._src.core import subjaxprs as subjaxprs
 
 # Whether no trace is active, so that no tracer is alive that a cache could keep. Present in JAX 0.10.2
-# to 0.12. Retired by: any JAX version that says so in public (jax.core had it until 0.10).
+# to 0.12. Retired by: any JAX version that makes it public (jax.core had it until 0.10).
 from jax._src.core import trace_state_clean as trace_state_clean
 from jax._src.core import unmapped_aval as unmapped_aval  # JAX 0.10.2 to 0.12
 from jax._src.custom_derivatives import custom_jvp_call_p as custom_jvp_call_p  # JAX 0.10.2 to 0.12
 from jax._src.custom_derivatives import custom_vjp_call_p as custom_vjp_call_p  # JAX 0.10.2 to 0.12
 
-# What JAX waits for when Python exits and in `jax.effects_barrier`. A program that has failed stays
-# in there, and its error would be raised again. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
+# The tokens that JAX waits for when Python exits and in `jax.effects_barrier`. A failed program stays
+# among them, and its error would be raised again. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
 # version that forgets a failed program once its error has been raised.
 from jax._src.dispatch import runtime_tokens as runtime_tokens
 
-# The number of this process (asking in public chooses the devices), the address of process 0, and the
-# store in which processes leave each other words. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
-# version with a public store in `jax.distributed`.
+# The index of this process (the public function initialises the devices), the address of process 0, and
+# the key-value store that processes share. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version
+# with a public store in `jax.distributed`.
 from jax._src.distributed import global_state
 
 # A program without constants as the parameter of an operation (a jaxpr that is closed, on JAX 0.10).
 # Present in JAX 0.10.2 to 0.12. Retired by: any JAX version without open jaxprs, 0.12 among them.
 from jax._src.interpreters.partial_eval import close_jaxpr as close_jaxpr
 
-# A program whose constants are its first arguments, so that whoever keeps the program does not keep
-# the constants (from JAX 0.12 a jaxpr holds them). Present in JAX 0.10.2 to 0.12. Retired by: any JAX
+# A program whose constants are its first arguments, so that keeping the program does not keep the
+# constants (from JAX 0.12 a jaxpr holds them). Present in JAX 0.10.2 to 0.12. Retired by: any JAX
 # version with a public way to take the constants out.
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr as convert_constvars_jaxpr
 
-# What is known of an operation's results where only some of its arguments are known. Present in JAX 0.10.2 to 0.12.
+# The known results of an operation of which only some arguments are known. Present in JAX 0.10.2 to 0.12.
 # Retired by: as Primitive.
 from jax._src.interpreters.partial_eval import (
     custom_partial_eval_rules as custom_partial_eval_rules,  # JAX 0.10.2 to 0.12
 )
 
-# What an operation becomes when it is written into a program: so that the program holds those of the
-# functions that the operation calls. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+# The form of an operation in a program: with it, the program holds the operations of the functions
+# that the operation calls. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
 from jax._src.interpreters.partial_eval import custom_staging_rules as custom_staging_rules
 
-# Which results of a program depend on what is unknown. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+# Which results of a program depend on unknown arguments. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
 from jax._src.interpreters.partial_eval import (
     partial_eval_jaxpr_nounits as partial_eval_jaxpr_nounits,  # JAX 0.10.2 to 0.12
 )
 
-# Making a weakly typed array, as JAX's own loops do of a number that stays one. Present in JAX 0.10.2 to 0.12.
+# Makes a weakly typed array, as JAX's own loops do for a Python number. Present in JAX 0.10.2 to 0.12.
 # Retired by: any JAX version whose public `convert_element_type` takes `weak_type`.
 from jax._src.lax.lax import _convert_element_type as _convert_element_type
 
-# What an inner `jit` says of an argument or a result whose sharding is left to the compiler: for those
-# that are added to a program. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version with a
+# The value by which an inner `jit` leaves the sharding of an argument or a result to the compiler: for
+# those that are added to a program. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version with a
 # public way to rewrite an inner `jit`.
 from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
 
-# Operations that leave the values as they are, and the one of `shard_map`: operations are known by
-# themselves, not by their names, which anybody may give to another. Present in JAX 0.10.2 to 0.12.
+# Operations that do not change values, and that of `shard_map`: operations are recognised by
+# identity, not by name, because others may have the same name. Present in JAX 0.10.2 to 0.12.
 # Retired by: any JAX version with these in `jax.extend.core.primitives`.
 from jax._src.pjit import reshard_p as reshard_p
 from jax._src.shard_map import shard_map_p as shard_map_p  # JAX 0.10.2 to 0.12
@@ -104,7 +104,7 @@ from jax._src.shard_map import shard_map_p as shard_map_p  # JAX 0.10.2 to 0.12
 # version whose `eval_jaxpr` takes a function to be called for each operation.
 from jax._src.source_info_util import current_name_stack, user_context
 
-# Leaving a file of ours out of the frames that `jax.debug.breakpoint` shows. Present in JAX 0.10.2
+# Leaves a file of ours out of the frames that `jax.debug.breakpoint` shows. Present in JAX 0.10.2
 # to 0.12. Retired by: any JAX version whose breakpoint can be told which frame is the first.
 from jax._src.traceback_util import register_exclusion
 
@@ -114,11 +114,11 @@ from jax._src.traceback_util import register_exclusion
 from jax._src.tree_util import none_leaf_registry
 from jax.core import Tracer
 
-# The operations of JAX, by themselves. Present in JAX 0.10.2 to 0.12. Retired by: no version; they are public, but
-# `jax.extend` promises less than `jax`.
+# JAX's operations. Present in JAX 0.10.2 to 0.12. Retired by: no version; they are public, but `jax.extend` promises
+# less than `jax`.
 from jax.extend.core import primitives
 
-# The derivative rules of an operation, and what they speak of: a tangent known to be zero, and the
+# The derivative rules of an operation, and the values in them: a tangent known to be zero, and the
 # argument that a transposition is with respect to. Present in JAX 0.10.2 to 0.12. Retired by: as
 # Primitive.
 from jax.interpreters.ad import UndefinedPrimal as UndefinedPrimal
@@ -132,15 +132,15 @@ from jax.interpreters.ad import primitive_transposes as primitive_transposes  # 
 # Retired by: as Primitive.
 from jax.interpreters.batching import bdim_at_front
 
-# The batching rules of operations: the registry whose rules are told of the mapped axis (its name,
-# size and mesh axis). Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+# The batching rules of operations: the registry whose rules get the mapped axis (its name, size and
+# mesh axis). Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
 from jax.interpreters.batching import fancy_primitive_batchers as fancy_primitive_batchers
 
-# Calling Python from a compiled program, in a lowering rule. Unlike `jax.pure_callback` it lets us
-# choose the devices that call, hands over the arrays without dispatching anything (which can wait
-# for the very program that is running), and logs nothing when the callback raises.
-# Present in JAX 0.10.2 to 0.12. Retired by: any JAX version whose public callbacks can raise in
-# silence and run on every device.
+# Calls Python from a compiled program, in a lowering rule. Unlike `jax.pure_callback` it lets us
+# choose the devices that call, passes the arrays without dispatching anything (which can wait for the
+# very program that is running), and logs nothing when the callback raises.
+# Present in JAX 0.10.2 to 0.12. Retired by: any JAX version whose public callbacks can raise without
+# logging and run on every device.
 from jax.interpreters.mlir import emit_python_callback
 
 # The lowering of an operation to the compiler. Present in JAX 0.10.2 to 0.12. Retired by: as
@@ -152,7 +152,7 @@ jax_primitives = primitives
 
 
 def trace_flag(name: str, help: str) -> Any:
-    """A new setting of JAX, off by default, that functions may ask while they are traced: compiled programs are kept
+    """A new JAX setting, off by default, that functions may read while they are traced: compiled programs are cached
     for each of its values. `flag.value` is the value, and `with flag(True)` sets it for the thread."""
     return config.bool_state(
         name=name, default=False, help=help, include_in_jit_key=True, include_in_trace_context=True
@@ -160,12 +160,12 @@ def trace_flag(name: str, help: str) -> Any:
 
 
 def batch_axis_in_front(axis: Any, x: Any, dim: int | None) -> Any:
-    """An argument of a batching rule with the batch axis in front, whether it had one or not."""
+    """Moves the batch axis of an argument of a batching rule to the front, or adds one."""
     return bdim_at_front(x, dim, axis.size, mesh_axis=axis.explicit_mesh_axis)
 
 
 def lower_to_python(ctx: Any, callback: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Lowers an operation to a call of Python with the arrays; of a program for several devices, each of them calls."""
+    """Lowers an operation to a call of Python with the arrays; in a program for several devices, each of them calls."""
     return emit_python_callback(
         ctx,
         callback,
@@ -181,10 +181,10 @@ def lower_to_python(ctx: Any, callback: Callable[..., Any], args: Sequence[Any])
 
 
 def concrete_value(x: Any) -> Any:
-    """The array with values that an eager `grad`, `vmap` or `shard_map` is computing with; None
-    where there is only an abstract one."""
-    # The attributes of their tracers. Present in JAX 0.10.2 to 0.12; one that is not found is no
-    # worse than an abstract value.
+    """The concrete array that an eager `grad`, `vmap` or `shard_map` computes with; None if there is
+    only an abstract value."""
+    # The attributes of their tracers. Present in JAX 0.10.2 to 0.12; if one is missing, the value
+    # counts as abstract.
     while isinstance(x, Tracer):
         x = getattr(x, "primal", getattr(x, "val", None))
     return x if isinstance(x, jax.Array) else None
@@ -196,7 +196,7 @@ _number = itertools.count(1)
 
 def current_program() -> int:
     """A number for the program (jaxpr) that is being traced, the innermost one; 0 outside of tracing."""
-    # Present in JAX 0.10.2 to 0.12: a trace that writes a program has a frame, the others a parent.
+    # Present in JAX 0.10.2 to 0.12: a trace that writes a program has a frame, any other a parent.
     trace = core.trace_ctx.trace
     while trace is not None and not hasattr(trace, "frame"):
         trace = getattr(trace, "parent_trace", None)
@@ -223,14 +223,14 @@ def equation_context(eqn: Any) -> Iterator[None]:
 
 
 def mapped_mesh_axes() -> frozenset[Any]:
-    """The explicit axes of the mesh that the surrounding `jax.vmap`s map over: what is mapped is split over
-    them, though its type does not say so, and nothing in there can be split over them once more."""
-    # Present in JAX 0.10.2 to 0.12. Retired by: types under vmap that say it.
+    """The explicit mesh axes that the surrounding `jax.vmap`s map over: mapped arrays are sharded over them,
+    though their types do not show it, and nothing inside can be sharded over them again."""
+    # Present in JAX 0.10.2 to 0.12. Retired by: types under vmap that show it.
     return core.get_axis_env().explicit_mesh_axis_names
 
 
 def scan_parts(params: dict[str, Any], args: Sequence[Any]) -> list[list[Any]]:
-    """What belongs to the arguments of a scan: constants, carry, and what is scanned over."""
+    """The arguments of a scan in three parts: constants, carry, and scanned arrays."""
     if "ft_in" in params:  # JAX 0.12
         sizes = [len(list(part)) for part in params["ft_in"].unpack()]
     else:  # JAX 0.10 and 0.11
@@ -240,7 +240,7 @@ def scan_parts(params: dict[str, Any], args: Sequence[Any]) -> list[list[Any]]:
 
 
 def manual_devices(ctx: Any) -> int:
-    """In a lowering rule: how many devices run a program of their own, inside `shard_map`; 1
+    """In a lowering rule: the number of devices that each run their own program inside `shard_map`; 1
     outside of it."""
     # Only the context of `shard_map` has manual axes. Present in JAX 0.10.2 to 0.12.
     context = ctx.module_context.axis_context
@@ -255,7 +255,7 @@ def runs_alone(ctx: Any) -> bool:
     return getattr(context, "num_devices", None) == 1 and not exported
 
 
-# What an inner `jit` says of itself that is inlined into the program that is being traced, and what it may not say.
+# The `inline` parameter of an inner `jit` that JAX inlines while tracing, and the parameters that it must not set.
 _INLINED: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)  # JAX 0.12, and before
 _PLACES = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
 
@@ -268,7 +268,7 @@ def _is_inlined(params: dict[str, Any]) -> bool:
 
 
 class _KeepingCalls:
-    """A trace that is another one, but keeps the inner `jit`s that JAX inlines."""
+    """A wrapper of a trace that keeps the inner `jit`s that JAX would inline."""
 
     def __init__(self, trace: Any):
         self._trace = trace
@@ -283,11 +283,11 @@ class _KeepingCalls:
 
 
 def keeping_calls() -> contextlib.AbstractContextManager[Any]:
-    """While a function is traced that is evaluated afterwards: inner `jit`s that JAX inlines stay operations of its
-    program, to be inlined where it is evaluated. JAX remembers the derivative of an inner `jit`, but not those of
-    the operations in it, which are most of the time of tracing."""
-    # A trace is what an operation is handed to. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version that can
-    # be told not to inline.
+    """A context for tracing a function that is evaluated afterwards: inner `jit`s that JAX would inline stay operations
+    of its program, and are inlined where it is evaluated. JAX caches the derivative of an inner `jit`, but not those of
+    the operations in it, which take most of the time of tracing."""
+    # A trace processes every operation. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version that can be told
+    # not to inline.
     return core.set_current_trace(_KeepingCalls(core.trace_ctx.trace))
 
 
@@ -297,7 +297,7 @@ def is_kept_call(eqn: Any) -> bool:
 
 
 def bind_kept_call(eqn: Any, args: Sequence[Any]) -> list[Any]:
-    """Does what such an operation does, inlined as JAX does it."""
+    """Evaluates such an operation, inlined as JAX does it."""
     return eqn.primitive.bind(*args, **{**eqn.params, "inline": _INLINED})
 
 
@@ -305,7 +305,7 @@ def bind_kept_call(eqn: Any, args: Sequence[Any]) -> list[Any]:
 Jaxpr: Any = core.Jaxpr
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
-# Of a type that says None for what is there once the processes have been joined.
+# Its declared type allows None for attributes that are set once the processes have joined.
 distributed_state: Any = global_state
 
 flatten_none_is_leaf: Callable[[Any], tuple[list[Any], Any]] = none_leaf_registry.flatten

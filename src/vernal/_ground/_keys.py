@@ -1,4 +1,4 @@
-"""Keys: what objects and plain values are compared by, where Python's `==` is too generous."""
+"""Keys by which objects and plain values are compared, because Python's `==` is too generous."""
 
 import enum
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Itself:
-    """The key of an object that is equal to itself only. Keeps it alive, and so its address."""
+    """The key of an object that equals only itself. Keeps it alive, and so its address."""
 
     __slots__ = ("value",)
 
@@ -25,7 +25,7 @@ class Itself:
 
 
 class Alive:
-    """Likewise, without keeping it alive: equal to nothing else when it is gone."""
+    """Like `Itself`, without keeping the object alive: equal to no other key once it is gone."""
 
     __slots__ = ("id", "ref")
 
@@ -54,13 +54,13 @@ def is_dtype(x: Any) -> bool:
     """Whether something is a dtype, or one of the scalar types of `jax.numpy` or NumPy, which equal it."""
     kind = type(x)
     if kind is type:
-        # Not `np.floating`, nor a class of the user's.
+        # Neither `np.floating` nor a user's class.
         return x in _SCALAR_TYPES
     return kind is _DTYPE_LIKE or issubclass(kind, np.dtype)
 
 
 def plain_key(x: Any) -> Any:
-    """The key of a plain value: text, a number, a dtype, a member of an enumeration; None for
+    """The key of a plain value (text, a number, a dtype, a member of an enumeration); None for
     anything else."""
     kind = type(x)
     if kind in _EXACT:

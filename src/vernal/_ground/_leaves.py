@@ -1,4 +1,4 @@
-"""What a single leaf may be: None, an array whose type is its own, random keys."""
+"""Helpers for single leaves: None, weakly typed arrays, random keys."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +10,19 @@ from ._jax_private import _convert_element_type
 
 
 def is_none(x: Any) -> bool:
-    """Whether a leaf is None: `is_leaf` of a walk that does not drop it."""
+    """Whether a leaf is None; as `is_leaf`, it makes a walk keep None."""
     return x is None
 
 
 def strong(x: Any) -> jax.Array:
-    """The leaf as an array whose dtype does not give way to others: with a weak one, what is kept from call to call
-    would change its type at the first of them, and compile everything again."""
+    """The leaf as an array that is not weakly typed: a weakly typed one that is kept between calls would change its
+    type at the first call, and compile everything again."""
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
 
 
 def weak_like(x: jax.Array, like: Any) -> jax.Array:
-    """The array, whose dtype gives way to others if that of `like` (an array or a type) does, and is the same."""
+    """The array, weakly typed if `like` (an array or a type) is weakly typed and of the same dtype."""
     if not like.weak_type or like.dtype != x.dtype or jax.typeof(x).weak_type:
         return x
     weak: Any = _convert_element_type(x, x.dtype, weak_type=True)
@@ -30,7 +30,7 @@ def weak_like(x: jax.Array, like: Any) -> jax.Array:
 
 
 def by_data(fn: Callable[..., Any], x: Any, *args: Any) -> Any:
-    """`fn(x, *args)`; for typed random keys, which most operations refuse, of the data that they are made of."""
+    """`fn(x, *args)`; for typed random keys, which most operations refuse, it is applied to their data."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = fn(jax.random.key_data(x), *args)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))

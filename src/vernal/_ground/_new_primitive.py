@@ -1,4 +1,4 @@
-"""A new operation of one equation: what it computes, and its rules."""
+"""A new JAX primitive: its computation and its rules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,18 +27,18 @@ def new_primitive(
     lowered: Callable[..., Any] | None = None,
     multiple_results: bool = False,
 ) -> Any:
-    """A new operation.
+    """Creates an operation.
 
     Args:
-        name: what it is called in a jaxpr.
+        name: its name in a jaxpr.
         compute: `(*arrays, **params) -> array`, or a list of them with `multiple_results`.
         batch: `(axis, args, dims, **params) -> (results, dims)`.
         jvp: `(primals, tangents, **params) -> (results, tangents)`. By default the results have no derivative.
         transpose: `(cotangents, *args, **params) -> cotangents`, for a linear operation.
         abstract: the types of the results from those of the arguments. By default `compute`, which then returns some of
             its arguments.
-        lowered: what is compiled in place of `compute`.
-        multiple_results: whether there is a list of results.
+        lowered: compiled in place of `compute`.
+        multiple_results: whether `compute` returns a list of results.
 
     Returns:
         The primitive.

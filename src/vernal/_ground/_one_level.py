@@ -1,4 +1,4 @@
-"""One level of a pytree: the immediate children of a node, whatever they are themselves."""
+"""One level of a pytree: the immediate children of a node, leaves or not."""
 
 import itertools
 from collections.abc import Callable
@@ -8,10 +8,10 @@ import jax.tree_util as jtu
 
 
 def _below_the_first() -> Callable[[Any], bool]:
-    """An `is_leaf` that lets only the root be opened.
+    """An `is_leaf` that opens only the root.
 
-    JAX asks about the root first. Comparing with `is` instead would go on for ever in a list that
-    holds itself.
+    JAX asks about the root first. Comparing with `is` instead would never end in a list that contains
+    itself.
     """
     questions = itertools.count()
     return lambda _: next(questions) > 0

@@ -1,8 +1,8 @@
-"""One path per public object: a room stamps its own name on what it exports.
+"""One path per public object: a package sets its own name as the module of its exports.
 
-Files inside a room are private, so an object defined in `vernal.trees._split` would print as such
-in reprs, tracebacks and pickles. `publish` rewrites `__module__` to the room, which is also the
-path a user imports from.
+Files inside a package are private, but an object defined in `vernal.trees._split` would show that path
+in reprs, tracebacks and pickles. `publish` rewrites `__module__` to the package, which is also the path
+that users import from.
 """
 
 import inspect
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def publish(room: str, namespace: dict[str, Any]) -> None:
-    """Sets `__module__ = room` on every public function and class that the room's own files define.
+    """Sets `__module__ = room` on every public function and class that the package's own files define.
 
     Args:
-        room: the room's dotted name, `__name__` of its `__init__.py`.
+        room: the package's dotted name, `__name__` of its `__init__.py`.
         namespace: `globals()` of that `__init__.py`.
     """
     for name, value in list(namespace.items()):

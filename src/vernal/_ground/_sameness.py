@@ -1,9 +1,9 @@
 """When may one static value stand for another in a compiled program?
 
-Python's `==` is too generous (`1 == 1.0 == True`, `0.0 == -0.0`) and sometimes too strange (arrays,
-NaN). `static_key` is the one rule that every structure in the library compares by, and `same` is the
-same rule as a question. A wrong "yes" gives wrong numbers, a wrong "no" only compiles again: in
-doubt the answer is no. Functions have rules of their own: `_functions.py`.
+Python's `==` is too generous (`1 == 1.0 == True`, `0.0 == -0.0`) and unusable for some values (arrays,
+NaN). Every structure in the library is compared by `static_key`; `same` applies the same rule to two
+values. A wrong "yes" gives wrong numbers, a wrong "no" only compiles again: in doubt the answer is no.
+Functions have their own rules: `_functions.py`.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from ._functions import (
 from ._keys import Itself, is_dtype, plain_key
 from ._one_level import one_level
 
-# Subclasses of these inherit an `==` that sees neither attributes nor overridden methods.
+# Subclasses of these inherit an `==` that ignores attributes and overridden methods.
 _BUILTIN = (str, bytes, int, float, complex, tuple, frozenset)
 
 
 def static_key(value: Any) -> Any:
-    """What a static value is compared by: `static_key(a) == static_key(b)` if, and only if, one
-    compiled program may stand for both.
+    """The key of a static value: `static_key(a) == static_key(b)` if and only if one compiled program
+    may serve both.
 
     Args:
         value: any Python object.
@@ -40,13 +40,13 @@ def static_key(value: Any) -> Any:
         A hashable key. It keeps the value alive.
 
     Raises:
-        TypeError: if the value, or something inside it, cannot be hashed by a hash that stays.
+        TypeError: if the value, or something inside it, has no hash that stays the same.
     """
     return _key(value, True)
 
 
 def _key(value: Any, freezes: bool = False) -> Any:
-    """The key, where `freezes` if `frozen` reaches the value when it becomes structure."""
+    """The key. `freezes` says whether `frozen` reaches the value when it becomes structure."""
     kind = type(value)
     key = plain_key(value)
     if key is not None:
@@ -61,7 +61,7 @@ def _key(value: Any, freezes: bool = False) -> Any:
         try:
             return unchanging_key(frozen(value) if freezes else value, function_key)
         except NotPlainError:
-            # What it holds can change.
+            # Its contents can change.
             return Itself(value)
     if kind in (range, slice):
         return kind, _key((value.start, value.stop, value.step))
@@ -69,11 +69,11 @@ def _key(value: Any, freezes: bool = False) -> Any:
 
 
 def _object_key(kind: type, value: Any) -> Any:
-    """The key of an object whose class says how it is compared, or that is only itself."""
+    """The key of an object whose class defines its comparison, or that equals only itself."""
     if hasattr(kind, "__jax_array__"):
         raise TypeError(f"{kind.__name__!r} stands for an array, which can change in place")
     parameters = _dataclass_parameters(kind)
-    # One that has only inherited them may be anything.
+    # A class that only inherits them may be compared in any way.
     own = "__dataclass_params__" in vars(kind)
     if jtu.is_tree_node(kind):
         _refuse_changeable(value)
@@ -81,7 +81,7 @@ def _object_key(kind: type, value: Any) -> Any:
         raise _changeable(kind)
     if kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__:
         return kind, value
-    # A method is made anew whenever it is read, of an object that may have changed meanwhile.
+    # A method is made anew at every access, from an object that may have changed meanwhile.
     if kind in (types.MethodType, types.BuiltinMethodType):
         return kind, Itself(value)
     hash(value)
@@ -93,7 +93,7 @@ def _object_key(kind: type, value: Any) -> Any:
     if parameters is None or not _written_by_dataclass(kind.__eq__):
         return kind, value
     if not own:
-        # The inherited `==` knows nothing of what the subclass has added.
+        # The inherited `==` ignores everything that the subclass adds.
         return kind, Itself(value)
     if not parameters.frozen:
         raise _changeable(kind)
@@ -103,7 +103,7 @@ def _object_key(kind: type, value: Any) -> Any:
     except TypeError:
         if _written_by_dataclass(kind.__hash__):
             raise
-        # A hash of its own makes up for a field that has none.
+        # The class's own hash makes up for a field that has none.
         return kind, value
 
 
@@ -116,7 +116,7 @@ def _changeable(kind: type) -> TypeError:
 
 
 def _refuse_changeable(node: Any) -> None:
-    """Refuses a pytree in whose nodes something can be exchanged, as in a list."""
+    """Refuses a pytree with mutable nodes, such as lists."""
     kind = type(node)
     frozen_dataclass = getattr(_dataclass_parameters(kind), "frozen", False)
     if hasattr(kind, "__tree_fields__"):
@@ -142,17 +142,17 @@ def _written_by_dataclass(method: Any) -> bool:
 
 
 def same(a: Any, b: Any, *, ordered: bool = True) -> bool:
-    """Whether one compiled program may stand for both of two static values, here and now.
+    """Whether one compiled program may currently serve both of two static values.
 
     Args:
         a: any Python object.
         b: any Python object.
-        ordered: whether dicts in another order are different, because code may walk them. Of
-            classes with Equinox's rule they are equal.
+        ordered: whether dicts in a different order are different, because code may iterate over them.
+            Pass False for classes with Equinox's rule.
 
     Returns:
-        True if both have the same `static_key`; and, of what cannot be hashed, if they have the same
-        type and are equal part by part.
+        True if both have the same `static_key`, or, if they cannot be hashed, the same type and equal
+        parts.
     """
     if a is b:
         return True
@@ -180,12 +180,12 @@ def same(a: Any, b: Any, *, ordered: bool = True) -> bool:
 
 
 def _equal(kind: type, a: Any, b: Any) -> bool:
-    """The answer for what has no key."""
+    """The answer for values that have no key."""
     try:
         if dataclasses.is_dataclass(kind) and _written_by_dataclass(kind.__eq__):
             compared = [f.name for f in dataclasses.fields(kind) if f.compare]
             return all(same(getattr(a, name, None), getattr(b, name, None)) for name in compared)
         return (a == b) is True
     except Exception:
-        # A value that cannot be compared is only ever the same as itself.
+        # A value that cannot be compared is only the same as itself.
         return False

@@ -1,4 +1,4 @@
-"""Vernal under the names of Equinox, for libraries that import `equinox`."""
+"""Vernal under Equinox's names, for libraries that import `equinox`."""
 
 from .._ground import publish
 from ._install import install as install

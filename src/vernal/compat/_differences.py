@@ -1,6 +1,6 @@
-"""What Vernal does otherwise than Equinox 0.13.8, name by name: the table of `docs/from-equinox.md` is made of it.
+"""The differences between Vernal and Equinox 0.13.8, name by name: the source of the table of `docs/from-equinox.md`.
 
-`python -m vernal.compat` prints the table. Which names differ is not written here: it is what the tests have seen.
+`python -m vernal.compat` prints the table. Which names differ is not written here: it comes from the tests.
 """
 
 import types
@@ -12,17 +12,17 @@ from ._seen import SEEN
 
 SAME, BETTER, DIFFERS, ABSENT = "same", "better", "differs", "absent"
 
-# Rooms that people take from where they would take a name from `equinox.internal`.
+# Packages that have names of `equinox.internal`.
 ROOMS = (trees, modules, transforms, primitives, runtime, loops, debug, testing)
 
-# What was seen in the calls and signatures of a name, in words; these need no reason.
+# Differences seen in the calls and signatures of a name, in words; these need no reason.
 WORDS = {
     "more": "takes what Equinox does not",
     "errors": "other classes of errors",
     "absent": "only in `vernal.compat`",
 }
 
-# The reasons for all others.
+# The reasons for all other differences.
 DIFFERENCES = {
     "Module": (DIFFERS, "only arrays are leaves, so plain JAX accepts a model; `==` is a bool; has a hash"),
     "field": (BETTER, "`trainable=False` declares a buffer"),
@@ -138,7 +138,7 @@ def _names(module: types.ModuleType, prefix: str) -> Iterator[str]:
 
 
 def public_names() -> list[str]:
-    """Every public name of Equinox, those of its parts with the part in front."""
+    """Every public name of Equinox; names of its submodules have the submodule in front."""
     parts = (
         (equinox, ""),
         (equinox.nn, "nn."),
@@ -149,12 +149,12 @@ def public_names() -> list[str]:
 
 
 def needs_reason(name: str) -> bool:
-    """Whether Vernal refuses what Equinox takes, or gives something else."""
+    """Whether Vernal refuses arguments that Equinox takes, or gives another result."""
     return any(not set(kinds) <= WORDS.keys() for kinds in SEEN.get(name, ()))
 
 
 def statuses(name: str) -> list[str]:
-    """What a name is in `vernal.compat`, and with `import vernal as eqx`."""
+    """The status of a name in `vernal.compat`, and with `import vernal as eqx`."""
     return [_status(name, kinds) for kinds in SEEN.get(name, ([], []))]
 
 
@@ -179,7 +179,7 @@ def _words(name: str) -> str:
 
 
 def table() -> str:
-    """How many names are what, and the table of names, as Markdown."""
+    """The number of names of each status, and the table of names, as Markdown."""
     rows = [(name, *statuses(name), _words(name)) for name in public_names()]
     counts = []
     for column, way in ((1, "Through `vernal.compat`"), (2, "With `import vernal as eqx`")):

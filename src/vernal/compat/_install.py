@@ -1,4 +1,4 @@
-"""`install` and `uninstall`: who answers to `import equinox`."""
+"""`install` and `uninstall`: which library `import equinox` imports."""
 
 import os
 import sys
@@ -27,12 +27,12 @@ _SETTINGS = {"EQX_ON_ERROR": "VERNAL_ON_ERROR"}
 def install() -> None:
     """Makes `import equinox` import Vernal.
 
-    Call it before the first library that is built on Equinox (Diffrax, Lineax, Optimistix, ...) is imported.
-    Calling it again changes nothing. Where the environment sets `EQX_ON_ERROR`, `VERNAL_ON_ERROR` is set to
-    the same, unless it is set already.
+    Call it before importing the first library built on Equinox (Diffrax, Lineax, Optimistix, ...). Calling it again
+    changes nothing. If the environment sets `EQX_ON_ERROR`, `VERNAL_ON_ERROR` is set to the same value, unless it is
+    set already.
 
     Raises:
-        RuntimeError: if the real Equinox has been imported already: libraries would then mix both.
+        RuntimeError: if the real Equinox has already been imported: libraries would then mix both.
 
     Example:
         >>> import subprocess, sys
@@ -63,8 +63,7 @@ def install() -> None:
 def uninstall() -> None:
     """Undoes `install`: the next `import equinox` imports the real one.
 
-    Libraries that have been imported meanwhile keep what they got. Without an `install` before it, it does
-    nothing.
+    Libraries imported meanwhile keep using Vernal. Without an earlier `install`, it does nothing.
 
     Example:
         >>> import vernal.compat

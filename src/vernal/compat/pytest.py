@@ -1,4 +1,4 @@
-"""A plugin for pytest: `python -m pytest -p vernal.compat.pytest` runs a test suite on Vernal."""
+"""A pytest plugin: `python -m pytest -p vernal.compat.pytest` runs a test suite on Vernal."""
 
 from ._install import install
 

@@ -1,5 +1,4 @@
-"""Watching models: what they are made of, what they cost, and what the transformations make of
-them."""
+"""Inspecting models: their layers, their cost, and what the transformations do to them."""
 
 from .._ground import publish
 from ._announce import announce_transform as announce_transform

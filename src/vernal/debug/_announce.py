@@ -1,8 +1,7 @@
-"""`announce_transform`: an identity that tells which transformations reach it.
+"""`announce_transform`: an identity that announces the transformations that reach it.
 
-It is an operation whose every rule (derivative, batching, transposition, abstract evaluation,
-lowering) says that it was applied, and passes that on: the operations it leaves behind remember
-what they came from.
+It is a primitive whose every rule (derivative, batching, transposition, abstract evaluation,
+lowering) announces that it was applied, and records that in the operations that it leaves behind.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from .._ground import (
 )
 from ..trees import split
 
-# As a batch of values rather than one by one: one line, however many arrays there are.
+# On all arrays at once, so that there is one line, however many arrays there are.
 _announce_p = Primitive("announce_transform")
 _announce_p.multiple_results = True
 
@@ -30,7 +29,7 @@ def _tell(*event: str, stack: Any, name: Any, announce: Any, **_: Any) -> None:
 
 
 def _after(event: str, params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of what a transformation leaves behind."""
+    """The parameters of the operation that a transformation leaves behind."""
     return {**params, "stack": (*params["stack"], event)}
 
 
@@ -53,7 +52,7 @@ def _lower(ctx: Any, *args: Any, **params: Any) -> Any:
 def _batch(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
     del axis_data
     if all(dim is None for dim in dims):
-        # It only happens to be inside.
+        # Inside a `vmap`, but none of its arguments is batched.
         return _announce_p.bind(*args, **params), dims
     if params["intermediates"]:
         _tell("vmap", **params)
@@ -61,7 +60,7 @@ def _batch(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
 
 
 def _bind_live(values: Any, event: str, params: dict[str, Any]) -> list[Any]:
-    """Announces what is not known to be zero."""
+    """Announces the values that are not symbolic zeros."""
     live = [x for x in values if type(x) is not Zero]
     out = iter(_announce_p.bind(*live, **_after(event, params)) if live else ())
     return [x if type(x) is Zero else next(out) for x in values]
@@ -95,19 +94,19 @@ def announce_transform(
     intermediates: bool = False,
     announce: Callable[[str], Any] = print,
 ) -> Any:
-    """Returns `x`, and tells which transformations reach it.
+    """Returns `x`, and announces which transformations reach it.
 
-    Each line is one way that the value took, from the first transformation to the end: `evaluated`
-    (at once), `abstract evaluation` (its shape was computed, in order to compile) or `lowering` (it
-    was compiled). On the way are `vmap`, `jvp (primal)`, `jvp (tangent)` and `transpose`. A line
-    that is missing was cached, or the value was not needed.
+    Each line is one path of the value, from the first transformation to the end: `evaluated` (eagerly),
+    `abstract evaluation` (its shape was computed, in order to compile) or `lowering` (it was compiled).
+    In between are `vmap`, `jvp (primal)`, `jvp (tangent)` and `transpose`. If a line is missing, the
+    result was cached, or the value was not needed.
 
     Args:
-        x: any tree. What is not an array in it is left alone; if there is no array nothing is told.
-        name: stands in front of every line.
-        intermediates: whether to tell of a transformation also when it is applied, before anything
-            becomes of the result.
-        announce: what is called with each line.
+        x: any tree. Leaves that are not arrays are ignored; without arrays nothing is announced.
+        name: a prefix of every line.
+        intermediates: whether to announce a transformation also when it is applied, before its result
+            is evaluated.
+        announce: called with each line.
 
     Returns:
         `x`.

@@ -1,8 +1,8 @@
-"""`backward_nan`: which cotangent is the first to be NaN.
+"""`backward_nan`: finds the first cotangent that is NaN.
 
-An identity whose derivative is a linear function with a transpose of its own (`linear_call`): the
-transpose prints and checks. So only the backward pass is touched, and forward-mode and second
-derivatives are as if it were not there.
+It is an identity whose derivative is a linear function with its own transpose (`linear_call`), which
+prints and checks. So it affects only the backward pass; forward-mode and second derivatives are as
+if it were not there.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ class _Watch:
         self.terminate = terminate
 
     def show(self, primals: Any, needed: Any, cotangents: Any) -> Any:
-        """Prints, on the host."""
+        """Prints the values, on the host."""
         values = iter(map(np.asarray, cotangents))
         filled = [next(values) if n else _NotNeeded() for n in needed]
         for label, leaves in (("primal", map(np.asarray, primals)), ("cotangent", filled)):
@@ -57,8 +57,8 @@ class _Watch:
             *jax.lax.stop_gradient((primals, live)),
             vmap_method="sequential",
         )
-        # The compiler does not know that this is always true: so it is printed before anything else
-        # becomes of the cotangents, and is printed whenever they are used.
+        # The compiler does not know that this is always true. So it prints before the cotangents are
+        # used, and whenever they are.
         live = [jnp.where(shown, ct, jnp.zeros_like(ct)) for ct in live]
         if self.terminate:
             bad = jnp.stack([jnp.isnan(ct).any() for ct in live])
@@ -85,14 +85,14 @@ def _watched(watch: _Watch, arrays: list[Any]) -> list[Any]:
 
 
 def backward_nan(x: Any, name: str | None = None, terminate: bool = True) -> Any:
-    """Returns `x`. On the backward pass it prints `x` and its cotangent, and fails if that is NaN.
+    """Returns `x`. On the backward pass, prints `x` and its cotangent, and fails if the cotangent is NaN.
 
-    To find where a NaN in a gradient comes from, put several into a function: the last one (in the
-    order of the forward pass) that sees a NaN stands right before what made it.
+    To find the source of a NaN in a gradient, put several of these into a function: the last one (in
+    the order of the forward pass) that sees a NaN is right before the operation that made it.
 
     Args:
-        x: any tree. What is not an array of floating-point numbers in it is left alone.
-        name: what it is called in print and in the error; `backward_nan` if not given.
+        x: any tree. Leaves that are not floating-point arrays are ignored.
+        name: the name in the output and in the error. Default: `backward_nan`.
         terminate: whether to fail, by `runtime.branched_error_if`, if there is a NaN.
 
     Returns:

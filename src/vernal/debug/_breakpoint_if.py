@@ -1,4 +1,4 @@
-"""`breakpoint_if`: a breakpoint inside of compiled code, where something is wrong."""
+"""`breakpoint_if`: a conditional breakpoint inside compiled code."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from ..transforms import check
 
 
 def breakpoint_if(pred: Any, **kwargs: Any) -> None:
-    """Stops in JAX's debugger when the program runs, if `pred` holds.
+    """Stops in JAX's debugger at run time if `pred` holds.
 
     Args:
-        pred: a bool, or an array of them: it stops if any is true. Under `vmap` it stops if `pred`
+        pred: a bool, or an array of bools: it stops if any is true. Under `vmap` it stops if `pred`
             holds for any element of the batch; the debugger then shows the elements one by one. In
             loops and branches of `vernal.loops`, elements that are done, or take another branch, do
             not count.

@@ -1,8 +1,8 @@
-"""JAX's own account of why it traces a function, overheard and put in a few words.
+"""JAX's own explanation of why it traces a function, read from its log and shortened.
 
-With `jax_explain_cache_misses` JAX logs a paragraph before it traces a function of the user. Here
-those records are taken out of the log while somebody listens, and read. Their wording is JAX's and
-changes with its version: what is not recognised is passed on as it is, or left out.
+With `jax_explain_cache_misses`, JAX logs a paragraph before it traces a user's function. While there
+are listeners, those records are taken out of the log and parsed. Their wording is JAX's and changes
+with its version: text that is not recognised is passed on unchanged, or left out.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import jax
 FIRST_CALL = "first call"
 _REMADE = "a new function object from the same line: `jax.jit` knows functions by identity"
 
-# Compiled where they are first used: most programs never need them.
+# Compiled at their first use: most programs never need them.
 _NEVER_SEEN = r"(?m)never seen function:\s+(.+?) id=\d+(?: defined at (.+))?$"
 _SEEN = r"(?m)^\s*for (.+?) defined at (.+)$"
 _CLOSEST = "For the closest previous key:\n"
@@ -30,13 +30,13 @@ _LONGEST = 60
 
 
 class CacheMiss(NamedTuple):
-    """One paragraph of JAX: which function is about to be traced, and why.
+    """One of JAX's paragraphs: which function is about to be traced, and why.
 
     Args:
         function: its name.
-        file: where it is defined; "" where JAX does not know.
+        file: the file that defines it; "" if JAX does not know.
         line: the line in that file.
-        reason: what has changed since the call that was most alike.
+        reason: what has changed since the most similar call.
     """
 
     function: str
@@ -46,7 +46,7 @@ class CacheMiss(NamedTuple):
 
 
 def _tidy(value: str) -> str:
-    """A type or a value as JAX writes it, without what is there for JAX's own developers."""
+    """A type or a value as JAX writes it, without the details for JAX's own developers."""
     value = re.sub(r"\{weak_type=True\}(https://\S+)?", " (weak)", value)
     value = re.sub(r"\{weak_type=False\}(https://\S+)?", "", value)
     value = re.sub(r"\(\{\}\)", "", value)
@@ -56,7 +56,7 @@ def _tidy(value: str) -> str:
 
 
 def _change(before: str, now: str) -> str:
-    """`before -> now`; of long texts only the part that differs."""
+    """`before -> now`; for long texts only the part that differs."""
     if max(len(before), len(now)) > _LONGEST:
         start = len(os.path.commonprefix([before, now]))
         same = len(os.path.commonprefix([before[start:][::-1], now[start:][::-1]]))
@@ -72,7 +72,7 @@ def _excerpt(text: str, start: int, stop: int) -> str:
 
 
 def _in_short(line: str) -> str:
-    """One line of JAX's comparison."""
+    """One line of JAX's comparison, shortened."""
     line = line.strip()
     if found := re.fullmatch(_CONTEXT, line):
         name, now, before = found.groups()
@@ -96,7 +96,7 @@ def _reason(comparison: str) -> str:
 
 
 def read_cache_miss(text: str) -> CacheMiss | None:
-    """What one of JAX's paragraphs says; None if it names no function."""
+    """Parses one of JAX's paragraphs; None if it does not name a function."""
     if found := re.search(_NEVER_SEEN, text):
         reason = _REMADE if "same line" in text else FIRST_CALL
     elif found := re.search(_SEEN, text):
@@ -109,7 +109,7 @@ def read_cache_miss(text: str) -> CacheMiss | None:
 
 _lock = threading.Lock()
 _listeners: list[Callable[[CacheMiss], None]] = []
-# Whether the user had asked JAX for these records before anybody listened.
+# Whether the user had asked JAX for these records before the first listener.
 _wanted = False
 
 
@@ -125,21 +125,20 @@ def _divert(record: logging.LogRecord) -> bool:
 
 
 def _loggers() -> list[logging.Logger]:
-    # A filter sees only what its own logger is given, and which one of them reports is JAX's
-    # business.
+    # A filter sees only the records of its own logger, and which logger reports is up to JAX.
     names = list(logging.root.manager.loggerDict)
     return [logging.getLogger(name) for name in names if name.partition(".")[0] == "jax"]
 
 
 def jax_explains() -> bool:
-    """Whether JAX's explanations can be heard: the script may have silenced its logger."""
+    """Whether JAX's explanations arrive: the script may have silenced its logger."""
     return bool(_listeners) and logging.getLogger("jax").isEnabledFor(logging.WARNING)
 
 
 @contextlib.contextmanager
 def cache_misses_reported_to(listener: Callable[[CacheMiss], None]) -> Iterator[None]:
-    """Inside, `listener` is called with each of JAX's explanations, in the thread that traces and before it traces.
-    They are not printed, unless the user had asked for that."""
+    """Inside, `listener` is called with each of JAX's explanations, in the thread that traces, before it traces.
+    They are not printed, unless the user had asked for them before."""
     global _wanted
     with _lock:
         if not _listeners:

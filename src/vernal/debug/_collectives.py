@@ -1,7 +1,7 @@
-"""What the devices of a compiled program send each other: read off the program, nothing is run.
+"""The communication between the devices of a compiled program, read from its text: nothing is run.
 
-A collective in the body of a loop is run once for each trip. XLA writes the number of trips beside loops of which it
-knows it; for others the count is of one trip, and says so.
+A collective in the body of a loop runs once for each iteration. XLA annotates loops with their number of iterations if
+it knows it; for other loops one iteration is counted, and marked as a lower bound.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ _ARRAY = re.compile(r"\b([a-z]+)(\d*)(?:e\d+m\d+\w*)?\[([\d,]*)\]")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of communication among groups of so many devices.
+    """One kind of collective among groups of one size.
 
     Attributes:
         kind: `"all-gather"`, `"all-reduce"`, `"reduce-scatter"`, `"all-to-all"` or `"collective-permute"`.
-        devices: how many take part together.
-        count: how often a call of the program does it.
-        bytes: how many bytes each device receives by all of them, if a ring (or better) of devices is used.
-        at_least: whether it stands in a loop of unknown length, of which one trip is counted.
+        devices: the number of devices in a group.
+        count: how often it runs in one call of the program.
+        bytes: the bytes that each device receives by all of them, if a ring (or better) of devices is used.
+        at_least: whether some of them are in a loop of unknown length, of which one iteration is counted.
     """
 
     kind: str
@@ -48,16 +48,16 @@ class Collectives:
     """All communication of a compiled program; `print` shows a table.
 
     Attributes:
-        rows: one for each kind and number of devices, the most bytes first.
+        rows: one row for each kind and number of devices, the most bytes first.
     """
 
     rows: tuple[Collective, ...]
 
     def count(self, kind: str | None = None) -> int:
-        """How many there are in a call.
+        """The number of collectives in a call.
 
         Args:
-            kind: only of this kind.
+            kind: count only this kind.
 
         Returns:
             The number.
@@ -65,10 +65,10 @@ class Collectives:
         return sum(row.count for row in self.rows if kind in (None, row.kind))
 
     def bytes(self, kind: str | None = None) -> int:
-        """How many bytes each device receives in a call.
+        """The number of bytes that each device receives in a call.
 
         Args:
-            kind: only by this kind.
+            kind: count only this kind.
 
         Returns:
             The number of bytes.
@@ -88,16 +88,16 @@ class Collectives:
 
 
 def collectives(compiled: Any) -> Collectives:
-    """What the devices of a compiled program send each other in one call.
+    """Lists the communication between the devices of a compiled program in one call.
 
-    A device receives, of an array of `B` bytes that is spread over a group of `n` devices: `B (n - 1) / n` in an
+    For an array of `B` bytes that is sharded over a group of `n` devices, a device receives `B (n - 1) / n` in an
     all-gather, a reduce-scatter or an all-to-all, twice as much in an all-reduce (Patarasuk and Yuan, 2009,
     doi:10.1016/j.jpdc.2008.09.002), and `B` in a permutation.
 
-    XLA makes no reduce-scatter on CPUs: there, sums of which each device keeps a part are all-reduces.
+    On CPUs, XLA does not use reduce-scatter: there, sums of which each device keeps a part are all-reduces.
 
     Args:
-        compiled: a program: `vernal.filter_jit(f).lower(...).compile()`, or the same of `jax.jit`.
+        compiled: a program: `vernal.filter_jit(f).lower(...).compile()`, or the same with `jax.jit`.
 
     Returns:
         The collectives, by kind and by the number of devices.
@@ -144,7 +144,7 @@ class _Program:
                 self._lines[name].append(line)
 
     def found(self) -> dict[tuple[str, int], tuple[int, int, bool]]:
-        """How often, how many bytes, and whether at least: by kind and devices."""
+        """Count, bytes, and whether they are lower bounds, by kind and number of devices."""
         counts: Counter[tuple[str, int]] = Counter()
         sizes: Counter[tuple[str, int]] = Counter()
         unsure: set[tuple[str, int]] = set()
@@ -179,13 +179,13 @@ class _Program:
                     yield from self._walk(called, inside, sure)
 
     def _group(self, line: str) -> int:
-        """How many devices take part together."""
+        """The number of devices in a group."""
         if "source_target_pairs=" in line:
             return self._all
         text = line.partition("replica_groups=")[2]
         if names := re.match(r"mesh\[([^]]*)\] \{([^}]*)\}", text):
             sizes = dict(re.findall(r"'([^']+)'=(\d+)", names[1]))
-            # A part of an axis: 'a':(what lies before it)its size.
+            # A part of an axis is written 'a':(size before it)its size.
             used = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", names[2])
             return math.prod(int(part or sizes[axis]) for axis, part in used)
         if ranges := re.match(r"\[\d+,(\d+)\]<=", text):
@@ -204,14 +204,14 @@ def _devices(text: str) -> int:
 def _received(kind: str, shape: str, devices: int, starts: bool) -> int:
     """The bytes that one device receives, from the type of an instruction."""
     if starts and kind in ("all-gather", "collective-permute"):
-        # Of an operation that only starts here, the type holds what goes in, and then what comes out.
+        # The type of an asynchronous start holds the inputs, then the outputs.
         parts = [_bytes(part) for part in _ARRAY.finditer(shape) if part[1] != "u" or part[3]]
         size = sum(parts[len(parts) // 2 :])
     else:
         size = sum(_bytes(part) for part in _ARRAY.finditer(shape))
     if kind == "collective-permute":
         return size
-    # A reduce-scatter's type is that of a device's part.
+    # The type of a reduce-scatter is that of one device's part.
     whole = size * devices if kind == "reduce-scatter" else size
     return whole * (devices - 1) * (2 if kind == "all-reduce" else 1) // devices
 

@@ -1,4 +1,4 @@
-"""Compilations as data: one of them, all of one function, all of a recording."""
+"""Compilations as data: a single one, those of a function, those of a recording."""
 
 import collections
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ class Span(NamedTuple):
 
     Args:
         phase: one of `PHASES`.
-        start: seconds from the begin of the recording.
+        start: seconds from the beginning of the recording.
         stop: likewise.
-        own: seconds without those of other compilations that happened inside.
+        own: seconds, without those of other compilations inside.
     """
 
     phase: str
@@ -30,16 +30,16 @@ class Compilation:
 
     Args:
         function: its name.
-        place: `file:line` of its definition where that is known and the user's, otherwise of the
-            call that caused the compilation (of a function under `filter_jit`: the first one); ""
-            where there is neither.
-        reason: why it was compiled; "" where that is not known.
+        place: `file:line` of its definition if that is known and in the user's code, otherwise of the
+            call that caused the compilation (for a function under `filter_jit`: the first one); "" if
+            there is neither.
+        reason: why it was compiled; "" if unknown.
         thread: the name of the thread.
 
     Attributes:
-        spans: its phases ("trace", "lower", "compile") in order, each with its seconds. One that JAX
-            had done before is missing.
-        from_disk: whether the compiler's result came from JAX's persistent cache.
+        spans: its phases ("trace", "lower", "compile") in order, each with its seconds. A phase that JAX
+            had cached is missing.
+        from_disk: whether the compiled program came from JAX's persistent cache.
 
     Example:
         >>> from vernal.debug import Compilation
@@ -58,7 +58,7 @@ class Compilation:
         self.from_disk = False
 
     def seconds(self, phase: str | None = None) -> float:
-        """What it took.
+        """The time that it took.
 
         Args:
             phase: "trace", "lower" or "compile". None: all of them.
@@ -81,12 +81,12 @@ class Compilation:
 
 
 class Recording(NamedTuple):
-    """What was recorded up to a moment.
+    """The state of a recording at one moment.
 
     Args:
-        compilations: in the order in which they began.
-        only_traced: what was traced, but not compiled.
-        began: when the recording began, as of `time.time()`.
+        compilations: the compilations, in the order in which they began.
+        only_traced: functions that were traced, but not compiled.
+        began: when the recording began, as `time.time()`.
         seconds: how long it has lasted.
     """
 
@@ -96,7 +96,7 @@ class Recording(NamedTuple):
     seconds: float
 
     def summary(self) -> str:
-        """One sentence on the whole."""
+        """One sentence about the whole recording."""
         if not self.compilations:
             return f"nothing was compiled, in a run of {seconds_text(self.seconds)} s"
         functions = len(rows_of(self.compilations))
@@ -117,7 +117,7 @@ class Row(NamedTuple):
     Args:
         function: its name.
         place: `file:line`.
-        compilations: in the order in which they began.
+        compilations: the compilations, in the order in which they began.
     """
 
     function: str
@@ -125,15 +125,15 @@ class Row(NamedTuple):
     compilations: list[Compilation]
 
     def seconds(self, phase: str | None = None) -> float:
-        """The sum over the compilations; of one phase, or of all."""
+        """The total seconds of one phase, or of all."""
         return seconds_in(self.compilations, phase)
 
     def reasons(self) -> list[str]:
-        """Why it was compiled, the most frequent reason first, each with how often it was one."""
+        """Why it was compiled, the most frequent reason first, each with its count."""
         of = len(self.compilations)
         counts = collections.Counter(x.reason for x in self.compilations if x.reason)
         if len(counts) > 1:
-            # Of a function that was compiled again, only that is news.
+            # For a function that was compiled again, only the other reasons are of interest.
             del counts[FIRST_CALL]
         if from_disk := sum(x.from_disk for x in self.compilations):
             counts["found in JAX's cache on disk"] = from_disk
@@ -144,7 +144,7 @@ class Row(NamedTuple):
 
 
 def rows_of(compilations: Iterable[Compilation]) -> list[Row]:
-    """One row for each function and place, those that took longest first."""
+    """One row for each function and place, the slowest first."""
     rows: dict[tuple[str, str], Row] = {}
     for compilation in compilations:
         key = compilation.function, compilation.place
@@ -153,7 +153,7 @@ def rows_of(compilations: Iterable[Compilation]) -> list[Row]:
 
 
 def seconds_in(of: Iterable[Compilation | Row], phase: str | None = None) -> float:
-    """The sum over several; of one phase, or of all."""
+    """The total seconds of several, in one phase or in all."""
     return sum((x.seconds(phase) for x in of), 0.0)
 
 
@@ -162,5 +162,5 @@ def _counted(count: int, noun: str) -> str:
 
 
 def seconds_text(x: float) -> str:
-    """Seconds to the millisecond, or to a tenth where there are many."""
+    """Seconds as text, to the millisecond, or to a tenth if there are many."""
     return f"{x:.3f}" if x < 10 else f"{x:.1f}"

@@ -18,7 +18,7 @@ _MOST_TICKS = 10
 
 
 def compilation_page(recording: Recording, title: str) -> str:
-    """The page of what was compiled, as HTML that is complete in itself."""
+    """The page of a recording, as self-contained HTML."""
     rows = rows_of(recording.compilations)
     sums = [seconds_in(rows, phase) for phase in (*PHASES, None)]
     parts = {
@@ -31,7 +31,7 @@ def compilation_page(recording: Recording, title: str) -> str:
         "count": str(len(recording.compilations)),
         "sums": "".join(f'<td class="number">{seconds_text(x)}</td>' for x in sums),
     }
-    # In one pass: what is put in may look like a placeholder.
+    # In one pass: inserted text may look like a placeholder.
     template = _TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
@@ -62,7 +62,7 @@ class _Bar(NamedTuple):
 
 
 def _lanes(rows: list[Row], seconds: float) -> Iterator[str]:
-    """A lane for each thread, as high as compilations are nested in it."""
+    """A lane for each thread, as high as its deepest nesting of compilations."""
     threads: dict[str, list[_Bar]] = {}
     for i, row in enumerate(rows):
         for x in row.compilations:
@@ -72,7 +72,7 @@ def _lanes(rows: list[Row], seconds: float) -> Iterator[str]:
         placed, height = [], 0
         around: list[float] = []
         for bar in sorted(bars, key=lambda bar: (bar.start, -bar.stop)):
-            # Of those that began earlier, the ones that have not ended contain this one.
+            # The bars that began earlier and have not ended contain this one.
             around = [stop for stop in around if stop > bar.start]
             placed.append(_bar(bar, len(around), seconds))
             around.append(bar.stop)

@@ -10,7 +10,7 @@ _LONGEST_PLACE = 40
 
 
 def compilation_table(recording: Recording, width: int) -> str:
-    """A row for each function, those that took longest first, in lines of at most `width` characters."""
+    """A row for each function, the slowest first, in lines of at most `width` characters."""
     rows = rows_of(recording.compilations)
     if not rows:
         return recording.summary()
@@ -30,5 +30,5 @@ def compilation_table(recording: Recording, width: int) -> str:
 
 
 def _short_place(place: str) -> str:
-    """The end of a long path: the beginning is the same for most files of a project."""
+    """The end of a long path, because the beginning is the same for most files of a project."""
     return place if len(place) <= _LONGEST_PLACE else "…/" + "/".join(Path(place).parts[-2:])

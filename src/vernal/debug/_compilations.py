@@ -1,9 +1,9 @@
 """`record_compilations`: every compilation of a program, with its place, its times and its reason.
 
-JAX tells its listeners, in the thread at work, when it has traced, lowered or compiled a function,
-and of which name. It tells neither where nor why. The place is read off the stack at that moment;
-the reasons come from JAX's log (`_cache_misses`) and, for functions of `filter_jit`, from Vernal
-(`watch_traces`).
+JAX notifies its listeners, in the working thread, when it has traced, lowered or compiled a function,
+with the function's name, but without the place or the reason. The place is read from the stack at that
+moment; the reasons come from JAX's log (`_cache_misses`) and, for functions under `filter_jit`, from
+Vernal (`watch_traces`).
 """
 
 import collections
@@ -36,20 +36,20 @@ _MADE_ANEW = "new to JAX: another function object, a transformation of it, or cl
 
 
 class _Thread(threading.local):
-    """What is going on in one thread."""
+    """The state of one thread."""
 
     def __init__(self) -> None:
-        # Functions that JAX is about to trace, and compilations that are not finished. Some never
-        # are (a trace that fails, `eval_shape`): old ones drop out.
+        # Functions that JAX is about to trace, and unfinished compilations. Some never finish (a trace
+        # that fails, `eval_shape`): old ones are dropped.
         self.misses: collections.deque[CacheMiss] = collections.deque(maxlen=64)
         self.unfinished: collections.deque[Compilation] = collections.deque(maxlen=64)
-        # Start and length of phases that no later one has contained.
+        # Start and length of phases that are not inside a later one.
         self.outermost: list[tuple[float, float]] = []
         self.found_on_disk = False
 
 
 class CompilationLog:
-    """What `record_compilations` records. It can be read at any time, and from any thread.
+    """The recording of `record_compilations`. Read it at any time, from any thread.
 
     Example:
         >>> import vernal
@@ -62,14 +62,14 @@ class CompilationLog:
     """
 
     def __init__(self) -> None:
-        # The user may go to another one, or remove it.
+        # Now, because the user may change to another folder, or remove this one.
         self._folder = os.path.join(os.getcwd(), "")
         self._began = time.time()
         self._ended: float | None = None
         self._started: list[Compilation] = []
-        # Of each function that JAX has explained: where it is.
+        # The places of each function that JAX has explained.
         self._places: dict[str, set[str]] = {}
-        # Of each function under `filter_jit`: where it was called first.
+        # The place of the first call of each function under `filter_jit`.
         self._first_calls: dict[Any, str] = {}
         self._thread = _Thread()
         self._lock = threading.Lock()
@@ -80,14 +80,14 @@ class CompilationLog:
         return self._recording().compilations
 
     def table(self, width: int = 120) -> str:
-        """A table of what was compiled: a row for each function, those that took longest first,
-        with how often, the seconds in each phase, and the reasons.
+        """A table of the compilations: a row for each function, the slowest first, with the count, the
+        seconds in each phase, and the reasons.
 
         Args:
-            width: the greatest width in characters.
+            width: the maximum width in characters.
 
         Returns:
-            Its lines.
+            The lines of the table.
         """
         return compilation_table(self._recording(), width)
 
@@ -95,13 +95,13 @@ class CompilationLog:
         return self.table()
 
     def page(self, title: str = "Compilations") -> str:
-        """A page for the browser: the same table, to be sorted and filtered, and a timeline.
+        """A page for the browser: the same table, sortable and filterable, and a timeline.
 
         Args:
-            title: its heading.
+            title: the heading of the page.
 
         Returns:
-            HTML that needs no other file and no network.
+            Self-contained HTML: it needs no other file and no network.
         """
         return compilation_page(self._recording(), title)
 
@@ -114,11 +114,11 @@ class CompilationLog:
         return Recording(tuple(parts[True]), tuple(parts[False]), self._began, ended - self._began)
 
     def _on_trace(self, trace: Trace) -> None:
-        """What Vernal knows of a trace or a compilation in this thread, when it is over."""
+        """Adds what Vernal knows of a trace or compilation in this thread, after its end."""
         misses = self._thread.misses
         for i in reversed(range(len(misses))):
             if misses[i].function == trace.name:
-                # It was traced inside of another one, and so not compiled.
+                # It was traced inside another function, so not compiled.
                 del misses[i]
                 return
         thread = threading.current_thread().name
@@ -126,7 +126,7 @@ class CompilationLog:
             for compilation in reversed(self._started):
                 if (compilation.function, compilation.thread) == (trace.name, thread):
                     compilation.reason = trace.reason or FIRST_CALL
-                    # However many calls there are, it is one function.
+                    # One place for all calls, so that they are one function.
                     place = self._first_calls.setdefault(trace.source, compilation.place)
                     compilation.place = place
                     return
@@ -193,7 +193,7 @@ class CompilationLog:
         places = self._places.setdefault(name, set())
         reason = miss.reason
         if miss.file.startswith(VERNAL):
-            # JAX speaks of a function of ours around the user's: Vernal knows better.
+            # JAX explains our wrapper of the user's function: Vernal's own reason is better.
             reason = ""
         elif reason == FIRST_CALL and place in places:
             reason = _MADE_ANEW
@@ -204,10 +204,10 @@ class CompilationLog:
         return "" if place is None else f"{place[0].removeprefix(self._folder)}:{place[1]}"
 
     def _explanation(self, name: str) -> CacheMiss | None:
-        """What JAX has said of the function that it has just traced."""
+        """JAX's explanation for the function that it has just traced."""
         misses = self._thread.misses
         for i in reversed(range(len(misses))):
-            # Functions inside of it are explained, but not compiled on their own.
+            # Functions inside it are explained too, but not compiled on their own.
             if misses[i].function in (name, "<unknown>"):
                 miss = misses[i]
                 while len(misses) > i:
@@ -218,14 +218,14 @@ class CompilationLog:
 
 @contextlib.contextmanager
 def record_compilations() -> Iterator[CompilationLog]:
-    """Records every compilation of JAX inside, in every thread and by whatever library.
+    """Records every JAX compilation inside a `with` block, in every thread and by any library.
 
-    What it costs is paid when a function is compiled, not when one is called. `python -m vernal
-    compiles SCRIPT` does the same for a whole script.
+    It costs time only when a function is compiled, not when one is called. `python -m vernal compiles
+    SCRIPT` does the same for a whole script.
 
     Returns:
-        A context manager that gives the recording. JAX's own explanations
-        (`jax_explain_cache_misses`) are switched on inside, and are read rather than printed.
+        A context manager that gives the recording. Inside, JAX's own explanations
+        (`jax_explain_cache_misses`) are switched on, and read instead of printed.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -238,7 +238,7 @@ def record_compilations() -> Iterator[CompilationLog]:
         [('<lambda>', 'first call'), ('<lambda>', 'x: f32[2] -> f32[3]')]
     """
     log = CompilationLog()
-    # Bound methods are made anew at every access; JAX unregisters by identity.
+    # Kept, because each access makes a new bound method, and JAX unregisters by identity.
     on_span, on_event = log._on_span, log._on_event
     monitoring = jax.monitoring
     with cache_misses_reported_to(log._on_miss), watch_traces(log._on_trace):

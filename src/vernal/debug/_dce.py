@@ -1,10 +1,10 @@
 """`store_dce` and `inspect_dce`: which arrays of a compiled program the compiler has removed.
 
-The difficulty: to see whether a value is computed, something that happens when the program runs
-must depend on whether it is needed, must not make it needed, and must leave it as it is.
+The difficulty: to see whether a value is computed, something must happen at run time exactly if the
+value is needed, without making it needed and without changing it.
 
-The plan: `where(token, x, 0)`, where `token` is what a call to Python returns: always true, but the
-compiler does not know it. The call has no declared effect, so it is removed exactly if `x` is.
+The solution: `where(token, x, 0)`, where `token` is the result of a call to Python: always true, but
+the compiler does not know that. The call has no declared effect, so it is removed exactly if `x` is.
 """
 
 import functools
@@ -55,7 +55,7 @@ def _mark(entry: _Entry, index: int, x: Any) -> Any:
         return by_data(lambda x: jnp.where(token, x, jnp.zeros_like(x)), x)
 
     def rule(primals: Any, tangents: Any) -> Any:
-        # A derivative that is needed says nothing of the value.
+        # Not the tangent: it may be needed where the value is not.
         return _mark(entry, index, *primals), *tangents
 
     return call_with_jvp(mark, rule, x)
@@ -64,18 +64,18 @@ def _mark(entry: _Entry, index: int, x: Any) -> Any:
 def store_dce(x: Any, name: Hashable = None) -> Any:
     """Returns `x`, and records which of its arrays a compiled program really computes.
 
-    Compilers remove what is not needed (dead code elimination, DCE). Call the compiled function,
-    then `inspect_dce`.
+    Compilers remove values that are not needed (dead code elimination, DCE). Call the compiled
+    function, then `inspect_dce`.
 
     Args:
-        x: any tree. What is not an array in it is left alone.
+        x: any tree. Leaves that are not arrays are ignored.
         name: tells calls apart.
 
     Returns:
         `x`.
 
     Raises:
-        RuntimeError: if it is not called inside of a compiled function, where nothing is removed.
+        RuntimeError: if it is called outside of a compiled function, where nothing is removed.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -108,21 +108,21 @@ def store_dce(x: Any, name: Hashable = None) -> Any:
 
 
 def inspect_dce(name: Hashable = None) -> None:
-    """Prints what `store_dce` has recorded: every traced call, with `<DCE'd>` for the arrays that
-    were never computed.
+    """Prints the records of `store_dce`: every traced call, with `<DCE'd>` for the arrays that were
+    never computed.
 
-    Call it outside of compiled functions, after they were called. (Under `vmap` the shapes are
-    those of one element.) What was recorded is forgotten with `vernal.clear_caches`.
+    Call it outside of compiled functions, after calling them. (Under `vmap` the shapes are those of one
+    element.) `vernal.clear_caches` deletes the records.
 
     Args:
-        name: the calls that `store_dce` was given this name for.
+        name: the name given to `store_dce` in the calls to print.
 
     Example:
         >>> import vernal
         >>> vernal.debug.inspect_dce("never used")
         Found 0 calls to `vernal.debug.store_dce`.
     """
-    # What is still being computed has not recorded anything yet.
+    # A running computation has not recorded everything yet.
     jax.effects_barrier()
     jax.block_until_ready(jax.live_arrays())
     entries = _entries.get(name, [])

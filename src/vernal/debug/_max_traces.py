@@ -1,8 +1,7 @@
-"""`assert_max_traces`: a function that may be compiled a few times and no more.
+"""`assert_max_traces`: limits how often a function may be compiled.
 
-The body of a compiled function runs once for each time that it is traced: counting those is
-counting compilations. Of each, the signature is kept, so that one too many can say what has
-changed.
+The body of a compiled function runs once for each trace, so counting its runs counts compilations. The
+signature of each is kept, so that the error for one too many can say what has changed.
 """
 
 import functools
@@ -17,7 +16,7 @@ from ..transforms import Signature, signature_of_call
 
 
 class _Counter:
-    """The traces of one function. It is structure, and the same object in every copy."""
+    """The traces of one function. It is structure, and shared by all copies."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -25,7 +24,7 @@ class _Counter:
 
 
 class _AtMost(Module):
-    # Whatever the wrapped function closes over is its own business.
+    # As in any transformation, the wrapped function may close over arrays.
     _vernal_may_hide_arrays = True
 
     fn: Any
@@ -42,7 +41,7 @@ class _AtMost(Module):
             earlier = list(self.counter.seen)
             self.counter.seen.append(now)
         if self.max_traces is not None and len(earlier) >= self.max_traces:
-            # Compared with the call that it resembles most.
+            # Compared with the most similar earlier call.
             changes = min((before.differences(now) for before in earlier), key=len, default=[])
             raise RuntimeError(
                 message(
@@ -64,25 +63,24 @@ class _AtMost(Module):
 def assert_max_traces(
     fn: Callable[..., Any] | None = None, *, max_traces: int | None
 ) -> Callable[..., Any]:
-    """A function that fails when it is traced more often than it should be: a guard against
-    compiling again and again.
+    """Limits how often a function may be traced: a guard against repeated compilation.
 
-    It belongs inside of `jit`. Usable as a decorator.
+    Use it inside `jit`, also as a decorator.
 
     Args:
         fn: the function. Without it, a decorator is returned.
-        max_traces: how often it may be called; None: as often as you like (and `get_num_traces`
-            says how often it was).
+        max_traces: how often it may be called; None: without limit (`get_num_traces` returns the
+            count).
 
     Returns:
-        The function. Copies of it, also those inside of a model that went through a transformation,
-        count together.
+        The function. All copies of it count together, including those in a model that went through a
+        transformation.
 
     Raises:
         TypeError: if `fn` cannot be called.
         ValueError: if `max_traces` is negative.
-        RuntimeError: in the call that is one too many. It names the arguments that differ from
-            those of the earlier call that was most alike.
+        RuntimeError: in the call that is one too many. It names the arguments that differ from those
+            of the most similar earlier call.
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,17 +122,17 @@ def assert_max_traces(
 
 
 def get_num_traces(fn: Any) -> int:
-    """How often a function inside of `assert_max_traces` was traced.
+    """How often a function under `assert_max_traces` was traced.
 
     Args:
-        fn: what `assert_max_traces` returned, however it was wrapped since (`filter_jit`,
+        fn: the result of `assert_max_traces`, also if it was wrapped since (by `filter_jit`,
             `jax.jit`, `functools.wraps`).
 
     Returns:
         The number of calls.
 
     Raises:
-        ValueError: if there is no `assert_max_traces` in it.
+        ValueError: if it does not contain an `assert_max_traces`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -146,7 +144,7 @@ def get_num_traces(fn: Any) -> int:
     """
     found = fn
     while not isinstance(found, _AtMost):
-        # A bound method knows both: what it binds, and the plain function in that.
+        # A bound method has both: the object that it binds, and the plain function inside that.
         inner = getattr(found, "__func__", None)
         if inner is None:
             inner = getattr(found, "__wrapped__", None)

@@ -1,8 +1,7 @@
-"""`log_retraces` and `no_retrace`: being told of functions that are compiled again, or forbidding
-it.
+"""`log_retraces` and `no_retrace`: log functions that are compiled again, or forbid it.
 
-Both are told of the traces of functions under `filter_jit` by `transforms/_explain.py`, which finds
-the reason.
+`transforms/_explain.py` notifies both of the traces of functions under `filter_jit`, and finds the
+reason.
 """
 
 import contextlib
@@ -14,10 +13,10 @@ from ..transforms import Trace, Transformed, Watch, guard_traces, traces_of, wat
 
 
 class RetraceError(RuntimeError):
-    """A function was to be compiled again where `no_retrace` forbids it.
+    """A function would have been compiled again where `no_retrace` forbids it.
 
     Attributes:
-        trace: what was forbidden: `.name`, `.place`, `.reason`, `.differences`.
+        trace: the forbidden trace: `.name`, `.place`, `.reason`, `.differences`.
     """
 
     def __init__(self, text: str, trace: Trace):
@@ -26,19 +25,19 @@ class RetraceError(RuntimeError):
 
 
 def log_retraces(announce: Callable[[str], Any] = print, *, first: bool = False) -> Watch:
-    """Tells of every function under `filter_jit` that is compiled again, in one line that says why.
+    """Logs every function under `filter_jit` that is compiled again, in one line that says why.
 
-    A line comes when the call is over that had to wait. It names the function, how often it was
-    traced, how long that took, and each place where the call differs from the earlier one that is
-    most alike. `compiled again` stands for a function that was compiled again without being traced,
-    as for arrays on another device. Calls that compile nothing do not become slower.
+    The line comes after the call that had to wait. It names the function, how often it was traced, how
+    long that took, and each place where the call differs from the most similar earlier one. `compiled
+    again` stands for a function that was compiled again without being traced, for example for arrays on
+    another device. Calls that do not compile are not slowed down.
 
     Args:
-        announce: what is called with each line, such as `logging.getLogger("train").info`.
-        first: whether to tell also when a function is traced for the first time.
+        announce: called with each line, such as `logging.getLogger("train").info`.
+        first: whether to log first traces, too.
 
     Returns:
-        The watch. It has begun, in all threads, and ends by `.stop()`, or with the `with` block
+        The watch. It starts at once, in all threads, and ends with `.stop()`, or with the `with` block
         that it opens.
 
     Example:
@@ -64,18 +63,18 @@ def log_retraces(announce: Callable[[str], Any] = print, *, first: bool = False)
 
 @contextlib.contextmanager
 def no_retrace(*functions: Callable[..., Any], first: bool = True) -> Iterator[None]:
-    """Forbids to compile a function again while the block runs, in this thread.
+    """Forbids functions to be compiled again inside a `with` block, in this thread.
 
-    For a training loop after its first steps, or a test. A call that would compile again raises,
-    and changes nothing: after the block it works.
+    Use it for a training loop after its first steps, or in a test. A call that would compile again
+    raises, and changes nothing: after the block it works.
 
     Args:
-        *functions: the functions under `filter_jit` that are meant; all, if none is given.
-        first: whether a function may be compiled that never was before.
+        *functions: the functions under `filter_jit` to watch. Default: all.
+        first: whether a function may be compiled for the first time.
 
     Raises:
-        RetraceError: in place of the trace. It says where, and what has changed since the call that
-            is most alike.
+        RetraceError: in place of the trace. It says where, and what has changed since the most similar
+            call.
         TypeError: if one of the functions is not under `filter_jit`.
 
     Example:

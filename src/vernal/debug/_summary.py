@@ -46,13 +46,13 @@ def _bytes(arrays: Iterable[Any]) -> int:
 
 
 def _has_row(layer: Module) -> bool:
-    """Whether a module is a layer, and not a part that one is made of: a slot for its state, or what stands for a
-    weight that is elsewhere."""
+    """Whether a module is a layer, not a part of one: a slot for its state, or a placeholder for a weight that is
+    elsewhere."""
     return callable(layer) or (not isinstance(layer, Variable) and bool(jtu.tree_leaves(layer)))
 
 
 def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:
-    """What each layer was given and returned when the model is called."""
+    """The arguments and results of each layer in a call of the model."""
 
     def run(recorder: Recorder) -> dict[Path, list[Call]]:
         shapes, rest = split((recorder.watch(model), args, kwargs), has_shape)
@@ -67,7 +67,7 @@ def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:
     try:
         return run(Recorder(tell_apart=True))
     except (TypeError, ValueError) as error:
-        # Perhaps because the model needs two layers to have one structure. If not, it fails again.
+        # Perhaps because the model needs two layers to have the same structure. If not, it fails again.
         try:
             return run(Recorder(tell_apart=False))
         except Exception:
@@ -75,7 +75,7 @@ def _calls(model: Any, args: Any, kwargs: Any) -> dict[Path, list[Call]]:
 
 
 def _unrolled(tree: Any) -> Any:
-    """With every `Stack` as a list of layers: XLA counts the body of a loop once."""
+    """The tree with the loop of every `Stack` unrolled, because XLA counts the body of a loop once."""
 
     def unroll(node: Any) -> Any:
         if not isinstance(node, Stack):
@@ -87,22 +87,22 @@ def _unrolled(tree: Any) -> Any:
 
 
 def _flops_of(call: Call) -> float | None:
-    """XLA's count for one call, or None where it has none."""
+    """XLA's count for one call, or None if it has none."""
 
     def run(arrays: Any) -> Any:
         layer, args, kwargs = call.rest.fill(arrays)
         return split(_unrolled(layer)(*args, **kwargs))
 
     try:
-        # Collected, for a layer may change its state.
+        # `reap`, because a layer may change its state.
         analysis = jax.jit(reap(run)).lower(call.shapes).cost_analysis()
     except Exception:
-        # A layer that only works where it was called (with an axis name of a vmap around it), or a
-        # backend that does not analyse: the count is missing, the rest of the table is not.
+        # A layer that works only where it was called (with an axis name of a surrounding vmap), or a
+        # backend without cost analysis: only this count is missing, not the rest of the table.
         return None
     if isinstance(analysis, (list, tuple)):
         analysis = analysis[0] if analysis else None
-    # An operation of which XLA knows nothing, such as a constraint of shardings, counts as -1.
+    # An operation unknown to XLA, such as a sharding constraint, counts as -1.
     return None if analysis is None else max(0.0, float(analysis.get("flops", 0.0)))
 
 
@@ -138,7 +138,7 @@ def _output(calls: list[Call]) -> str:
 
 
 class _Name:
-    """Stands for a module where it is not to be shown at length."""
+    """Stands for a module that is shown only by name."""
 
     def __init__(self, module: Module):
         self._name = type(module).__name__
@@ -148,39 +148,39 @@ class _Name:
 
 
 def _in_brief(out: Any) -> Any:
-    """What was returned, with the names of modules in place of them."""
+    """The result of a call, with the names of modules in place of the modules."""
     is_module = lambda node: isinstance(node, Module)  # noqa: E731 (twice the same)
     return jtu.tree_map(lambda x: _Name(x) if is_module(x) else x, out, is_leaf=is_module)
 
 
 def _ready(model: Any, key: Any) -> Any:
-    """The model as it can be called."""
+    """The model, ready to be called."""
     return resolve(keys(model, key), layers=False)
 
 
 def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
-    r"""A table of a model's layers: what they return, how large they are, and what a call costs.
+    r"""A table of a model's layers: their outputs, their sizes, and the cost of a call.
 
-    The model is called once with abstract values: nothing is allocated, computed or compiled, so models and inputs of
-    any size can be asked about. Each layer in the model has a row; what is inside it is part of its numbers. A layer
-    that needs a random key and has none, such as a `Dropout`, is given one; parametrised arrays are resolved before
+    The model is called once with abstract values: nothing is allocated, computed or compiled, so models and inputs may
+    have any size. Each layer in the model has a row, whose numbers include the layers inside it. A layer that needs a
+    random key and has none, such as a `Dropout`, is given one; parametrised arrays are resolved first
     (`vernal.nn.resolve`).
 
-    * output: shape and dtype as the layer itself returns them, without the axes of a `vmap` around it. A layer called
+    * output: shape and dtype as the layer itself returns them, without the axes of a surrounding `vmap`. A layer called
       several times says so; one that the model did not call is "not called".
-    * parameters: the numbers in floating-point (and complex) arrays.
-    * frozen: those of them that are frozen (see `vernal.freeze`). There is no such column if none are.
+    * parameters: the number of elements of floating-point (and complex) arrays.
+    * frozen: how many of them are frozen (see `vernal.freeze`). The column is left out if none are.
     * bytes: of all arrays.
-    * FLOPs: floating-point operations of all calls of this layer by XLA's cost analysis, in which the body of a loop
-      counts once; except that of a `Stack`, which counts for every layer. `-` where XLA has no count. The total is
-      that of the whole model.
+    * FLOPs: floating-point operations of all calls of this layer by XLA's cost analysis, which counts the body of a
+      loop once; the body of a `Stack`, however, counts for every layer. `-` if XLA has no count. The total is that of
+      the whole model.
 
-    The totals count an array that is in several places once.
+    The totals count an array in several places once.
 
     Args:
         model: a module that can be called (or any callable pytree: a method of a module, a `vernal.Partial`).
-        *example: what it is called with; `jax.ShapeDtypeStruct` may stand for arrays. With no arguments at all, the
-            model is not called, and outputs and FLOPs are left out.
+        *example: arguments of the call; `jax.ShapeDtypeStruct` may stand for arrays. Without any arguments, the model
+            is not called, and outputs and FLOPs are left out.
         **kwargs: keyword arguments of the call.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Where the user is: the line of theirs that is running, past JAX, Vernal and other libraries."""
+"""The line of the user's code that is running, past JAX, Vernal and other libraries."""
 
 import os
 import sys
@@ -14,20 +14,20 @@ _BELOW = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")),
 )
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-# What Python itself and beartype make has no file.
+# Code made by Python itself and by beartype has no file.
 _NO_FILE = ("<frozen ", "<@beartype")
 
 
 def is_users(file: str) -> bool:
-    """Whether the code of a file is the user's own: not JAX's, Vernal's, the standard library's, an installed
-    package's, or generated."""
+    """Whether a file is the user's own code: not that of JAX, Vernal, the standard library or an installed package,
+    and not generated."""
     installed = any(part in file for part in _INSTALLED)
     return bool(file) and not installed and not file.startswith(("<", *_BELOW))
 
 
 def place_of_call() -> tuple[str, int] | None:
-    """File and line of the innermost call of the user's that is going on; else those of an installed package or of
-    generated code; else None."""
+    """File and line of the innermost running call in the user's code; otherwise of one in an installed package or in
+    generated code; otherwise None."""
     frame: FrameType | None = sys._getframe(1)
     second_best = None
     while frame is not None:

@@ -1,13 +1,13 @@
-"""Seeing every call of every layer, in one abstract run of a model.
+"""Records every call of every layer, in one abstract run of a model.
 
-The difficulty: layers are called by the model's own code, perhaps inside `vmap`, `scan`, `jit` or
-a list of its own making, and each such crossing rebuilds them from their leaves. So an observer
-cannot be recognised by identity.
+The difficulty: the model's own code calls the layers, perhaps inside `vmap`, `scan`, `jit` or a list
+that it makes itself, and each of these rebuilds them from their leaves. So an observer cannot be
+recognised by identity.
 
-The plan: a copy of the model in which every callable module is wrapped in a `Watched`, a pytree
-with the same leaves that behaves as the module does and notes what each call was given and
-returned. Its place in the model is part of its structure, so it survives whatever rebuilds it. The
-copy is run with `jax.eval_shape`: nothing is allocated or computed.
+The solution: a copy of the model in which every callable module is wrapped in a `Watched`, a pytree
+with the same leaves that behaves like the module and records the arguments and result of each call.
+Its place in the model is part of its structure, so it survives being rebuilt. The copy is run with
+`jax.eval_shape`: nothing is allocated or computed.
 """
 
 from collections.abc import Iterator
@@ -26,15 +26,15 @@ Path = tuple[Any, ...]
 
 
 class Layer(NamedTuple):
-    """A module in a model: where it is, and itself."""
+    """A module in a model, with its place."""
 
     path: Path
     module: Module
 
 
 class Call(NamedTuple):
-    """One call of a layer: its arrays as shapes, what is not an array, what was returned, and how many times it is run:
-    once for each layer of the `Stack` that it is in."""
+    """One call of a layer: its arrays as shapes, everything else, the result, and how many times it runs: once for each
+    layer of the `Stack` that it is in."""
 
     shapes: list[Any]
     rest: Rest
@@ -62,18 +62,18 @@ class Recorder:
 
     def __init__(self, tell_apart: bool):
         self.calls: dict[Path, list[Call]] = {}
-        # How many times a call that is seen now is run.
+        # How many times a call recorded now runs.
         self.times = 1
-        # Whether layers that differ only in where they are count as different structures. If so, a
-        # model that stacks the leaves of several layers fails; if not, a compiled function that is
-        # given one after the other runs once.
+        # Whether layers that differ only in their place count as different structures. If so, a model
+        # that stacks the leaves of several layers fails; if not, a compiled function that is called with
+        # one after the other is traced only once.
         self.tell_apart = tell_apart
 
     def watch(self, node: Any, path: Path = ()) -> Any:
         """A copy of a tree in which every callable module is watched."""
         children, treedef = one_level_with_keys(node)
         if isinstance(node, BoundMethod) and node.__func__.__name__ == "__call__":
-            # To call it is to call its module.
+            # A bound method: calling it calls its module.
             key, owner = children[0]
             return self.watch(owner, (*path, key))
         if children:
@@ -84,7 +84,7 @@ class Recorder:
 
 
 class _Place:
-    """Where a layer is: the part of `Watched` that is structure."""
+    """The place of a layer: the part of `Watched` that is structure."""
 
     __slots__ = ("path", "recorder")
 
@@ -102,7 +102,7 @@ class _Place:
 
 
 def unwatched(tree: Any) -> Any:
-    """The tree with the layers themselves in place of what watches them."""
+    """The tree with the layers themselves in place of their `Watched` wrappers."""
     children, treedef = one_level_with_keys(tree)
     if type(tree) is Watched:
         return unwatched(children[0][1])
@@ -110,7 +110,7 @@ def unwatched(tree: Any) -> Any:
 
 
 class Watched:
-    """A layer whose calls are noted. In everything else it is the layer."""
+    """A layer whose calls are recorded. Otherwise it behaves like the layer."""
 
     __slots__ = ("__weakref__", "_layer", "_place")
 
@@ -122,7 +122,7 @@ class Watched:
         arrays, rest = split(unwatched((self._layer, args, kwargs)), has_shape)
         recorder, layer = self._place.recorder, self._layer
         times = recorder.times
-        # Its loop is traced once.
+        # The loop of a `Stack` is traced once.
         recorder.times *= layer.num_layers if isinstance(layer, Stack) else 1
         try:
             out = layer(*args, **kwargs)
@@ -137,14 +137,14 @@ class Watched:
             raise AttributeError(name)
         return getattr(self._layer, name)
 
-    # Whoever asks how this is called, such as for a `key`, is asking for the layer.
+    # Code that looks at the signature, for a `key` for example, must see the layer's.
     @property
     def __wrapped__(self) -> Any:
         return self._layer
 
-    # `isinstance` asks for it.
+    # `isinstance` reads it.
     @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] (nobody is to set it)
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] (read-only)
         return type(self._layer)
 
     # Python looks these up on the type.

@@ -1,4 +1,4 @@
-"""Estimates of traces, diagonals and log-determinants of operators that can only be multiplied by."""
+"""Estimates of traces, diagonals and log-determinants of operators known only by their products."""
 
 from .._ground import publish
 from ._diagonal import diagonal as diagonal

@@ -1,4 +1,4 @@
-"""`diagonal`: the one entry to the estimation of diagonals."""
+"""`diagonal`: estimates diagonals."""
 
 from functools import partial
 from typing import Any, SupportsIndex
@@ -23,7 +23,7 @@ from ._xnysdiag import XNysDiag
 
 # With fewer, a basis costs more than it gains.
 _LEAST = 20
-# Bytes of a block of vectors, of which a method with a basis keeps about ten.
+# Bytes of a block of vectors. A method with a basis keeps about ten such blocks.
 _MOST_BYTES = 2**28
 
 
@@ -39,14 +39,14 @@ def diagonal(
 ) -> Estimate:
     """Estimates the diagonal of a linear operator from its products with random vectors.
 
-    `matvecs`, `max_matvecs` and the tolerances are as for `trace`. A tolerance is for every element: its error is at
-    most `max(atol, rtol * largest)`, with a probability of 95% for each, where `largest` is the largest modulus of
-    all.
+    `matvecs`, `max_matvecs` and the tolerances are as for `trace`. A tolerance applies to every element: its error is
+    at most `max(atol, rtol * largest)`, with a probability of 95% for each, where `largest` is the largest modulus of
+    all elements.
 
     Products with the unit vectors give the exact diagonal, so no method makes more than `n` products with an operator
-    of size `n`: when the budget reaches `n`, the answer is exact and its error 0.
+    of size `n`: when the budget reaches `n`, the answer is exact and its error is 0.
 
-    Without a `method`, this one is taken:
+    Without a `method`, one is chosen from this table:
 
     | operator | products | method |
     | --- | --- | --- |
@@ -55,20 +55,20 @@ def diagonal(
     | any other | at least 20 | `XDiag`: two products for each, one of them with the adjoint |
     | any | fewer, or a basis of more than 256 MiB | `HutchinsonDiagonal`: no basis |
 
-    The products with the adjoint of an operator that is not symmetric are derived from its function by
-    `jax.linear_transpose`. Take `HutchinsonDiagonal` for a function that cannot be transposed.
+    For an operator that is not symmetric, products with the adjoint are derived from its function by
+    `jax.linear_transpose`. If the function cannot be transposed, use `HutchinsonDiagonal`.
 
-    The derivative of the value with respect to the operator is an unbiased estimate of the derivative of the diagonal,
-    from as many products again (half as many for `XDiag`), forward and in reverse.
+    The derivative of the value with respect to the operator is an unbiased estimate of the derivative of the diagonal.
+    In forward and in reverse mode it takes as many products again (half as many for `XDiag`).
 
     Args:
         operator: a square matrix, an `Operator`, or an object with `mv` and `in_structure()`.
         key: a random key.
-        matvecs: how many products to make: a Python int, or an integer array with `max_matvecs`. More than `n` are
+        matvecs: the number of products: a Python int, or, with `max_matvecs`, an integer array. More than `n` means
             `n`. An array is clamped between the method's minimum and `max_matvecs`.
-        max_matvecs: what shapes are made for: a Python int. All `matvecs` up to it share one compilation, and may be
-            traced. Without it, another `matvecs` is another compilation.
-        method: how to estimate.
+        max_matvecs: the number of products that shapes are made for, a Python int. All `matvecs` up to it share one
+            compilation, and may be traced. Without it, each different `matvecs` compiles again.
+        method: how to estimate. None chooses from the table above.
         rtol: the tolerance relative to the largest element: a number, which may be traced.
         atol: the absolute tolerance, likewise.
 
@@ -77,10 +77,10 @@ def diagonal(
         operator is symmetric or real.
 
     Raises:
-        TypeError: if something is not an operator, or not a number; `TracedShapeError`, if a number is traced where it
-            cannot be.
+        TypeError: if `operator` is not an operator, or an argument is not a number; `TracedShapeError` if one is
+            traced where it cannot be.
         ValueError: if a number is too small, if arguments do not go together, or if the method needs an operator that
-            is declared to be positive semidefinite.
+            is declared positive semidefinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -100,7 +100,7 @@ def diagonal(
 
 
 def _choose(operator: Operator, matvecs: int) -> DiagonalMethod:
-    """The method for so many products; the table is in the docstring of `diagonal`."""
+    """The method for `matvecs` products; the table is in the docstring of `diagonal`."""
     free = operator.positive_semidefinite
     row = operator.size * jnp.dtype(operator.dtype).itemsize
     if matvecs < (XNysDiag.minimum if free else _LEAST) or matvecs * row > _MOST_BYTES:
@@ -126,10 +126,10 @@ def _estimated(
 
 
 def _tree(operator: Operator, flat: Array) -> Any:
-    """A tree like the operator's vectors, of single precision at least, and real where the flat array is."""
+    """A tree like the operator's vectors, in at least single precision, and real where the flat array is."""
 
     def like(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # Of half precision nothing would be left of a small error.
+        # Half precision would lose a small error entirely.
         real = jnp.finfo(leaf.dtype).dtype
         real = jnp.float32 if real.itemsize < 4 else real
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if jnp.iscomplexobj(flat) else real)

@@ -1,4 +1,4 @@
-"""What an estimator returns, and Student's distribution for its intervals."""
+"""`Estimate`, which every estimator returns, and Student's distribution for its intervals."""
 
 import math
 import statistics
@@ -12,9 +12,9 @@ from jax.scipy.special import betainc
 from ..modules import Module
 from ..show import spec_text, type_error, value_error
 
-# Above it the asymptotic series is accurate to float32 at every level that anybody asks for.
+# Above this, the asymptotic series is accurate to float32 at every level in use.
 _MANY = 50
-# Between which Student's quantile lies, for one degree of freedom and levels from 1e-6 to 1 - 1e-6.
+# Bounds of Student's quantile, for one degree of freedom and levels from 1e-6 to 1 - 1e-6.
 _LOWEST, _HIGHEST = 1e-7, 1e7
 _HALVINGS = 50
 
@@ -25,13 +25,13 @@ class Estimate(Module):
     Args:
         value: the estimate.
         standard_error: an estimate of the root mean square of `value - truth`, of the shape of `value`, real.
-        matvecs: how many products with the operator were made.
-        tolerance_met: whether the error meets the tolerance that was asked for; True where none was.
-        tags_hold: whether nothing that was computed contradicted a tag of the operator. If a tag that the method needs
-            is false (a negative Rayleigh quotient of an operator that is declared positive semidefinite), `value` is
-            the plain Hutchinson estimate from the same products.
-        is_finite: whether there is no NaN and no infinity in `value` and `standard_error`.
-        degrees_of_freedom: of Student's distribution that `(value - truth) / standard_error` follows, about;
+        matvecs: the number of products with the operator that were made.
+        tolerance_met: whether the error meets the requested tolerance; True if none was requested.
+        tags_hold: False if the computation contradicted a tag of the operator. If a tag that the method needs is false
+            (a negative Rayleigh quotient of an operator declared positive semidefinite), `value` is the plain
+            Hutchinson estimate from the same products.
+        is_finite: whether `value` and `standard_error` are free of NaN and infinity.
+        degrees_of_freedom: of the Student distribution that `(value - truth) / standard_error` approximately follows;
             infinite for an exact value.
 
     Example:
@@ -60,7 +60,7 @@ class Estimate(Module):
         tags_hold: Array,
         tolerance_met: Array | None = None,
     ) -> "Estimate":
-        """An estimate of which only the value has derivatives, with `is_finite` found out.
+        """Makes an estimate: only its value has derivatives, and `is_finite` is computed.
 
         Args:
             value: as in the class.
@@ -68,7 +68,7 @@ class Estimate(Module):
             matvecs: likewise.
             degrees_of_freedom: likewise.
             tags_hold: likewise.
-            tolerance_met: likewise; None if no tolerance was asked for.
+            tolerance_met: likewise; None if no tolerance was requested.
 
         Returns:
             The `Estimate`.
@@ -81,7 +81,7 @@ class Estimate(Module):
             value=value,
             standard_error=standard_error,
             matvecs=matvecs,
-            # NaN meets none.
+            # NaN meets no tolerance.
             tolerance_met=jnp.asarray(True) if tolerance_met is None else tolerance_met & is_finite,
             tags_hold=tags_hold,
             is_finite=is_finite,
@@ -89,9 +89,9 @@ class Estimate(Module):
         )
 
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
-        """The interval that contains the truth with a probability of about `level`.
+        """Returns the interval that contains the truth with a probability of about `level`.
 
-        It is `value` plus and minus `standard_error` times the quantile of Student's distribution.
+        It is `value` plus or minus `standard_error` times the quantile of Student's distribution.
 
         Args:
             level: a Python number between 0 and 1.
@@ -134,14 +134,14 @@ class Estimate(Module):
 
 
 def student_quantile(level: float, degrees_of_freedom: Array) -> Array:
-    """The t with P(-t < T < t) = level, for T of Student's distribution.
+    """The t with P(-t < T < t) = level, where T has Student's distribution.
 
     Args:
         level: a Python number between 0 and 1.
         degrees_of_freedom: positive, of any shape; infinity is the normal distribution.
 
     Returns:
-        Of the shape and dtype of `degrees_of_freedom`; accurate to a few units of 1e-5, relative, in float32.
+        An array of the shape and dtype of `degrees_of_freedom`, with a relative error of a few 1e-5 in float32.
 
     Raises:
         ValueError: if `level` is not between 0 and 1.
@@ -186,7 +186,7 @@ def quantile_of_many(level: float, degrees_of_freedom: Array) -> Array:
         degrees_of_freedom: positive, of any shape; may be infinite.
 
     Returns:
-        Of the shape and dtype of `degrees_of_freedom`.
+        An array of the shape and dtype of `degrees_of_freedom`.
     """
     z = statistics.NormalDist().inv_cdf((1 + level) / 2)
     terms = (

@@ -1,4 +1,4 @@
-"""Exact answers: as many products as the operator has rows, with the unit vectors."""
+"""Exact answers: products with all unit vectors, as many as the operator has rows."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ._gradient_pairs import GradientPairs
 from ._method import Outcome
 from ._samples import is_real
 
-# Bytes of unit vectors that are in memory at once.
+# Bytes of unit vectors in memory at once.
 _BYTES = 2**26
 
 
@@ -24,16 +24,16 @@ class UnitVectors(GradientPairs):
 
     @property
     def columns(self) -> int:
-        """Of a block."""
+        """The number of columns of a block."""
         row = max(1, self.size * jnp.dtype(self.dtype).itemsize)
         return max(1, min(self.size, _BYTES // row))
 
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return -(-max(1, self.size) // self.columns)
 
     def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
-        """The same columns of the identity twice; zeros after its end."""
+        """The same columns of the identity twice; zeros beyond its end."""
         del operator
         rows = jnp.arange(self.size)[:, None]
         here = index * self.columns + jnp.arange(self.columns)[None, :]
@@ -42,7 +42,7 @@ class UnitVectors(GradientPairs):
 
 
 def exact_diagonal(operator: Operator) -> Outcome:
-    """The diagonal without an error: variance 0 and infinitely many degrees of freedom."""
+    """The exact diagonal: variance 0 and infinitely many degrees of freedom."""
     units = UnitVectors(operator.size, operator.dtype)
     blocks = units.blocks()
 
@@ -71,7 +71,7 @@ def exact_diagonal(operator: Operator) -> Outcome:
 
 
 def exact_trace(operator: Operator) -> Outcome:
-    """The trace, likewise."""
+    """The exact trace."""
     found = exact_diagonal(operator)
     sums = jnp.sum(found.value), jnp.sum(found.variance)
     return tree_at(lambda outcome: (outcome.value, outcome.variance), found, sums)

@@ -37,7 +37,7 @@ from ._quadrature import (
     rounding_of,
 )
 
-# Of eps, how wrong an element of a factorised matrix is, relative.
+# The relative error of an element of a factorised matrix, in eps.
 _ROUNDINGS = 1.0
 
 
@@ -55,15 +55,15 @@ def trace_of_function(
 ) -> Estimate:
     """Estimates the trace of `f(A)`, the sum of `f` over the eigenvalues of a symmetric operator.
 
-    By stochastic Lanczos quadrature; see `LanczosQuadrature` for the paper and for what the products are used for.
-    With as many products as the operator has rows, or more, the answer is exact but for rounding, and made with that
-    many products. Tolerances and `max_matvecs` are as for `trace`.
+    The method is stochastic Lanczos quadrature; see `LanczosQuadrature` for the paper and the use of the products.
+    With as many products as the operator has rows, or more, the answer is exact up to rounding, and takes that many
+    products. Tolerances and `max_matvecs` are as for `trace`.
 
-    For a positive semidefinite operator, the value is halfway between the rule of Gauss and that of Gauss and Radau
-    with a node at the least possible eigenvalue; half of their distance is in the standard error. For a logarithm,
-    roots and other powers, inverses and `exp(-x)` these rules are bounds, however slowly the steps converge. Where the
-    function is steep at zero, `least_eigenvalue` makes them much closer. For any other operator the error of the steps
-    is estimated by a generalised averaged rule (Reichel, Spalevic, Tang): accurate once they converge, but no bound.
+    For a positive semidefinite operator, the value is halfway between the Gauss rule and the Gauss-Radau rule with a
+    node at the least possible eigenvalue; the standard error includes half of their distance. For a logarithm, roots
+    and other powers, inverses and `exp(-x)` these rules are bounds, however slowly the steps converge. Where the
+    function is steep at zero, `least_eigenvalue` makes them much tighter. For any other operator a generalised averaged
+    rule (Reichel, Spalevic, Tang) estimates the error of the steps: accurate once they converge, but not a bound.
 
     G. H. Golub and G. Meurant, "Matrices, Moments and Quadrature with Applications", Princeton University Press
     (2010), chapter 6.
@@ -71,36 +71,36 @@ def trace_of_function(
     functionals", BIT Numerical Mathematics 56 (2016), doi:10.1007/s10543-015-0592-7.
 
     Derivatives with respect to the operator and to arrays that `f` closes over are those of the trace: estimates of
-    `tr(f'(A) dA)` and of the trace of the derivative of `f`, without bias but for the error of the quadrature. They
-    make no further products but those with `dA`, in blocks; but if all Lanczos vectors together would take more than
-    128 MiB, they make all products again, block by block. Second derivatives are right in the same sense; those of
-    third order go through the eigenvalues of small matrices, and are `nan` where these coincide.
+    `tr(f'(A) dA)` and of the trace of the derivative of `f`, unbiased up to the error of the quadrature. They make
+    only the products with `dA`, in blocks; if all Lanczos vectors together would take more than 128 MiB, they also
+    make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives go
+    through the eigenvalues of small matrices, and are `nan` where these coincide.
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
-            differentiable as often as derivatives are asked for, plus once for each of these, and defined from the
-            least eigenvalue on that there may be.
+            defined from the least possible eigenvalue on, and twice as often differentiable as the order of the
+            derivatives that are taken.
         operator: symmetric (Hermitian, if it is complex), and declared so.
         key: a key of `jax.random`.
-        matvecs: how many products to make at most, a Python int.
+        matvecs: the largest number of products to make, a Python int.
         method: how to use them.
-        least_eigenvalue: a real number, which may be traced, that no eigenvalue of a positive semidefinite operator is
-            below. None takes what the operator knows, as `kernel_operator` does of its noise, or zero.
+        least_eigenvalue: a lower bound of the eigenvalues of a positive semidefinite operator: a real number, which
+            may be traced. None takes the bound that the operator knows (for a `kernel_operator`, its noise), or zero.
         rtol: the tolerance relative to the value: a number, which may be traced.
         atol: the absolute tolerance, likewise.
-        max_matvecs: how many products all attempts to meet a tolerance may make together, a Python int.
+        max_matvecs: the number of products that all attempts to meet a tolerance may make together, a Python int.
 
     Returns:
         An `Estimate`, real. `standard_error` covers the errors of the probes, of the quadrature and of rounding.
-        `tags_hold` is False if the operator is visibly not what it is declared to be (asymmetric; clearly negative on
-        some vector, if it is declared positive semidefinite). The eigenvalues of an operator that is declared positive
-        semidefinite are never taken to be negative.
+        `tags_hold` is False if the operator visibly contradicts its tags (asymmetric; clearly negative on some vector,
+        if it is declared positive semidefinite). The eigenvalues of an operator declared positive semidefinite are
+        never taken to be negative.
 
     Raises:
-        TypeError: if `operator` is none, `matvecs` is traced or no int, or `f` does not map real arrays to real
-            arrays of the same shape.
-        ValueError: if the operator is not declared symmetric, a number is too small, or arguments do not go
-            together, as `least_eigenvalue` and an operator that is not declared positive semidefinite.
+        TypeError: if `operator` is not an operator, `matvecs` is traced or not an int, or `f` does not map real arrays
+            to real arrays of the same shape.
+        ValueError: if the operator is not declared symmetric, a number is too small, or arguments do not go together,
+            such as `least_eigenvalue` with an operator that is not declared positive semidefinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -122,7 +122,7 @@ def trace_of_function(
 
 
 def lower_bound(operator: Operator, given: Any, where: str) -> Array | None:
-    """What no eigenvalue is below, as it is given or as the operator knows; None if it may have any."""
+    """The lower bound of the eigenvalues, given or known to the operator; None if there is none."""
     if operator.positive_semidefinite:
         least = operator.least_eigenvalue() if given is None else given
         return real_number(least, "least_eigenvalue", where, jnp.finfo(operator.dtype).dtype)
@@ -139,7 +139,7 @@ def lower_bound(operator: Operator, given: Any, where: str) -> Array | None:
 def function_estimate(
     way: FunctionTrace, operator: Operator, key: PRNGKeyArray, wanted: Wanted, where: str
 ) -> Estimate:
-    """The trace of a function that was not checked."""
+    """The trace of a function that has not been checked."""
     if wanted.matvecs is not None and wanted.max_matvecs is not None:
         raise value_error(
             "`max_matvecs` is for a tolerance here: every number of products is another compilation",
@@ -167,7 +167,7 @@ def _estimated(way: FunctionTrace, operator: Operator, key: PRNGKeyArray, plan: 
 
 
 class _Dense(NamedTuple):
-    """The trace of a function of a matrix, how far rounding may move it, and `f'(A)`."""
+    """The trace of a function of a matrix, its rounding error, `f'(A)`, and whether the tags may be true."""
 
     value: Array
     error: Array
@@ -176,7 +176,7 @@ class _Dense(NamedTuple):
 
 
 def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
-    """By the whole matrix, which is made with unit vectors."""
+    """The exact trace, from the whole matrix, which is made with unit vectors."""
     size, dtype = operator.size, operator.dtype
     eye = jnp.eye(size, dtype=dtype)
     given = operator.matmul(eye)
@@ -232,12 +232,12 @@ def _by_eigenvalues(
 
 
 def _logdet_by_cholesky(lower: Array, unit: Array, asymmetry: Array, eps: float) -> _Dense:
-    """Of a matrix with the factor L, times `unit`.
+    """The log-determinant of `unit` times a matrix with the factor L.
 
-    Rounding makes L the factor of another matrix, of which the element (i, j) is wrong by some eps sqrt(a_ii a_jj)
-    (N. J. Higham, "Accuracy and Stability of Numerical Algorithms", SIAM (2002), theorem 10.3). Take these errors to be
-    independent: then the logarithm is wrong by eps times the Frobenius norm of the inverse of the matrix that is scaled
-    to a unit diagonal.
+    Rounding makes L the factor of another matrix, whose element (i, j) is wrong by some eps sqrt(a_ii a_jj)
+    (N. J. Higham, "Accuracy and Stability of Numerical Algorithms", SIAM (2002), theorem 10.3). If these errors are
+    independent, the logarithm is wrong by eps times the Frobenius norm of the inverse of the matrix scaled to a unit
+    diagonal.
     """
     size, eye = len(lower), jnp.eye(len(lower), dtype=lower.dtype)
     half = solve_triangular(lower, eye, lower=True)
@@ -254,12 +254,12 @@ def _logdet_by_cholesky(lower: Array, unit: Array, asymmetry: Array, eps: float)
 
 
 class Checked(Module):
-    """A function that must map real arrays to real arrays of the same shape, and returns the dtype that it is given."""
+    """A function that must map real arrays to real arrays of the same shape, and returns the dtype of its argument."""
 
     f: Elementwise
 
     def __call__(self, x: Array) -> Array:
-        """Its values; `TypeError` if it is no such function."""
+        """Its values; `TypeError` if it is not such a function."""
         out = self.f(x)
         if jnp.shape(out) != x.shape or not jnp.issubdtype(jnp.result_type(out), jnp.floating):
             raise type_error(

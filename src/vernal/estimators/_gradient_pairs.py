@@ -1,18 +1,18 @@
-"""Derivatives of estimates, apart from how the estimates are made.
+"""Derivatives of estimates, independent of how the estimates are made.
 
 The difficulty: an estimate of tr(A) is computed from factorisations and random sketches, and the derivative of that
-computation is a poor, or useless, estimate of the derivative of the trace. But tr is linear: d tr(A) = tr(dA), and
-that is again a trace to be estimated.
+computation is a poor, or useless, estimate of the derivative of the trace. But tr is linear: d tr(A) = tr(dA), which
+is again a trace to estimate.
 
-The plan: a method hands back, beside the value, pairs of vectors with
+The plan: besides the value, a method returns pairs of vectors with
 
     d value = sum_j <left_j, dA right_j>       (a sum over all elements; for a diagonal, element by element)
 
 whose expectation is the derivative of the truth. `attach` makes that the derivative of the value. Products are made
-block by block: forward by `jax.jvp` of a block's products, in reverse by `jax.vjp`, and nothing of a block is kept,
-so that memory does not grow with the number of blocks. Both are functions of the operator and of the pairs, and may
-be differentiated again; a method whose pairs depend on the operator (f'(A) w) gets right second derivatives if it
-does not stop their gradient.
+block by block: forward by `jax.jvp` of a block's products, in reverse by `jax.vjp`. Nothing of a block is kept, so
+memory does not grow with the number of blocks. Both are functions of the operator and of the pairs, and may be
+differentiated again: a method whose pairs depend on the operator (f'(A) w) gets right second derivatives if it does
+not stop their gradient.
 """
 
 import abc
@@ -35,11 +35,11 @@ _T = TypeVar("_T")
 
 
 class GradientPairs(Module):
-    """The pairs of vectors of which the derivative of an estimate is made, in blocks."""
+    """The pairs of vectors that define the derivative of an estimate, in blocks."""
 
     @abc.abstractmethod
     def blocks(self) -> int | Array:
-        """How many blocks there are; may be traced."""
+        """The number of blocks; may be traced."""
 
     @abc.abstractmethod
     def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
@@ -47,12 +47,12 @@ class GradientPairs(Module):
 
 
 class StoredPairs(GradientPairs):
-    """Pairs that are kept.
+    """Pairs that are stored in memory.
 
     Args:
         left: of shape `(size, k)`, with the weights.
         right: of shape `(size, k)`.
-        columns: of a block, a divisor of k; None for one block.
+        columns: the number of columns of a block, a divisor of k; None for one block.
     """
 
     left: Array
@@ -61,13 +61,13 @@ class StoredPairs(GradientPairs):
 
     @staticmethod
     def of(operator: Operator, left: Array, right: Array) -> "StoredPairs":
-        """Pairs in blocks of as many as the operator multiplies at once; with zeros at the end."""
+        """Pairs in blocks of as many as the operator multiplies at once, padded with zeros."""
         columns = max(1, min(left.shape[1], operator.products_at_once(left.shape[1])))
         width = ((0, 0), (0, -left.shape[1] % columns))
         return StoredPairs(jnp.pad(left, width), jnp.pad(right, width), columns)
 
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return 1 if self.columns is None else self.left.shape[1] // self.columns
 
     def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
@@ -83,10 +83,10 @@ class StoredPairs(GradientPairs):
 
 
 class Chosen(GradientPairs):
-    """One of several, which is known only when the program runs.
+    """One of several sets of pairs, chosen when the program runs.
 
     Args:
-        which: the index of the one that holds; an integer array of shape ().
+        which: the index of the chosen one; an integer array of shape ().
         choices: all of them, for vectors of the same size and dtype.
     """
 
@@ -94,7 +94,7 @@ class Chosen(GradientPairs):
     choices: tuple[GradientPairs, ...]
 
     def blocks(self) -> Array:
-        """How many blocks the chosen one has."""
+        """The number of blocks of the chosen one."""
         return jnp.stack([jnp.asarray(choice.blocks(), int) for choice in self.choices])[self.which]
 
     def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
@@ -121,7 +121,7 @@ def stop_gradient(tree: _T) -> _T:
 
 @filter_custom_jvp
 def attach(value: Array, operator: Operator, gradient_pairs: GradientPairs) -> Array:
-    """`value`, with the derivative with respect to the operator that `gradient_pairs` says."""
+    """`value`, with the derivative with respect to the operator that `gradient_pairs` defines."""
     del operator, gradient_pairs
     return value
 
@@ -135,7 +135,7 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
         operator_dot,
         is_leaf=is_zero,
     )
-    # Once more this function, not `value`: derivatives of the next order need its rule.
+    # This function again, not `value`: derivatives of the next order need its rule.
     value = attach(value, operator, gradient_pairs)
     if not jax.tree.leaves(dots):
         return value, value_dot
@@ -153,14 +153,15 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
 
 
 class _Pairs(NamedTuple):
-    """Pairs, and the operator that they may have to multiply by."""
+    """Pairs, and the operator that they may need for products."""
 
     operator: Operator
     of: GradientPairs
 
 
 class _Given(NamedTuple):
-    """What both directions need: arrays and the rest of operator and pairs, a result, what has a tangent."""
+    """What both directions need: operator and pairs (arrays and the rest), an array like the result, and marks of the
+    arrays that have a tangent."""
 
     arrays: Any
     like: Array
@@ -170,7 +171,7 @@ class _Given(NamedTuple):
     def parts(self) -> tuple[Any, _Pairs, Callable[[Any, Array, Array], Array]]:
         """The differentiated arrays, the pairs, and a block's share of the value as a function of them."""
         operator, gradient_pairs = combine(self.arrays, self.rest)
-        # None is not a leaf by itself, and stands where an array does not move.
+        # None, which is not a leaf by default, stands for an array without a tangent.
         moving = jax.tree.map(
             lambda mark, x: None if mark is None else x,
             self.marks,

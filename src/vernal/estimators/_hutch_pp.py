@@ -1,4 +1,4 @@
-"""`HutchPlusPlus`: the trace of a low-rank approximation, and Hutchinson for what it leaves."""
+"""`HutchPlusPlus`: the trace of a low-rank approximation, and Hutchinson for the remainder."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ from ._samples import is_real, pairs_agree, remainder, rounding
 
 
 class HutchPlusPlus(TraceMethod):
-    r"""The trace on a random part of the range, and Hutchinson for what is orthogonal to it. For every square operator.
+    r"""The trace on a random part of the range, and Hutchinson for its complement. Works for every square operator.
 
-    With `Q` an orthonormal basis of the products of a third of the budget, the trace is `tr(Q^* A Q)`, exactly known
-    after another third, and the trace of `(I - Q Q^*) A (I - Q Q^*)`, which is estimated with the last one. For a
-    positive semidefinite operator the error is of order `1 / m` times the trace, instead of `1 / sqrt(m)`. No better
-    than `Hutchinson` where eigenvalues do not decay. Unbiased, with an unbiased variance if the operator is declared
-    symmetric, and else one that is too large rather than too small.
+    `Q` is an orthonormal basis of the products of a third of the budget. The trace is `tr(Q^* A Q)`, which another
+    third gives exactly, plus the trace of `(I - Q Q^*) A (I - Q Q^*)`, which the last third estimates. For a positive
+    semidefinite operator the error is of order `1 / m` times the trace, instead of `1 / sqrt(m)`. It is no better than
+    `Hutchinson` if the eigenvalues do not decay. The estimate is unbiased; so is its variance if the operator is
+    declared symmetric, and otherwise it is too large rather than too small.
 
-    `XTrace` makes more of as many products; the samples here are independent.
+    `XTrace` is more accurate with the same number of products; the samples here are independent.
 
     R. A. Meyer, C. Musco, C. Musco, D. P. Woodruff, "Hutch++: optimal stochastic trace estimation", Symposium on
     Simplicity in Algorithms (2021), doi:10.1137/1.9781611976496.16.
@@ -50,7 +50,7 @@ class HutchPlusPlus(TraceMethod):
         """Estimates the trace from `budget.used` products; see `TraceMethod`."""
         distribution = self.probes or default_probes(operator)
         third = Budget(_third(budget.most), _third(budget.used))
-        # What is left, at least two probes. With a shared budget it may be two more than a third of the largest.
+        # The rest, at least two probes. With a shared budget it may be two more than a third of the largest.
         count = budget.used - 2 * third.used
         most = third.most + 2 if budget.is_shared else budget.most - 2 * third.most
         others = Budget(most, count)
@@ -65,7 +65,7 @@ class HutchPlusPlus(TraceMethod):
                 products(operator, rest, count),
             )
         else:
-            # As one block: a matrix is read once.
+            # As one block, so that a matrix is read once.
             made = operator.matmul(jnp.concatenate([basis, rest], axis=1))
             along, across = made[:, : third.most], made[:, third.most :]
 
@@ -85,7 +85,7 @@ class HutchPlusPlus(TraceMethod):
             degrees_of_freedom=number - 1,
             matvecs=jnp.asarray(budget.used, jnp.int32),
             consistent=samples.consistent(operator, size),
-            # tr(Q^* dA Q), and the mean of r^* dA r for what Q leaves of probes: these are independent of Q.
+            # tr(Q^* dA Q), and the mean of r^* dA r for the remainders r of the probes, which are independent of Q.
             gradient_pairs=StoredPairs(
                 jnp.concatenate([basis, rest / number.astype(rest.dtype)], axis=1),
                 jnp.concatenate([basis, rest], axis=1),
@@ -94,11 +94,11 @@ class HutchPlusPlus(TraceMethod):
 
 
 def _third(matvecs: int | Array) -> Any:
-    """The third that is nearest, such that two are left for probes: a better basis gains more than another probe."""
+    """The nearest third that leaves two for probes: a better basis gains more than another probe."""
     nearest, most = (matvecs + 1) // 3, (matvecs - 2) // 2
     return min(nearest, most) if isinstance(matvecs, int) else jnp.minimum(nearest, most)
 
 
 def _outside(basis: Array, block: Array) -> Array:
-    """What of the columns of a block is orthogonal to a basis."""
+    """The part of the columns of a block that is orthogonal to a basis."""
     return block - product(basis, product(basis.conj().T, block))

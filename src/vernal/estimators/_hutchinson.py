@@ -22,16 +22,17 @@ from ._samples import (
     slopes_of,
 )
 
-# Bytes of probes that are in memory at once.
+# Bytes of probes in memory at once.
 _BYTES = 2**26
 
 
 class Hutchinson(TraceMethod):
     r"""The mean of `w^* A w` over random probes `w`. Works for every square operator.
 
-    The error of `m` products is about `sqrt(2 / m)` times the Frobenius norm of the part of `A` off the diagonal.
-    Unbiased, with a variance from the slopes of the forms (see `Probes.slopes`): unbiased if the operator is symmetric,
-    and else too large rather than too small. Memory does not grow with the number of products.
+    The error of `m` products is about `sqrt(2 / m)` times the Frobenius norm of the off-diagonal part of `A`. The
+    estimate is unbiased. Its variance comes from the slopes of the forms (see `Probes.slopes`): it is unbiased if the
+    operator is symmetric, and otherwise too large rather than too small. Memory does not grow with the number of
+    products.
 
     M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
     Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.
@@ -81,7 +82,7 @@ class Hutchinson(TraceMethod):
 
 
 class Drawn(GradientPairs):
-    """Probes that are drawn again, block by block, wherever they are needed."""
+    """Probes that are drawn again, block by block, whenever they are needed."""
 
     key: PRNGKeyArray
     probes: Probes
@@ -96,16 +97,16 @@ class Drawn(GradientPairs):
 
     @property
     def columns(self) -> int:
-        """Of a block."""
+        """The number of columns of a block."""
         row = self.size * jnp.dtype(self.dtype).itemsize
         return max(1, min(self.budget.most, _BYTES // max(row, 1)))
 
     def blocks(self) -> int | Array:
-        """How many blocks there are."""
+        """The number of blocks."""
         return -(-self.budget.used // self.columns)
 
     def vectors(self, index: int | Array) -> tuple[Array, int | Array]:
-        """The probes of a block, and how many of them are used; the others are zero."""
+        """The probes of a block, and the number of used ones; the others are zero."""
         columns = self.columns
         key = jax.random.fold_in(self.key, index)
         probes = self.probes.draw(key, self.size, columns, self.dtype)
@@ -115,7 +116,7 @@ class Drawn(GradientPairs):
         return jnp.where((jnp.arange(columns) < used)[None, :], probes, 0), used
 
     def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
-        """The probes twice, once divided by their number."""
+        """The probes divided by their number, and the probes."""
         del operator
         probes, _ = self.vectors(index)
         count = jnp.asarray(self.budget.used, jnp.finfo(probes.dtype).dtype)

@@ -1,4 +1,4 @@
-"""`HutchinsonDiagonal`: every element by itself, as the slope of products over probes."""
+"""`HutchinsonDiagonal`: each element on its own, as the slope of products over probes."""
 
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ from ._samples import is_real, tag_tolerance
 class HutchinsonDiagonal(DiagonalMethod):
     r"""The mean of `conj(w) * A w` over random probes `w`, element by element. Works for every square operator.
 
-    The error of element l with `m` products is the norm of row l of `A` without its diagonal, over `sqrt(m)`. Memory
+    With `m` products, the error of element l is the norm of row l of `A` without its diagonal, over `sqrt(m)`. Memory
     does not grow with the number of products.
 
-    For probes whose elements are not all of modulus one, the sum is divided by the sum of `|w|**2`. That is the slope
-    of the regression of the elements of `A w` on those of `w`, and its standard error is the textbook's. It is
-    unbiased as long as the sign of each element is independent of everything else, as for all probes here.
+    For probes whose elements do not all have modulus one, the sum is divided by the sum of `|w|**2`. This is the slope
+    of the regression of the elements of `A w` on those of `w`, with the textbook standard error. It is unbiased as long
+    as the sign of each element is independent of everything else, as for all probes here.
 
     C. Bekas, E. Kokiopoulou, Y. Saad, "An estimator for the diagonal of a matrix", Applied Numerical Mathematics 57
     (2007), doi:10.1016/j.apnum.2007.01.003.
@@ -42,7 +42,7 @@ class HutchinsonDiagonal(DiagonalMethod):
 
     probes: Probes | None = None
 
-    # From fewer, signs may agree by chance where a row has a single other element, and the error seems to be zero.
+    # With fewer, signs may agree by chance where a row has a single other element, and the error would seem zero.
     minimum = 5
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
@@ -72,7 +72,7 @@ class Slopes(NamedTuple):
     Args:
         weight: the sum of `|w|**2`.
         slope: the sum of `conj(w) * A w`, over `weight`.
-        spread: the sum of squares of what the slope leaves.
+        spread: the residual sum of squares.
         form: the sum of all `w^* A w`, a scalar.
         size: the sum of all `|w| * |A w|`, a scalar.
     """
@@ -99,7 +99,7 @@ class Slopes(NamedTuple):
     def outcome(
         self, used: int | Array, consistent: Array, gradient_pairs: GradientPairs
     ) -> Outcome:
-        """As the outcome of a method that used so many probes."""
+        """The outcome of a method that used `used` probes."""
         count = jnp.asarray(used, self.weight.dtype)
         free = (count - 1) * self.weight
         return Outcome(
@@ -119,7 +119,7 @@ def slopes(probes: Array, products: Array, *, real: bool) -> Slopes:
     forms = jnp.sum(probes.conj() * products, axis=1)
     forms = forms.real if real else forms
     slope = forms / jnp.where(weight > 0, weight, 1).astype(forms.dtype)
-    # Turned so that for a real diagonal only the real part is an error.
+    # Rotated so that for a real diagonal only the real part is an error.
     turned = probes.conj() / jnp.where(size > 0, size, 1).astype(probes.dtype)
     seen = turned * products
     left = (seen.real if real else seen) - slope[:, None] * size.astype(slope.dtype)

@@ -1,23 +1,23 @@
-"""What leave-one-out methods share: errors of correlated estimates, and derivatives.
+"""Shared by the leave-one-out methods: errors of correlated estimates, and derivatives.
 
 The difficulty: the k leave-one-out estimates t_1, ..., t_k of such a method are made from the same probes. Their
 spread, divided by sqrt(k), is not the error of their mean: it was 0.25 to 0.7 of it, because they are correlated.
 
 The plan: measure the correlation. t_i uses probe i only as a test vector, and all others for a low-rank
 approximation; so its expectation given the others is the truth, tr. Let t_i(-j) be the same estimate without probe j
-altogether. It does not depend on probe j, so the expectation of t_i(-j) t_j is tr**2; and t_i(-j), t_j(-i) are
-independent given the probes but i and j, so that of t_i(-j) t_j(-i) is tr**2, too. With d_ij = t_j - t_j(-i), how much
-probe i moves the estimate j, there follows for every k and i != j, exactly,
+altogether. It does not depend on probe j, so the expectation of t_i(-j) t_j is tr**2. Given the probes other than i
+and j, t_i(-j) and t_j(-i) are independent, so the expectation of t_i(-j) t_j(-i) is tr**2 too. Let d_ij =
+t_j - t_j(-i) be how much probe i moves the estimate j. Then, exactly, for every k and i != j,
 
     cov(t_i, t_j) = E[d_ji d_ij] = E[(t_i - tr) d_ij].
 
 The variance of the mean is then s**2 / k + cov, where s**2 is the sample variance, whose expectation is var - cov.
-Both expressions are averaged over all pairs. The second one, with the mean of all t_i in the place of tr, is a little
-wrong, but less noisy where leaving out two is much worse than leaving out one (eigenvalues that decay fast). Taken is
-the mean of both, each cut at zero: with 400 to 1000 seeds on four spectra of 1000 eigenvalues, the root mean square of
-the error estimate was 1.0 to 1.3 times that of the error.
+Both expressions are averaged over all pairs. The second one, with the mean of all t_i in place of tr, is slightly
+biased, but less noisy where leaving out two is much worse than leaving out one (eigenvalues that decay fast). The
+covariance is the mean of both, each clipped at zero: with 400 to 1000 seeds on four spectra of 1000 eigenvalues, the
+root mean square of the error estimate was 1.0 to 1.3 times that of the error.
 
-All pairs cost O(k**2) after matrices of shape (k, k): to leave out two is a downdate of rank two.
+All pairs cost O(k**2) after matrices of shape (k, k): leaving out two is a rank-two downdate.
 
 Glossary: "single" the estimates t_i, of shape (k,); "double" the estimates without two, [i, j] = t_j(-i); "dual" the
 unit vector in the span of all products that is orthogonal to all of them but one.
@@ -39,12 +39,13 @@ from ._orthogonal import orthonormal, power_of_two, product
 from ._probes import Normal, Probes, Rademacher, Steinhaus
 from ._samples import tag_tolerance
 
-# Of the variance. How noisy it is, is known from the same few probes, and not to be believed beyond that.
+# The fewest degrees of freedom of the variance. Its noise is estimated from the same few probes, so it is not trusted
+# below this.
 _LEAST_FREEDOM = 2
 
 
 class LeaveOneOut(TraceMethod):
-    """A method of which every probe in turn is the test vector for a low-rank approximation from the others."""
+    """A method in which every probe in turn is the test vector for a low-rank approximation from the others."""
 
     probes: Probes | None = None
     resphered: bool = True
@@ -64,7 +65,7 @@ class LeaveOneOut(TraceMethod):
             )
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
-        """Estimates the trace from as many probes as the budget is enough for; see `TraceMethod`."""
+        """Estimates the trace from as many probes as the budget allows; see `TraceMethod`."""
         part = budget.part(self.per_probe)
         drawn = part.drawn(operator, self.probes or Normal(), key)
         return self.from_sketch(operator, drawn, products(operator, drawn, part.used), part.used)
@@ -78,7 +79,7 @@ class LeaveOneOut(TraceMethod):
             operator: the operator, without derivatives.
             probes: of shape `(n, k)`; columns from `used` on are zero.
             products: of the operator with the probes, of shape `(n, k)`.
-            used: how many probes there are, at least 2.
+            used: the number of probes, at least 2.
         """
         sketch = prepared(operator, probes, products, used)
         made = self.left_out(operator, sketch, used)
@@ -86,7 +87,7 @@ class LeaveOneOut(TraceMethod):
         plain = _hutchinson(jnp.sum(sketch.probes.conj() * sketch.products, axis=0), used)
         if operator.symmetric:
             best, plain = (mean._replace(value=mean.value.real) for mean in (best, plain))
-        # Without what was added to make products independent, and with the rounding of what was summed up.
+        # Subtracts the shift that made products independent, and adds the rounding of the sums.
         value = best.value - (made.shift * operator.size).astype(best.value.dtype)
         rounding = made.rounding * jnp.maximum(made.size, jnp.abs(value))
         best = Mean(value, best.variance + rounding**2, best.degrees_of_freedom)
@@ -104,19 +105,19 @@ class LeaveOneOut(TraceMethod):
 
     @abc.abstractmethod
     def left_out(self, operator: Operator, sketch: "Sketch", used: int | Array) -> "Estimates":
-        """The estimates from so many probes of a sketch of the operator."""
+        """The estimates from the first `used` probes of a sketch of the operator."""
 
 
 class Estimates(NamedTuple):
-    """What a method makes of a sketch.
+    """The leave-one-out estimates that a method makes from a sketch.
 
     Attributes:
         single: the leave-one-out estimates, of shape `(k,)`; see `mean_of_singles`.
         double: without another probe, of shape `(k, k)`; likewise.
         usable: the pairs to look at, likewise.
-        shift: how many times the identity was added to the operator.
-        size: of the numbers that an estimate is the sum of.
-        rounding: relative to that.
+        shift: the multiple of the identity that was added to the operator.
+        size: the size of the terms of an estimate.
+        rounding: the rounding error, relative to `size`.
         consistent: whether the tags may be true.
     """
 
@@ -130,7 +131,7 @@ class Estimates(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """The mean of some estimates, an estimate of its variance, and the degrees of freedom of that."""
+    """The mean of some estimates, an estimate of its variance, and the degrees of freedom of the variance."""
 
     value: Array
     variance: Array
@@ -138,14 +139,14 @@ class Mean(NamedTuple):
 
 
 def mean_of_singles(single: Array, double: Array, usable: Array, count: int | Array) -> Mean:
-    """The mean of leave-one-out estimates, with its error as this file says.
+    """The mean of leave-one-out estimates, with its error as explained at the top of this file.
 
     Args:
-        single: the estimates, of shape `(k,)`; those from `count` on do not count.
+        single: the estimates, of shape `(k,)`; those from `count` on are ignored.
         double: [i, j] is the estimate of `single[j]` without the probe i, of shape `(k, k)`.
-        usable: the pairs to look at, of shape `(k, k)` and symmetric. A pair that is not usable must be one whose
-            estimates deflate the same space; they are uncorrelated given that space.
-        count: how many there are.
+        usable: the pairs to use, of shape `(k, k)` and symmetric. The estimates of any other pair must deflate the
+            same space; they are uncorrelated given that space.
+        count: the number of estimates.
     """
     dtype = jnp.finfo(single.dtype).dtype
     number = jnp.asarray(count, dtype)
@@ -169,7 +170,7 @@ def mean_of_singles(single: Array, double: Array, usable: Array, count: int | Ar
 
 
 def usable_pairs(sine_squared: Array, count: int | Array) -> Array:
-    """Pairs of different used columns that are not parallel to rounding."""
+    """Pairs of different used columns that are not parallel up to rounding."""
     k = sine_squared.shape[0]
     used = jnp.arange(k) < count
     apart = sine_squared > 100 * jnp.finfo(sine_squared.dtype).eps
@@ -177,7 +178,7 @@ def usable_pairs(sine_squared: Array, count: int | Array) -> Array:
 
 
 def _hutchinson(forms: Array, count: int | Array) -> Mean:
-    """The mean of quadratic forms, of which those from `count` on are zero; for an operator with a false tag."""
+    """The mean of the first `count` quadratic forms, the others being zero; for an operator with a false tag."""
     number = jnp.asarray(count, jnp.finfo(forms.dtype).dtype)
     mean = forms.sum() / number.astype(forms.dtype)
     used = jnp.arange(forms.shape[0]) < count
@@ -188,15 +189,15 @@ def _hutchinson(forms: Array, count: int | Array) -> Mean:
 class LeftOut(GradientPairs):
     """Derivatives as the mean over i of tr(Q_i^* dA Q_i) + r_i^* dA r_i, with the error of all samples together.
 
-    Q_i is a basis of the products with all probes but i, and r_i what is left of probe i beside it. With the unit
+    Q_i is a basis of the products with all probes but i, and r_i the part of probe i orthogonal to it. With the unit
     vector s_i that is orthogonal to Q_i in the space of all products, the mean of Q_i Q_i^* is
-    Q (I - mean s_i s_i^*) Q^*, so that there are 2k pairs, and not k**2.
+    Q (I - mean s_i s_i^*) Q^*, so there are 2k pairs rather than k**2.
 
     Args:
         probes: of shape `(n, k)`; those from `count` on are zero.
         products: of the operator with the probes, of shape `(n, k)`.
-        count: how many probes there are.
-        resphered: whether the remainders are scaled to the length that they have in the mean.
+        count: the number of probes.
+        resphered: whether the remainders are scaled to their mean length.
     """
 
     probes: Array
@@ -205,11 +206,11 @@ class LeftOut(GradientPairs):
     resphered: bool
 
     def blocks(self) -> int:
-        """One."""
+        """The number of blocks: one."""
         return 1
 
     def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
-        """Basis and remainders; made here, because the value does not need them."""
+        """Basis and remainders; made here because the value does not need them."""
         del operator, index
         n, k = self.probes.shape
         mask = (
@@ -235,7 +236,7 @@ class LeftOut(GradientPairs):
 def unit_duals(r: Array, mask: Array | None) -> Array:
     """Column i is the unit vector that is orthogonal to all columns of `r` but i; zero where not used."""
     diagonal = jnp.diagonal(r)
-    # Zero only for a product that depends exactly on others; any other number of the size of rounding does as well.
+    # Zero only for a product that depends exactly on others; any number of the size of rounding serves as well.
     least = 0.1 * jnp.finfo(r.dtype).eps * jnp.max(jnp.abs(r))
     small = jnp.abs(diagonal) < least
     r = r + jnp.diag(jnp.where(small, least.astype(r.dtype) - diagonal, 0))
@@ -245,16 +246,16 @@ def unit_duals(r: Array, mask: Array | None) -> Array:
 
 
 class Sketch(NamedTuple):
-    """Probes and their products, prepared.
+    """Probes and their products, scaled.
 
     Attributes:
         probes: of shape `(n, k)`.
-        products: of the operator, with probes; divided by `scale`.
+        products: of the operator with the probes, divided by `scale`.
         scale: a power of two, real.
-        shift: what to add to the (divided) operator, a multiple of the identity, so that products are linearly
-            independent; of the size of rounding. Real.
+        shift: the multiple of the identity to add to the (divided) operator so that products are linearly independent;
+            of the size of rounding, real.
         mask: which probes are used; None for all.
-        undo: what to multiply estimates by: `scale`, or zero if all products are zero.
+        undo: the factor for the estimates: `scale`, or zero if all products are zero.
     """
 
     probes: Array
@@ -270,7 +271,7 @@ class Sketch(NamedTuple):
 
 
 def prepared(operator: Operator, probes: Array, products: Array, used: int | Array) -> Sketch:
-    """A sketch of an operator of any scale, and of zero, with numbers of the size of one."""
+    """A sketch with numbers of the size of one, of an operator of any scale, zero included."""
     n, k = probes.shape
     scale = power_of_two(products)
     products = products / scale.astype(products.dtype)
@@ -282,6 +283,6 @@ def prepared(operator: Operator, probes: Array, products: Array, used: int | Arr
 
 
 def near_hermitian(matrix: Array, size: Array, operator: Operator) -> Array:
-    """Whether a matrix that is made from products of a Hermitian operator is Hermitian but for rounding: `size` is
-    that of the numbers that were summed up, and the operator says the precision."""
+    """Whether a matrix made from products of a Hermitian operator is Hermitian up to rounding. `size` is the size of
+    the terms that were summed; the operator gives the precision."""
     return jnp.linalg.norm(matrix - matrix.conj().T) <= tag_tolerance(operator) * size

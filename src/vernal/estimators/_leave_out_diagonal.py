@@ -1,9 +1,9 @@
-r"""The diagonals that estimates with one probe left out give, their mean, and an honest error of it.
+r"""Leave-one-out estimates of diagonals, their mean, and its error.
 
-The difficulty: XDiag and XNysDiag average k estimates d_i. Each takes the diagonal of a low-rank approximation that
-was made without probe i, and adds what that probe says about the rest. None of the k approximations may be
-formed. And the d_i share k - 2 probes with each other, so that they are correlated, and their sample variance is too
-small for the variance of their mean: by a factor of 2 where they deflate well.
+The difficulty: XDiag and XNysDiag average k estimates d_i. Each takes the diagonal of a low-rank approximation made
+without probe i, and adds that probe's estimate of the rest. None of the k approximations may be formed. And any two of
+the d_i share k - 2 probes, so they are correlated, and their sample variance is too small for the variance of their
+mean: by a factor of 2 where they deflate well.
 
 The plan. Let P_i be the approximation of M without probe i, and P_ij without two. Both methods have vectors with
 
@@ -11,29 +11,29 @@ The plan. Let P_i be the approximation of M without probe i, and P_ij without tw
 
     w = s_i - g s_j,    u = t_i - g t_j,    g = s_j^* s_i,    c = 1 / (1 - |g|^2)
 
-where the product s_j^* s_i is that of the method's own metric, in which all s_i have length one. So everything is
-elementwise in vectors of length n, once the s_i and t_i are there, and k by k matrices of numbers.
+where the product s_j^* s_i is that of the method's own metric, in which all s_i have length one. So once the s_i and
+t_i are known, everything is elementwise in vectors of length n, with k by k matrices of numbers.
 
-The identity as a control. The same estimates of the identity, from the same probes and bases, have a known
-expectation, 1. What they get wrong is what d_i gets wrong of the part of the rest that is a multiple of the identity:
+The identity as a control variate. The same estimates of the identity, from the same probes and bases, have a known
+expectation, 1. Their error is that of d_i for the part of the rest that is a multiple of the identity:
 
     d_i - b_i (e_i - 1)    with b_i an estimate, without probe i, of the mean eigenvalue of the rest.
 
-As b_i does not know probe i, this stays unbiased. It is exact for multiples of the identity, and halves the error
+As b_i does not depend on probe i, this stays unbiased. It is exact for multiples of the identity, and halves the error
 where the spectrum has a flat tail.
 
 The error. Write d_j^(-i) for d_j made without probe i too. Given all other probes, the expectation of d_i is the
-truth, and so is that of d_j^(-i), which probe i does not touch. Hence all cross terms vanish in
+truth, and so is that of d_j^(-i), which does not use probe i. Hence all cross terms vanish in
 
     cov(d_i, d_j) = E[ (d_i - d_i^(-j)) (d_j - d_j^(-i)) ]        for i != j,
 
-and with the sample variance s^2, of which the expectation is var - cov, var(mean) = E[s^2] / k + cov. The
-covariance is measured on a few pairs for each probe. Its noise in a single element would be larger than itself, so it
-is summed over elements of like size: those whose sample variances differ by less than a factor of 16, more than chance
-makes of elements that are alike. In narrower groups both are small for the same elements, those that have least of what
-is missed, and these would be corrected least.
+and with the sample variance s^2, whose expectation is var - cov, var(mean) = E[s^2] / k + cov. The covariance is
+measured on a few pairs for each probe. In a single element it would be smaller than its noise, so it is summed over
+elements of similar size: those whose sample variances differ by less than a factor of 16, which is more than chance
+makes between equal elements. In narrower groups, both covariance and variance would be small for the same elements,
+those with the least of what the approximation misses, and these would be corrected least.
 
-Invariant: columns of probes that are not used are zero, and their estimates, quotients and pairs have no weight.
+Invariant: unused columns of probes are zero, and their estimates, quotients and pairs have no weight.
 
 Glossary: "probe" - a random vector of modulus-one elements; "rest" - M minus its approximation.
 """
@@ -43,10 +43,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-# With how many others each probe is paired, to measure the covariance. More made no difference.
+# The number of others that each probe is paired with to measure the covariance. More made no difference.
 _PAIRS = 4
-# Elements have a correction together if their variances differ by fewer powers of two than this; the last of so many
-# groups has all that are smaller.
+# Elements share a correction if their variances differ by fewer powers of two than the first number. The second is the
+# number of groups; the last group has all smaller elements.
 _OCTAVES, _GROUPS = 4, 8
 
 
@@ -57,9 +57,11 @@ class Parts(NamedTuple):
         full: the diagonal of the approximation, of shape `(n,)`.
         left: the vectors s_i as columns, of shape `(n, k)`.
         right: the vectors t_i, of shape `(n, k)`.
-        rest: what the approximation misses of the products of M with the probes, of shape `(n, k)`; None for nothing.
+        rest: the part of the products of M with the probes that the approximation misses, of shape `(n, k)`; None for
+            zero.
         gram: inner products of the s_i in the method's metric, of shape `(k, k)`, with a diagonal of ones.
-        seen: `right^* probes`, of shape `(k, k)`: what the approximation loses with s_i of the products with probes.
+        seen: `right^* probes`, of shape `(k, k)`: the part of the products with probes that the approximation loses
+            with s_i.
         along: `left^* probes`, of shape `(k, k)`.
     """
 
@@ -82,10 +84,10 @@ class Parts(NamedTuple):
         """How the estimates without j change when i is left out too, `d_j - d_j^(-i)`.
 
         Args:
-            rolled: these parts with the columns `j` of `left` and `right` in the places of `i`.
+            rolled: these parts with the columns `j` of `left` and `right` in place of `i`.
             probes: likewise, probes `j`.
-            i: numbers of columns, all of them in their order.
-            j: others.
+            i: the indices of all columns, in order.
+            j: the indices of other columns.
         """
         gram = self.gram[i, j]
         without = self.left - gram.conj()[None, :] * rolled.left
@@ -95,7 +97,7 @@ class Parts(NamedTuple):
         return _inverse_square(gram)[None, :] * without * lost
 
     def rolled(self, step: int | Array) -> "Parts":
-        """With `left` and `right` moved by `step` columns."""
+        """These parts with `left` and `right` moved by `step` columns."""
         left = jnp.roll(self.left, -step, axis=1)
         right = left if self.right is self.left else jnp.roll(self.right, -step, axis=1)
         return self._replace(left=left, right=right)
@@ -120,13 +122,13 @@ def averaged(
     Args:
         parts: of the operator.
         control: of the identity, from the same probes.
-        probes: of shape `(n, k)`, elements of modulus one, zero in columns that are not used.
-        used: how many columns are used.
+        probes: of shape `(n, k)`, elements of modulus one, zero in unused columns.
+        used: the number of used columns.
         real: whether the diagonal is known to be real.
 
     Returns:
-        `(value, variance, degrees_of_freedom)`, the first two of shape `(n,)`. The variance is of sampling, without
-        rounding. Correlated estimates are worth fewer independent ones, in the degrees of freedom too.
+        `(value, variance, degrees_of_freedom)`, the first two of shape `(n,)`. The variance is that of sampling,
+        without rounding. The degrees of freedom, too, count correlated estimates as fewer independent ones.
     """
     columns = probes.shape[1]
     dtype = jnp.finfo(probes.dtype).dtype
@@ -139,7 +141,7 @@ def averaged(
     others = is_used[:, None] & is_used[None, :] & ~jnp.eye(columns, dtype=bool)
     above = jnp.sum(jnp.where(others, parts.quotients(probes), 0), axis=1)
     below = jnp.sum(jnp.where(others, control.quotients(probes), 0), axis=1).real
-    # Nothing is known of the rest if every probe depends on the others, as a few signs in a small space may.
+    # The rest is unknown if every probe depends on the others, as a few signs in a small space may.
     known = below > float(jnp.finfo(dtype).eps) ** 0.5 * probes.shape[0] * count
     share = jnp.where(known, only_real(above), 0) / jnp.where(known, below, 1).astype(
         only_real(above).dtype
@@ -177,23 +179,23 @@ def averaged(
 
 
 def _excess(covariance: Array, variance: Array) -> Array:
-    """The covariance over the variance, both summed over groups of elements with variances of like size."""
+    """The covariance over the variance, both summed over groups of elements with similar variances."""
     largest = jnp.max(variance, initial=0)
     octaves = jnp.log2(largest / jnp.where(variance > 0, variance, largest))
-    # NaN is of any group.
+    # NaN may go to any group.
     group = jnp.nan_to_num(jnp.clip(octaves // _OCTAVES, 0, _GROUPS - 1)).astype(int)
     above, below = (jnp.zeros(_GROUPS, x.dtype).at[group].add(x) for x in (covariance, variance))
     return (above / jnp.where(below > 0, below, 1))[group]
 
 
 def lost_alone(duals: Array, factor: Array) -> Array:
-    """`seen` of a sketch `basis @ factor`: what only product j has along dual i, of shape `(k, k)` and diagonal.
+    """`seen` of a sketch `basis @ factor`: the part of product j along dual i, of shape `(k, k)` and diagonal.
     `duals` are `unit_duals(factor, mask)`, lower triangular; `factor` is upper triangular."""
     return jnp.diag(jnp.diagonal(duals).conj() * jnp.diagonal(factor))
 
 
 def _inverse_square(gram: Array) -> Array:
-    """One over the squared length of s_i without what it has along s_j; 0 if nothing is left."""
+    """One over the squared length of the part of s_i orthogonal to s_j; 0 if that part is zero."""
     left = 1 - jnp.abs(gram) ** 2
     is_left = left > 4 * jnp.finfo(left.dtype).eps
     return jnp.where(is_left, 1 / jnp.where(is_left, left, 1), 0).astype(gram.dtype)

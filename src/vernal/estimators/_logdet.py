@@ -29,17 +29,18 @@ def logdet(
 ) -> Estimate:
     """Estimates the logarithm of the determinant of a positive definite operator.
 
-    The trace of the logarithm, by stochastic Lanczos quadrature; see `LanczosQuadrature` for the paper and for what
-    the products are used for, and `trace_of_function` for the derivatives. With as many products as the operator has
-    rows, or more, the answer is that of a Cholesky factorisation, of which the rounding is reported. Tolerances and
+    It is the trace of the logarithm, by stochastic Lanczos quadrature; see `LanczosQuadrature` for the paper and the
+    use of the products, and `trace_of_function` for the derivatives. With as many products as the operator has rows,
+    or more, the answer is that of a Cholesky factorisation, and its error is that of rounding. Tolerances and
     `max_matvecs` are as for `trace`.
 
-    For each probe there is a bound from above (the rule of Gauss) and one from below (that of Gauss and Radau); the
-    value lies in the middle, and half of what lies between them is in the standard error, besides the error of the
-    probes and rounding. So the interval is honest however slowly the steps converge. The bound from below is much
-    better if it is known what no eigenvalue is below, as for a kernel with noise.
+    Each probe gives an upper bound (the Gauss rule) and a lower bound (the Gauss-Radau rule). The value is their
+    midpoint; the standard error includes half of their distance, besides the error of the probes and rounding. So the
+    interval is valid however slowly the steps converge. The lower bound is much better if a lower bound of the
+    eigenvalues is known, as for a kernel with noise.
 
-    With a preconditioner, derivatives go through it, and the error of their estimates is less as well (Wenger et al.).
+    With a preconditioner, derivatives go through it, and the error of their estimates is smaller as well
+    (Wenger et al.).
 
     J. Wenger, G. Pleiss, P. Hennig, J. P. Cunningham, J. R. Gardner, "Preconditioning for scalable Gaussian process
     hyperparameter optimization", Proceedings of the 39th International Conference on Machine Learning (2022),
@@ -47,30 +48,32 @@ def logdet(
     G. H. Golub and G. Meurant, "Matrices, Moments and Quadrature with Applications", Princeton University Press
     (2010), chapter 6.
 
-    Multiplying the operator by `c` adds `n log c` to the value, and changes nothing else.
+    Multiplying the operator by `c` adds `n log c` to the value and changes nothing else.
 
     Args:
         operator: positive definite, and declared positive semidefinite.
         key: a key of `jax.random`.
-        matvecs: how many products to make at most, a Python int.
+        matvecs: the largest number of products to make, a Python int.
         method: how to use them.
         rtol: the tolerance relative to the value: a number, which may be traced.
         atol: the absolute tolerance, likewise.
-        max_matvecs: how many products all attempts to meet a tolerance may make together, a Python int.
-        least_eigenvalue: a real number, which may be traced, that no eigenvalue is below: the variance of the noise of
-            a kernel, a damping. None takes that of `kernel_operator`'s noise, or of another operator rounding errors.
-        preconditioner: P, near to the operator, as `vernal.linalg.pivoted_cholesky(operator, rank)` makes it. Only
-            `log det(P^{-1} A)` is estimated then, which is less the nearer P is; `log det(P)` is added to it.
+        max_matvecs: the number of products that all attempts to meet a tolerance may make together, a Python int.
+        least_eigenvalue: a lower bound of the eigenvalues, such as the noise variance of a kernel or a damping: a real
+            number, which may be traced. None takes the noise of a `kernel_operator`, and for any other operator the
+            size of rounding errors.
+        preconditioner: P, close to the operator, as `vernal.linalg.pivoted_cholesky(operator, rank)` makes it. Only
+            `log det(P^{-1} A)` is then estimated, which is smaller the closer P is; `log det(P)` is added to it.
 
     Returns:
-        An `Estimate`, real. The value is finite in any case: an eigenvalue that is not above the rounding errors of
-        the largest, or negative, is replaced by their size. `tags_hold` is then False; so it is if the operator is
-        visibly asymmetric, or has an eigenvalue clearly below `least_eigenvalue`.
+        An `Estimate`, real. The value is always finite: an eigenvalue that is negative, or not above the rounding
+        errors of the largest, is replaced by their size. `tags_hold` is then False; it is also False if the operator
+        is visibly asymmetric, or has an eigenvalue clearly below `least_eigenvalue`.
 
     Raises:
-        TypeError: if `operator` is none, `matvecs` is traced or no int, or `least_eigenvalue` is not a real number.
-        ValueError: if the operator is not declared positive semidefinite, a number is too small, the preconditioner was
-            made for another size, or arguments do not go together.
+        TypeError: if `operator` is not an operator, `matvecs` is traced or not an int, or `least_eigenvalue` is not a
+            real number.
+        ValueError: if the operator is not declared positive semidefinite, a number is too small, the preconditioner
+            was made for another size, or arguments do not go together.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a method of estimation is, to those who write one: what it is given and what it hands back."""
+"""The interface of a method of estimation: what it receives and what it returns."""
 
 import abc
 from typing import ClassVar
@@ -12,16 +12,16 @@ from ..modules import Module
 from ._gradient_pairs import GradientPairs
 from ._probes import Probes, Rademacher, Steinhaus
 
-# Products with a block that is only partly used are made in pieces of so many columns.
+# Products with a partly used block are made in pieces of this many columns.
 _PIECE = 16
 
 
 class Budget(Module):
-    """How many products may be made.
+    """The number of products that may be made.
 
     Args:
-        most: what shapes are made for.
-        used: how many to make, from the method's minimum to `most`; an array where several budgets share a
+        most: the number that shapes are made for.
+        used: the number to make, from the method's minimum to `most`; an array where several budgets share a
             compilation.
     """
 
@@ -34,30 +34,30 @@ class Budget(Module):
         return not isinstance(self.used, int)
 
     def part(self, divisor: int) -> "Budget":
-        """The whole number of times that `divisor` fits."""
+        """This budget divided by `divisor`, rounded down."""
         return Budget(self.most // divisor, self.used // divisor)
 
     def mask(self) -> Array | None:
-        """Which of `most` columns are used, of shape `(most,)`; None for all of them."""
+        """The mask of used columns, of shape `(most,)`; None if all are used."""
         return jnp.arange(self.most) < self.used if self.is_shared else None
 
     def drawn(self, operator: Operator, probes: Probes, key: PRNGKeyArray) -> Array:
-        """Probes as the columns of a matrix of shape `(size, most)`; zeros in those that are not used."""
+        """Probes as the columns of a matrix of shape `(size, most)`; unused columns are zero."""
         block = probes.draw(key, operator.size, self.most, operator.dtype)
         mask = self.mask()
         return block if mask is None else jnp.where(mask[None, :], block, 0)
 
 
 class Outcome(Module):
-    """What a method found.
+    """The result of a method.
 
     Args:
         value: a scalar, or a diagonal; real if the operator is symmetric or real.
         variance: an unbiased estimate, if possible, of the mean of `|value - truth|**2`; real, like `value`.
-        degrees_of_freedom: of Student's distribution of the error in units of its standard error; a scalar.
-        matvecs: how many products were made.
-        consistent: False if a tag that the method uses was seen to be false.
-        gradient_pairs: the pairs of vectors of which the derivative is made.
+        degrees_of_freedom: of the Student distribution of the error divided by its standard error; a scalar.
+        matvecs: the number of products that were made.
+        consistent: False if the products contradicted a tag that the method uses.
+        gradient_pairs: the pairs of vectors that define the derivative.
     """
 
     value: Array
@@ -81,28 +81,28 @@ class Method(Module):
         """Estimates the trace, or the diagonal.
 
         Args:
-            operator: carries no derivatives.
+            operator: the operator, without derivatives.
             key: a random key.
             budget: from `minimum` products to fewer than the operator has rows.
         """
 
 
 class TraceMethod(Method):
-    """A way to estimate a trace. Subclass it to add one: give `minimum`, and `estimate`."""
+    """A way to estimate a trace. To add one, subclass it and define `minimum` and `estimate`."""
 
 
 class DiagonalMethod(Method):
-    """A way to estimate a diagonal. Subclass it to add one: give `minimum`, and `estimate`.
+    """A way to estimate a diagonal. To add one, subclass it and define `minimum` and `estimate`.
 
-    The outcome's `value` and `variance` have the shape `(size,)`, and its pairs of vectors are summed element by
-    element: `d value = sum_j conj(left_j) * (dA right_j)`.
+    The outcome's `value` and `variance` have the shape `(size,)`. Its pairs of vectors are summed element by element:
+    `d value = sum_j conj(left_j) * (dA right_j)`.
     """
 
 
 def products(
     operator: Operator, block: Array, used: int | Array, *, adjoint: bool = False
 ) -> Array:
-    """Products with the first `used` columns of a matrix; the others are zero, and cost nothing.
+    """Products with the first `used` columns of a matrix; the others are zero and cost nothing.
 
     Columns from `used` on must be zero. `adjoint` multiplies by the conjugate transpose of the operator.
     """
@@ -122,5 +122,5 @@ def products(
 
 
 def default_probes(operator: Operator) -> Probes:
-    """Signs, of complex numbers for a complex operator: the least variance."""
+    """Signs, or complex phases for a complex operator: the least variance."""
     return Steinhaus() if jnp.issubdtype(operator.dtype, jnp.complexfloating) else Rademacher()

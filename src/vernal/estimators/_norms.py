@@ -31,27 +31,27 @@ def schatten_norm(
 ) -> Estimate:
     """Estimates a Schatten norm: the p-norm of the vector of singular values.
 
-    `p=1` is the nuclear norm, `p=2` the Frobenius norm, for which `frobenius_norm` is cheaper; the larger p, the
-    closer to the spectral norm. By stochastic Lanczos quadrature with `|A|^p`; see `LanczosQuadrature` for the paper.
-    For an operator that is not declared symmetric the quadrature is that of `A^* A`, where each step takes two
-    products. One product is spent on finding out how large the operator is.
+    `p=1` is the nuclear norm and `p=2` the Frobenius norm, for which `frobenius_norm` is cheaper. The larger p, the
+    closer to the spectral norm. The method is stochastic Lanczos quadrature with `|A|^p`; see `LanczosQuadrature` for
+    the paper. For an operator that is not declared symmetric the quadrature is that of `A^* A`, where each step takes
+    two products. One product is spent on measuring the scale of the operator.
 
-    Derivatives are those of `trace_of_function`, times that of the p-th root. Where a singular value is zero, and the
-    norm has no derivative, they are those of the others.
+    Derivatives are those of `trace_of_function`, times that of the p-th root. Where a singular value is zero and the
+    norm has no derivative, only the other singular values contribute.
 
     Args:
         operator: any square operator.
         key: a key of `jax.random`.
         p: a Python number, 1 or more.
-        matvecs: how many products to make at most, a Python int. With one more than the operator has rows (than twice
-            as many, if it is not symmetric) the answer is exact.
+        matvecs: the largest number of products to make, a Python int. The answer is exact with `n + 1` of them for an
+            operator with `n` rows, or with `2 * n + 1` if it is not symmetric.
         method: how to use them.
 
     Returns:
         An `Estimate`, real.
 
     Raises:
-        TypeError: if `operator` is none, or `matvecs` is traced or no int.
+        TypeError: if `operator` is not an operator, or `matvecs` is traced or not an int.
         ValueError: if `p` is not a finite number of at least 1, or `matvecs` is too small.
 
     Example:
@@ -150,10 +150,10 @@ class _Gram(Operator):
 def frobenius_norm(
     operator: Any, key: PRNGKeyArray, *, matvecs: int, probes: Probes | None = None
 ) -> Estimate:
-    """Estimates the Frobenius norm, the root of the sum of squares of the elements' moduli.
+    """Estimates the Frobenius norm: the square root of the sum of the squared moduli of the elements.
 
-    The root of the mean of `|A w|^2` over random probes `w`: the Hutchinson estimate of the trace of `A^* A`, with
-    one product for each probe. With as many products as the operator has rows the answer is exact.
+    The estimate is the square root of the mean of `|A w|^2` over random probes `w`: the Hutchinson estimate of the
+    trace of `A^* A`, with one product for each probe. With as many products as the operator has rows it is exact.
 
     M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
     Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.
@@ -161,14 +161,14 @@ def frobenius_norm(
     Args:
         operator: any square operator.
         key: a key of `jax.random`.
-        matvecs: how many products to make at most, a Python int of at least 2.
+        matvecs: the largest number of products to make, a Python int of at least 2.
         probes: the distribution of the probes. None takes signs, complex ones for a complex operator.
 
     Returns:
         An `Estimate`, real.
 
     Raises:
-        TypeError: if `operator` is none, or `matvecs` is traced or no int.
+        TypeError: if `operator` is not an operator, or `matvecs` is traced or not an int.
         ValueError: if `matvecs` is less than 2.
 
     Example:
@@ -201,7 +201,7 @@ def _frobenius(
     unit = power_below(largest)
     squares = jnp.sum(jnp.abs(still / unit.astype(dtype)) ** 2, axis=0)
     total = jnp.sum(squares) if exact else jnp.mean(squares)
-    # d |A w|^2 = 2 Re <A w, dA w>, which depends on A itself: so second derivatives are right.
+    # d |A w|^2 = 2 Re <A w, dA w> depends on A itself, so second derivatives are right.
     weight = jnp.asarray(2 / (1 if exact else count), total.dtype) / unit**2
     total = attach(
         total, operator, StoredPairs.of(operator, products * weight.astype(dtype), vectors)

@@ -1,18 +1,18 @@
 """Orthonormal bases of sketches.
 
-The difficulty: Householder's QR of a tall block is exact to rounding whatever the block, and slow: three to five
-times the time of the products that made the block. Cholesky QR (factor the Gram matrix, divide by the factor) is as
+The difficulty: Householder QR of a tall block is exact to rounding for any block, but slow: it takes three to five
+times as long as the products that made the block. Cholesky QR (factor the Gram matrix, divide by the factor) is as
 fast as matrix products, but the Gram matrix squares the condition number, and sketches of operators with decaying
-eigenvalues are as ill-conditioned as numbers can be.
+eigenvalues are as ill-conditioned as floating point allows.
 
-The plan: Cholesky QR over and over. Where the Gram matrix is not safely positive definite, a small multiple of the
-identity is added to it; the division then makes the block not orthonormal, but much better conditioned (Fukaya et
-al. 2020). Two passes are enough for a well-conditioned block (Yamamoto et al. 2015), three or four for any other.
+The plan: repeat Cholesky QR. Where the Gram matrix is not safely positive definite, a small multiple of the identity
+is added to it; the division then makes the block not orthonormal, but much better conditioned (Fukaya et al. 2020).
+Two passes are enough for a well-conditioned block (Yamamoto et al. 2015), three or four for any other.
 
 The invariant: before and after every pass `block == q @ r` to rounding, with a triangular `r`. The passes end after
-the first one that was given a `q` with a Gram matrix near the identity; that pass is then exact to rounding. So the
-check of orthogonality costs nothing. If that does not happen soon (a column that is exactly zero), Householder's QR
-of the block is taken.
+the first one whose input `q` had a Gram matrix near the identity; that pass is then exact to rounding. So the check
+of orthogonality costs nothing. If that does not happen soon (a column that is exactly zero), Householder QR of the
+block is used.
 
 - Y. Yamamoto, Y. Nakatsukasa, Y. Yanagisawa, T. Fukaya, "Roundoff error analysis of the CholeskyQR2 algorithm",
   Electronic Transactions on Numerical Analysis 44 (2015).
@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 
-# Blocks of random sketches need four at most.
+# Blocks of random sketches need at most four.
 _PASSES = 6
-# A shift is raised so many times, by this factor: 16**4 roundings are still few.
+# A shift is raised at most this many times, by this factor: 16**4 roundings are still few.
 _RAISES, _FACTOR = 4, 16
 
 
@@ -34,14 +34,14 @@ def orthonormal(block: Array, mask: Array | None = None) -> tuple[Array, Array]:
     """An orthonormal basis of the columns of a block, whatever its condition and scale.
 
     Args:
-        block: of shape `(n, k)` with `k <= n`, real or complex. Columns that are not used are zero.
+        block: of shape `(n, k)` with `k <= n`, real or complex. Unused columns are zero.
         mask: which columns are used, of shape `(k,)`; the first ones. None for all of them.
 
     Returns:
         `(q, r)` with `block == q @ r` to rounding: `q` of shape `(n, k)` with orthonormal columns, and an upper
-        triangular `r` of shape `(k, k)`. Where a column depends on those before it, `q` has some vector that is
-        orthogonal to the others, and `r` a diagonal element of the size of rounding, or zero. Columns that are not
-        used are zero in `q`, and those of the identity in `r`.
+        triangular `r` of shape `(k, k)`. Where a column depends on those before it, `q` has an arbitrary vector
+        orthogonal to the others, and `r` a diagonal element of the size of rounding, or zero. Unused columns are zero
+        in `q`, and those of the identity in `r`.
     """
     scale = power_of_two(block)
     x = block / scale.astype(block.dtype)
@@ -73,7 +73,7 @@ def _pass(x: Array, mask: Array | None) -> tuple[Array, Array, Array]:
     # Twice the rounding error of the Gram matrix, at most.
     shift = 2 * jnp.finfo(gram.dtype).eps * jnp.trace(gram).real
     lower = jnp.linalg.cholesky(gram)
-    # The comparison is false for nan.
+    # The comparison is false for NaN.
     safe = jnp.min(jnp.abs(jnp.diagonal(lower)) ** 2) > shift
     lower = lax.cond(
         safe, lambda: lower, lambda: jnp.linalg.cholesky(gram + shift.astype(gram.dtype) * eye)
@@ -85,18 +85,18 @@ def _pass(x: Array, mask: Array | None) -> tuple[Array, Array, Array]:
 def shifted_cholesky(
     core: Array, gram: Array, shift: Array, mask: Array | None, raised: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """A Cholesky factor of a matrix that is positive definite but for rounding.
+    """A Cholesky factor of a matrix that is positive definite up to rounding.
 
     Args:
         core: Hermitian, of shape `(k, k)`.
         gram: positive definite, of the same shape.
-        shift: how much of `gram` to add; of the size of rounding, real. It is raised until there is a factor.
+        shift: the multiple of `gram` to add; of the size of rounding, real. It is raised until there is a factor.
         mask: which rows and columns are used; None for all of them.
-        raised: what to add instead of `gram`, once that was not enough.
+        raised: the matrix to add instead of `gram`, once that was not enough.
 
     Returns:
-        `(lower, shift, positive)`: the factor of `core + shift * gram`, what was added in the end, and whether there
-        is such a factor. Without one `lower` is the identity.
+        `(lower, shift, positive)`: the factor of `core + shift * gram`, the final shift, and whether there is such a
+        factor. Without one `lower` is the identity.
     """
 
     def factor(shift: Array, gram: Array) -> Array:
@@ -128,7 +128,7 @@ def product(a: Array, b: Array) -> Array:
 
 
 def filled(gram: Array, mask: Array | None) -> Array:
-    """A Gram matrix with the rows and columns of the identity where columns are not used."""
+    """A Gram matrix with the rows and columns of the identity in place of unused columns."""
     return gram if mask is None else gram + jnp.diag((~mask).astype(gram.dtype))
 
 
@@ -138,8 +138,8 @@ def power_of_two(block: Array) -> Array:
 
 
 def power_below(x: Array) -> Array:
-    """Element by element the power of two next below a positive number; 1 for zero. Has no derivative."""
-    # Not `jnp.frexp`: on JAX 0.12 that cannot be inside of a `linear_call` which is compiled. Not `jnp.log2`: inexact.
+    """The largest power of two not above a positive number, element by element; 1 for zero. Has no derivative."""
+    # Not `jnp.frexp`: on JAX 0.12 it cannot be inside of a compiled `linear_call`. Not `jnp.log2`: inexact.
     power = lax.reduce_precision(
         lax.stop_gradient(x), exponent_bits=jnp.finfo(x.dtype).nexp, mantissa_bits=0
     )

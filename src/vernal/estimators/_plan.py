@@ -1,18 +1,18 @@
-"""How many products to make: so many, at most so many, or as many as a tolerance needs.
+"""How many products to make: a fixed number, at most a number, or as many as a tolerance needs.
 
-The difficulty of a tolerance: how many products it needs is known only afterwards, and whoever looks at an error again
-and again until it is small enough stops by chance too often (optional stopping).
+The difficulty of a tolerance: the number of products that it needs is known only afterwards, and checking an error
+again and again until it is small enough stops too early too often, by chance (optional stopping).
 
 The plan: attempts with 32, 64, 128, ... products, each with fresh probes, until the interval of one is within the
-tolerance. How many there may be, L, is known in advance, and their intervals have the level 1 - 0.05 / L. So with a
-probability of 95% all of them hold the truth (the union bound), also the one that ends the search, however it was
-chosen. Geometrically growing samples make L small and the last attempt more than half of all products:
+tolerance. The largest possible number of attempts, L, is known in advance, and their intervals have the level
+1 - 0.05 / L. So with a probability of 95% all of them contain the truth (the union bound), including the one that ends
+the search, however it was chosen. Geometric growth makes L small and the last attempt more than half of all products:
 
 V. Mnih, C. Szepesvari, J.-Y. Audibert, "Empirical Bernstein stopping", International Conference on Machine Learning
 (2008), doi:10.1145/1390156.1390241.
 
-Fresh probes ask nothing of a method, so every method can be given a tolerance; nothing that is kept grows with the
-number of attempts. The price is that all attempts together make up to twice the products of the last one.
+Fresh probes require nothing of a method, so every method supports a tolerance, and memory does not grow with the
+number of attempts. The price: all attempts together make up to twice the products of the last one.
 """
 
 from collections.abc import Callable
@@ -36,16 +36,17 @@ from ._method import Budget, Method, Outcome
 
 _M = TypeVar("_M", bound=Method)
 
-# Of the first attempt. Fewer would say too little of their own error.
+# Products of the first attempt. Fewer would not measure their own error well enough.
 _FIRST = 32
-# With what probability one of the intervals may miss the truth.
+# The probability that any of the intervals misses the truth.
 _RISK = 0.05
-# Without `max_matvecs`: enough for the exact answer up to this size, and for the attempts before it; else so many.
+# The default of `max_matvecs`: up to the first size, enough for the exact answer and the attempts before it; above
+# that size, the second number.
 _SMALL, _MOST = 1000, 400
 
 
 class Wanted(Module):
-    """What a user gave; None for nothing."""
+    """The numbers that the user gave; None for those not given."""
 
     matvecs: Any
     max_matvecs: Any
@@ -54,11 +55,11 @@ class Wanted(Module):
 
 
 class Plan(Module):
-    """Attempts, of which the first one with a small enough error is the last.
+    """Attempts, which end with the first one whose error is small enough.
 
     Args:
-        attempts: how many products each of them makes.
-        rtol: the tolerance relative to the largest value, of shape (); None if none was given.
+        attempts: the number of products of each attempt.
+        rtol: the tolerance relative to the largest value, of shape (); None if not given.
         atol: the absolute tolerance, likewise.
     """
 
@@ -77,7 +78,7 @@ class Plan(Module):
 
 
 def attempts_within(most: int, size: int, least: int) -> tuple[Budget, ...]:
-    """How many products each attempt makes: together at most `most`, none more than `size`, which is exact, and none
+    """The number of products of each attempt: together at most `most`, none more than `size`, which is exact, and none
     less than `least`."""
     made, left, step = [], most, max(_FIRST, least)
     while step < size and 2 * step <= left:
@@ -96,21 +97,21 @@ def planned(
     otherwise: str = "XTrace()",
     least: int | None = None,
 ) -> tuple[_M, Plan]:
-    """A method that is one for the operator, and how many products to make.
+    """A method that suits the operator, and the number of products to make.
 
     Args:
-        operator: what the user gave.
-        method: likewise, or None.
+        operator: the user's operator.
+        method: the user's method, or None.
         choose: the method for an operator and a number of products.
-        wanted: what the user gave.
+        wanted: the numbers that the user gave.
         where: the function, for messages.
         otherwise: a method for every operator, for messages.
-        least: how many products there must be; None for the method's minimum.
+        least: the fewest products; None for the method's minimum.
 
     Raises:
-        TypeError: if a number is not whole, or traced where it cannot be.
-        ValueError: if a number is too small, arguments do not go together, or the operator is not declared to be what
-            the method needs.
+        TypeError: if a number is not whole, or is traced where it cannot be.
+        ValueError: if a number is too small, arguments do not go together, or the operator lacks a tag that the method
+            needs.
     """
     _check_way(where, wanted)
     size, given = operator.size, wanted.max_matvecs
@@ -123,7 +124,7 @@ def planned(
         last = attempts_within(most, size, 1)[-1].most if asked else most
         method = choose(operator, last)
     check_tags(operator, method, where, otherwise=otherwise)
-    # As many as there are rows are always enough.
+    # The number of rows is always enough.
     least = max(1, min(method.minimum if least is None else least, size))
     positive_int(most, name, where, minimum=least)
     if asked:
@@ -140,7 +141,7 @@ def planned(
 
 
 def _check_way(where: str, wanted: Wanted) -> None:
-    """Either a number of products, or a tolerance."""
+    """Refuses both or neither of a number of products and a tolerance."""
     asked = wanted.rtol is not None or wanted.atol is not None
     if asked == (wanted.matvecs is not None):
         names = ("matvecs", "rtol", "atol", "max_matvecs")
@@ -160,8 +161,7 @@ def _check_way(where: str, wanted: Wanted) -> None:
 def check_tags(
     operator: Operator, method: Method, where: str, *, otherwise: str = "XTrace()"
 ) -> None:
-    """Refuses an operator that is not declared to be what the method needs; `otherwise` is a method for every
-    operator."""
+    """Refuses an operator that lacks a tag that the method needs; `otherwise` names a method for every operator."""
     if method.needs_positive_semidefinite and not operator.positive_semidefinite:
         raise value_error(
             f"{type(method).__name__} needs a positive semidefinite operator",
@@ -182,13 +182,13 @@ def carried_out(
     plan: Plan,
     exact: Callable[[], Outcome],
 ) -> tuple[Outcome, Array]:
-    """What a method finds, and whether that meets the tolerance.
+    """The outcome of a method, and whether it meets the tolerance.
 
     Args:
-        operator: what to multiply by.
+        operator: the operator.
         key: a random key.
         method: used where a budget does not reach the exact answer.
-        plan: how many products may be made.
+        plan: the numbers of products that may be made.
         exact: makes the exact answer.
     """
 
@@ -202,7 +202,7 @@ def carried_out(
         fresh = jax.random.fold_in(key, index)
         found = _only_if(~is_met, partial(attempt, budget), fresh)
         outcomes.append(found)
-        # In a batch, one that had already met its tolerance may have been made with the others.
+        # In a batch, an element that had already met its tolerance may have been computed with the others.
         last = jnp.where(is_met, last, index)
         made = made + jnp.where(is_met, 0, found.matvecs)
         is_met = is_met | plan.is_met(found)
@@ -219,7 +219,7 @@ def _found_or_exact(
     budget: Budget,
     exact: Callable[[], Outcome],
 ) -> Outcome:
-    """What a method finds, or the exact answer if the budget reaches that."""
+    """The outcome of a method, or the exact answer if the budget reaches it."""
     size = operator.size
     if budget.most < size:
         return method.estimate(operator, key, budget)
@@ -233,7 +233,7 @@ def _found_or_exact(
 
 
 def _only_if(wanted: Array, fn: Callable[[PRNGKeyArray], Outcome], key: PRNGKeyArray) -> Outcome:
-    """`fn(key)`, or zeros and no work; in a batch there is no work if it is not wanted anywhere."""
+    """`fn(key)`, or zeros without work; in a batch, work is skipped only if no element wants it."""
     shapes = jax.eval_shape(fn, key)
 
     def nothing(key: PRNGKeyArray) -> Outcome:
@@ -248,8 +248,7 @@ def _only_if(wanted: Array, fn: Callable[[PRNGKeyArray], Outcome], key: PRNGKeyA
 
 
 def _selected(which: Array, outcomes: tuple[Outcome, ...]) -> Outcome:
-    """One of several outcomes of the same operator, of which the first says the dtypes; `which` is an index of
-    shape ()."""
+    """One of several outcomes of the same operator, in the dtypes of the first; `which` is an index of shape ()."""
 
     def pick(name: str) -> Array:
         arrays = [getattr(outcome, name) for outcome in outcomes]

@@ -1,13 +1,13 @@
 """Probes: random vectors w with E[w w^*] = I, drawn as columns of a matrix in the operator's dtype.
 
-Drawing costs as much as the products with a small dense matrix. So a sign takes one random bit. Numbers are drawn
-column by column (the transpose of a matrix of rows), so that with JAX's usual generator the first columns are the same
-however many are drawn: a budget that shares a compilation with others gives the same estimate as alone.
+Drawing costs as much as the products with a small dense matrix, so a sign takes one random bit. Numbers are drawn
+column by column (the transpose of a matrix of rows): with JAX's default generator the first columns are then the same
+however many are drawn, so a budget that shares a compilation gives the same estimate as alone.
 
 Probes also know how much a quadratic form f = w^* A w varies. It is a polynomial of degree two, so its variance is
 known from its slopes, which a product A w shows element by element: n numbers for each probe instead of one. Hence the
-variance from a handful of probes has an error of at most sqrt(2 / k), where that of the sample variance of k forms has
-several times as much, and is too small just where the forms are too small.
+variance from k probes has an error of at most sqrt(2 / k), even for small k. The sample variance of k forms has several
+times that error, and is too small just where the forms are too small.
 """
 
 import abc
@@ -25,20 +25,20 @@ _BITS = 32
 
 
 class Probes(Module):
-    """A distribution of random vectors `w` with `E[w w^*] = I`. Subclass it, and give `draw`, to add one."""
+    """A distribution of random vectors `w` with `E[w w^*] = I`. To add one, subclass it and define `draw`."""
 
     @abc.abstractmethod
     def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
-        """Vectors as the columns of a matrix.
+        """Draws vectors as the columns of a matrix.
 
         Args:
             key: a random key.
-            size: of a vector.
-            count: how many.
+            size: the number of elements of a vector.
+            count: the number of vectors.
             dtype: floating-point, real or complex.
 
         Returns:
-            Of shape `(size, count)`.
+            An array of shape `(size, count)`.
         """
 
     def slopes(self, probes: Array, products: Array) -> Array | None:
@@ -49,9 +49,9 @@ class Probes(Module):
             products: `A` times each, of the same shape.
 
         Returns:
-            Of the same shape: the sum over the elements of `e` of their variances is the variance of `w^* A w` if `A`
-            equals its conjugate transpose, and else not below it. None if nothing is known, as for a distribution of
-            your own; then the forms themselves say how they vary.
+            An array of the same shape: the summed variances of the elements of `e` are the variance of `w^* A w` if `A`
+            equals its conjugate transpose, and otherwise not below it. None, the default for your own distribution, if
+            nothing is known; the variance is then that of the forms themselves.
         """
         del probes, products
         return None
@@ -60,7 +60,7 @@ class Probes(Module):
 class Rademacher(Probes):
     """Elements 1 or -1, each with probability 1/2 (Rademacher): the least variance of all real probes.
 
-    The variance of `w^* A w`, for a symmetric `A`, is `2 * (norm(A)**2 - norm(diag(A))**2)` in Frobenius norms; exact
+    For a symmetric `A`, the variance of `w^* A w` is `2 * (norm(A)**2 - norm(diag(A))**2)` in Frobenius norms: exact
     for a diagonal matrix.
 
     M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
@@ -75,9 +75,9 @@ class Rademacher(Probes):
     """
 
     def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
-        """Signs as the columns of a matrix of shape `(size, count)`; a random bit for each."""
+        """Draws signs as the columns of a matrix of shape `(size, count)`, with one random bit each."""
         words = jax.random.bits(key, (count, -(-size // _BITS)), jnp.uint32)
-        # Otherwise a compiler may draw a word anew for each of its bits.
+        # Otherwise the compiler may draw a word again for each of its bits.
         words = lax.optimization_barrier(words)
         bits = (
             words[:, :, None] >> jnp.arange(_BITS, dtype=jnp.uint32)[None, None, :]
@@ -93,8 +93,8 @@ class Rademacher(Probes):
 class Normal(Probes):
     """Independent elements of the standard normal distribution; complex ones for a complex dtype.
 
-    The variance of `w^* A w`, for a symmetric `A`, is `2 * norm(A)**2`, and half of that with complex elements.
-    Invariant under rotations: what methods that deflate gain by.
+    For a symmetric `A`, the variance of `w^* A w` is `2 * norm(A)**2`, or half of that with complex elements. The
+    distribution is invariant under rotations, which helps methods that deflate.
 
     A. Girard, "A fast Monte-Carlo cross-validation procedure for large least squares problems with noisy data",
     Numerische Mathematik 56 (1989), doi:10.1007/BF01395775.
@@ -107,7 +107,7 @@ class Normal(Probes):
     """
 
     def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
-        """Normal vectors as the columns of a matrix of shape `(size, count)`."""
+        """Draws normal vectors as the columns of a matrix of shape `(size, count)`."""
         return jax.random.normal(key, (count, size), _wide(dtype)).T.astype(dtype)
 
     def slopes(self, probes: Array, products: Array) -> Array:
@@ -117,9 +117,9 @@ class Normal(Probes):
 
 
 class Sphere(Probes):
-    """Uniform on the sphere of radius `sqrt(size)`, real or complex as the dtype is.
+    """Uniform on the sphere of radius `sqrt(size)`, real or complex like the dtype.
 
-    The variance of `w^* A w`, for a symmetric `A`, is `2 n / (n + 2) * (norm(A)**2 - trace(A)**2 / n)`; exact for a
+    For a symmetric `A`, the variance of `w^* A w` is `2 n / (n + 2) * (norm(A)**2 - trace(A)**2 / n)`: exact for a
     multiple of the identity.
 
     E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
@@ -134,7 +134,7 @@ class Sphere(Probes):
     """
 
     def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
-        """Vectors of length `sqrt(size)` as the columns of a matrix of shape `(size, count)`."""
+        """Draws vectors of length `sqrt(size)` as the columns of a matrix of shape `(size, count)`."""
         normal = jax.random.normal(key, (count, size), _wide(dtype))
         norms = jnp.linalg.norm(normal, axis=1, keepdims=True)
         return (
@@ -142,9 +142,9 @@ class Sphere(Probes):
         ).T.astype(dtype)
 
     def slopes(self, probes: Array, products: Array) -> Array:
-        """What of `A w` is orthogonal to `w`, times `sqrt(2)` if it is real."""
+        """The part of `A w` orthogonal to `w`, times `sqrt(2)` if it is real."""
         along = jnp.sum(probes.conj() * products, axis=0, keepdims=True)
-        # Columns of zeros are probes that are not used.
+        # Columns of zeros are unused probes.
         lengths = jnp.maximum(jnp.sum(jnp.abs(probes) ** 2, axis=0, keepdims=True), 1e-30)
         return _root(_degree(products), products) * (
             products - probes * (along / lengths.astype(along.dtype))
@@ -154,7 +154,7 @@ class Sphere(Probes):
 class Steinhaus(Probes):
     """Complex numbers of modulus 1 with uniform phase (Steinhaus): the least variance of all, for complex operators.
 
-    The variance of `w^* A w`, for a Hermitian `A`, is `norm(A)**2 - norm(diag(A))**2`, half of that of real signs.
+    For a Hermitian `A`, the variance of `w^* A w` is `norm(A)**2 - norm(diag(A))**2`, half of that of real signs.
 
     E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
     SIAM Journal on Matrix Analysis and Applications 45 (2024), doi:10.1137/23M1548323.
@@ -168,7 +168,7 @@ class Steinhaus(Probes):
     """
 
     def draw(self, key: PRNGKeyArray, size: int, count: int, dtype: Any) -> Array:
-        """Phases as the columns of a matrix of shape `(size, count)`.
+        """Draws phases as the columns of a matrix of shape `(size, count)`.
 
         Raises:
             TypeError: if the dtype is real.
@@ -191,12 +191,12 @@ class Steinhaus(Probes):
 
 
 def _wide(dtype: Any) -> Any:
-    """At least single precision: random numbers of fewer bits have not the moments that they should have."""
+    """The dtype, in at least single precision: random numbers of fewer bits have wrong moments."""
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def _degree(array: Array) -> int:
-    """2 for real numbers, 1 for complex ones: how many of their parts vary together."""
+    """The factor in the variance of a form: 2 for real probes, 1 for complex ones."""
     return 1 if jnp.iscomplexobj(array) else 2
 
 

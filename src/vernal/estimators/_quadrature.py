@@ -1,19 +1,19 @@
 """Stochastic Lanczos quadrature: the trace of a function of a symmetric operator.
 
-Difficulty. tr f(A) is the mean of w^* f(A) w over random w. Each of these is an integral of f over the spectrum, of
-which m products give the Gauss rule. Two errors come together, that of m nodes and that of the probes, and the
-reported one must be about both.
+Difficulty. tr f(A) is the mean of w^* f(A) w over random w. Each of these is an integral of f over the spectrum, and m
+products give its Gauss rule. There are two errors, that of m nodes and that of the probes, and the reported error must
+cover both.
 
-Plan. The rule of m nodes is made from Lanczos' recurrence (the eigenvalues of T are the nodes, the squares of the
-first elements of its eigenvectors the weights). A second rule from the same T says how far from the integral it is
-(`_rules.py`). The probes' error comes from the slopes of the forms w^* f(A) w (`_samples.py`), of which f(A) w is known
-as well. The derivative is that of the trace, not of the computation: d tr f(A) = tr(f'(A) dA), estimated by pairs
-(f'(A) w, w), of which the first vector comes from the same basis. Probes come in blocks, by the memory of their bases.
-The pairs of a single block take less than its bases did, and are kept. Those of several blocks are not: the derivative
-draws the probes and makes the bases again, block by block, so that no memory grows with the number of probes.
+Plan. The rule of m nodes comes from the Lanczos recurrence (the eigenvalues of T are the nodes, the squares of the
+first elements of its eigenvectors the weights). A second rule from the same T estimates its error (`_rules.py`). The
+probes' error comes from the slopes of the forms w^* f(A) w (`_samples.py`), because f(A) w is known as well. The
+derivative is that of the trace, not of the computation: d tr f(A) = tr(f'(A) dA), estimated by pairs (f'(A) w, w)
+whose first vector comes from the same basis. Probes come in blocks, sized by the memory of their bases. The pairs of a
+single block take less memory than its bases did, and are kept. Those of several blocks are not: the derivative draws
+the probes and makes the bases again, block by block, so memory does not grow with the number of probes.
 
 Invariants. Nodes of steps that were not made (after a breakdown) have no weight and lie where f is evaluated anyway.
-Multiplying A by a power of two multiplies the nodes by it, and changes nothing else.
+Multiplying A by a power of two multiplies the nodes by it and changes nothing else.
 
 Glossary: b probes at a time; m steps; n size; theta nodes, S eigenvectors of T.
 """
@@ -45,29 +45,29 @@ from ._probes import Probes
 from ._rules import averaged, eigen, gauss, lower_end, radau
 from ._samples import Samples, Scatter, samples_of, slopes_of
 
-# Bytes of basis vectors that are in memory at once.
+# Bytes of basis vectors in memory at once.
 _BYTES = 2**27
-# What is chosen by default: few probes, which cost little where the condition number is small, for many steps.
+# Defaults: few probes, for many steps, which cost little where the condition number is small.
 _PROBES, _LEAST_STEPS, _FEWEST, _MOST = 5, 3, 10, 60
 
 
 class LanczosQuadrature(Module):
     """Stochastic Lanczos quadrature: some random vectors, and some Lanczos steps from each.
 
-    `matvecs` products are `matvecs // steps` probes with `steps` products each. The error of the probes falls like
-    the square root of their number, that of the steps exponentially: like `exp(-4 steps / sqrt(c))`, for a logarithm
-    and a condition number `c`. By default there are five probes, but 10 steps at least and 60 at most, and at least
-    four probes where that leaves three steps. Both errors are in the standard error of the result.
+    `matvecs` products are spent on `matvecs // steps` probes with `steps` products each. The error of the probes falls
+    like the inverse square root of their number, that of the steps exponentially: like `exp(-4 steps / sqrt(c))`, for a
+    logarithm and a condition number `c`. By default there are five probes, with at least 10 and at most 60 steps each,
+    and at least four probes if that leaves three steps. The standard error of the result includes both errors.
 
     S. Ubaru, J. Chen, Y. Saad, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature", SIAM Journal on
     Matrix Analysis and Applications 38 (2017), doi:10.1137/16M1104974.
 
     Args:
-        steps: how many products to make from each probe, at least 2. None chooses.
+        steps: the number of products to make from each probe, at least 2. None chooses, as above.
         probes: the distribution of the probes. None takes signs, complex ones for a complex operator.
 
     Raises:
-        ValueError: if there are fewer than 2 steps.
+        ValueError: if `steps` is less than 2.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -94,11 +94,11 @@ class LanczosQuadrature(Module):
 
     @property
     def minimum(self) -> int:
-        """The fewest products: those of two probes, without which there is no error estimate."""
+        """The fewest products: those of two probes, which an error estimate needs."""
         return 2 * (self.steps or _LEAST_STEPS)
 
     def split(self, matvecs: int) -> tuple[int, int]:
-        """How many probes there are and how many steps each, for a number of products.
+        """Splits a number of products into probes and steps for each.
 
         Args:
             matvecs: a Python int of at least `minimum`.
@@ -114,15 +114,15 @@ class LanczosQuadrature(Module):
 
 
 class Starts(Module):
-    """The probes of a quadrature, in blocks such that the bases of one fit into memory; drawn where they are needed.
+    """The probes of a quadrature, drawn when they are needed, in blocks whose bases fit into memory.
 
     Args:
         key: a random key.
         probes: the distribution.
         size: of a probe.
         dtype: of a probe.
-        count: how many there are.
-        columns: of a block; the last one is filled up with zero vectors.
+        count: the number of probes.
+        columns: the number of probes in a block; the last block is padded with zero vectors.
     """
 
     key: PRNGKeyArray
@@ -136,7 +136,7 @@ class Starts(Module):
     def of(
         operator: Operator, key: PRNGKeyArray, probes: Probes | None, count: int, steps: int
     ) -> "Starts":
-        """So many probes, for so many steps from each."""
+        """`count` probes, for `steps` steps from each."""
         basis = operator.size * steps * jnp.dtype(operator.dtype).itemsize
         blocks = -(-count // max(1, min(count, _BYTES // max(basis, 1))))
         probes = probes or default_probes(operator)
@@ -144,7 +144,7 @@ class Starts(Module):
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return -(-self.count // self.columns)
 
     def used(self, index: int | Array) -> Array:
@@ -158,7 +158,7 @@ class Starts(Module):
         return jnp.where(self.used(index)[:, None], vectors, 0)
 
     def over(self, fn: Callable[[Array], Any]) -> Any:
-        """`fn` of each block, one after the other, for arrays of shape `(columns, ...)`; all rows that are probes."""
+        """Applies `fn`, which returns arrays of shape `(columns, ...)`, block by block; returns the rows of probes."""
         if self.blocks == 1:
             return fn(self.block(0))
         found = lax.map(lambda index: fn(self.block(index)), jnp.arange(self.blocks))
@@ -166,7 +166,7 @@ class Starts(Module):
 
 
 def consistent(asymmetry: Array, nodes: Array, size: int, floor: float | None) -> Array:
-    """Whether an operator looks like what it is declared to be.
+    """Whether an operator appears to satisfy its tags.
 
     Args:
         asymmetry: the largest element that should not be there.
@@ -176,7 +176,7 @@ def consistent(asymmetry: Array, nodes: Array, size: int, floor: float | None) -
     """
     scale = jnp.max(jnp.abs(nodes), axis=-1)
     eps = jnp.finfo(nodes.dtype).eps
-    # An operator that calculates in a lower precision is not asymmetric, hence the square root.
+    # The square root, because an operator that computes in a lower precision does not count as asymmetric.
     symmetric = asymmetry <= jnp.sqrt(eps) * scale
     if floor is None:
         return symmetric
@@ -187,14 +187,14 @@ def consistent(asymmetry: Array, nodes: Array, size: int, floor: float | None) -
 
 
 def is_above(least: Array, nodes: Array, size: int) -> Array:
-    """Whether no eigenvalue is below what was said, but for rounding. Arguments are as for `consistent`."""
+    """Whether no eigenvalue is below `least`, up to rounding. Other arguments are as for `consistent`."""
     scale = jnp.max(jnp.abs(nodes), axis=-1)
     rounding = 16 * math.sqrt(size) * jnp.finfo(nodes.dtype).eps * scale
     return jnp.min(nodes, axis=-1) >= least - rounding
 
 
 def limited(nodes: Array, floor: Any) -> Array:
-    """Nodes not below `floor` times the largest of them in modulus; None does not limit them."""
+    """Nodes clipped from below at `floor` times the largest modulus; None does not clip."""
     if floor is None:
         return nodes
     scale = jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
@@ -203,15 +203,15 @@ def limited(nodes: Array, floor: Any) -> Array:
 
 
 class Sums(Module):
-    """What a block of probes contributes.
+    """The contribution of a block of probes.
 
     Args:
         values: w^* f(A) w, of shape `(b,)`.
-        gaps: how far they may be from what infinitely many steps would give, `(b,)`.
+        gaps: their estimated distance from the limit of infinitely many steps, `(b,)`.
         rounding: how far rounding errors may move them, `(b,)`.
-        slopes: f(A) w, of which the variance is made, `(b, n)`.
+        slopes: f(A) w, which gives the variance, `(b, n)`.
         products: f'(A) w, `(b, n)`, differentiable with respect to the operator.
-        consistent: whether nothing contradicted the operator's tags, `(b,)`.
+        consistent: False if a product contradicted the operator's tags, `(b,)`.
     """
 
     values: Array
@@ -225,7 +225,7 @@ class Sums(Module):
 def sums(
     operator: Operator, starts: Array, steps: int, f: Elementwise, floor: Any, least: Any = None
 ) -> Sums:
-    """The quadrature of f from each probe of a block. `least`: what no eigenvalue is below; None if it is not known."""
+    """The quadrature of f from each probe of a block. `least` is a lower bound of the eigenvalues; None if unknown."""
     found = decompose(operator, starts, steps)
     still, matrix = jax.tree.map(lax.stop_gradient, found), gauss(found)
     raw, vectors = eigen(lax.stop_gradient(matrix))
@@ -242,7 +242,7 @@ def sums(
         agrees &= is_above(least, raw, operator.size)
         ends = lower_end(nodes, lax.stop_gradient(least), operator.eps)
         more_nodes, more_vectors = eigen(radau(ends, still))
-        # The first node is known; found again, it would carry rounding errors of the size of the largest.
+        # The first node is known; the computed one would carry rounding errors of the size of the largest.
         more_nodes = jnp.maximum(more_nodes.at[:, 0].set(ends), ends[:, None])
         gaps = (values - integral(f, more_nodes, more_vectors)) / 2
         values = values - gaps
@@ -266,7 +266,7 @@ def sums(
 
 
 def rounding_of(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Array:
-    """How far errors of the nodes, which are eps relative to the largest, move the values of a function."""
+    """How far errors of the nodes, of eps times the largest, move the values of a function."""
     step = eps * jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
     below, here = nodes - step, f(nodes)
     if floor is not None:
@@ -275,14 +275,14 @@ def rounding_of(f: Elementwise, nodes: Array, floor: float | None, eps: float) -
 
 
 class FunctionTrace(TraceMethod):
-    """The trace of a function as a method of trace estimation, of an operator with its derivatives.
+    """The trace of a function as a trace method, for an operator with its derivatives.
 
     Args:
         f: the function, checked.
-        quadrature: what the user chose.
-        floor: eigenvalues below `floor` times the largest are replaced by that; None for none.
-        least: what no eigenvalue is below; None if nothing is known, not even that they are not negative.
-        is_logarithm: whether f is that, so that a factorisation of Cholesky will do for the exact answer.
+        quadrature: the user's choice.
+        floor: eigenvalues below `floor` times the largest are replaced by that; None replaces none.
+        least: a lower bound of the eigenvalues; None if unknown, so that they may be negative.
+        is_logarithm: whether f is the logarithm, so that a Cholesky factorisation gives the exact answer.
     """
 
     f: Elementwise
@@ -324,7 +324,7 @@ class FunctionTrace(TraceMethod):
 
 
 class _Tally(Module):
-    """What all probes say together: sums over them, and whether nothing contradicted the tags."""
+    """Sums over all probes, and whether they agree with the tags."""
 
     samples: Samples
     scatter: Scatter
@@ -359,7 +359,7 @@ class _Tally(Module):
 
 
 class MadeAgain(GradientPairs):
-    """The pairs f'(A) w and w of several blocks: one block of them after the other, with products of its own.
+    """The pairs f'(A) w and w of several blocks, made again block by block with new products.
 
     Args:
         starts: the probes w.
@@ -374,7 +374,7 @@ class MadeAgain(GradientPairs):
     floor: float | None
 
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return self.starts.blocks
 
     def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:

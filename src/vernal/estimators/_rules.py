@@ -1,15 +1,15 @@
-"""Rules for the integral w^* f(A) w by the products that were made, and how far from it they are.
+"""Quadrature rules for the integral w^* f(A) w from the products that were made, and their errors.
 
-Of a logarithm, all derivatives of even order are negative, and those of odd order positive. So the rule of Gauss is
-never below the integral, and that of Gauss and Radau, which has one node at a point that no eigenvalue is below, is
-never above it. Half of what lies between them bounds the error of the middle, whatever the spectrum is. Roots and other
-powers, inverses and exp(-x) are bounded in the same way, perhaps with the roles exchanged. For any other function the
-second rule, which is exact for one degree more than that of Gauss, is a second opinion. So these two are used for every
+All derivatives of a logarithm of even order are negative, and those of odd order positive. So the Gauss rule is never
+below the integral, and the Gauss-Radau rule, which has one node at a lower bound of the eigenvalues, is never above
+it. Half of their distance bounds the error of their midpoint, whatever the spectrum is. Roots and other powers,
+inverses and exp(-x) are bounded in the same way, perhaps with the roles exchanged. For any other function the second
+rule, which is exact for one degree more than the Gauss rule, gives an error estimate. So these two are used for every
 operator with a known lower bound of its spectrum, if only that it is positive semidefinite.
 
-For other operators the second opinion is that of the generalised averaged rule. Its recurrence goes on with its own
-elements in the reverse order; it has 2 m - 1 nodes, and is exact for at least one degree more than that of Gauss.
-Once the rules converge, their difference is the error of that of Gauss.
+For other operators the second rule is the generalised averaged rule. Its recurrence continues with its own elements in
+reverse order; it has 2 m - 1 nodes, and is exact for at least one degree more than the Gauss rule. Once the rules
+converge, their difference is the error of the Gauss rule.
 
 All rules come from the same recurrence: T with other or more rows.
 
@@ -27,14 +27,14 @@ from jax import Array, lax
 from ..linalg import Decomposition
 from ._orthogonal import power_below
 
-# Of the largest eigenvalue: how far rounding may move the others.
+# How far rounding may move eigenvalues, in eps of the largest.
 _ROUNDINGS = 4
 
 
 def gauss(found: Decomposition) -> Array:
     """T, of shape `(b, m, m)`.
 
-    Rows of steps that were not made have the first diagonal element instead, which lies among the eigenvalues and gets
+    Rows of steps that were not made hold the first diagonal element instead, which lies among the eigenvalues and has
     no weight.
     """
     there = found.active()
@@ -43,7 +43,7 @@ def gauss(found: Decomposition) -> Array:
 
 
 def averaged(found: Decomposition) -> Array:
-    """T and its own rows but the last in reverse, `(b, 2 m - 1, 2 m - 1)`, coupled by the last residual."""
+    """T followed by its rows but the last in reverse, `(b, 2 m - 1, 2 m - 1)`, coupled by the last residual."""
     there = found.active()
     diagonal = jnp.where(there, found.diagonal, found.diagonal[:, :1])
     off = jnp.where(there[:, 1:], found.offdiagonal, 0)
@@ -54,7 +54,7 @@ def averaged(found: Decomposition) -> Array:
 
 
 def eigen(matrices: Array) -> tuple[Array, Array]:
-    """Eigenvalues and vectors, scaled by a power of two before, so that nothing under- or overflows."""
+    """Eigenvalues and eigenvectors; scaled by a power of two, so that nothing under- or overflows."""
     largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), keepdims=True)
     scale = power_below(largest)
     nodes, vectors = jnp.linalg.eigh(matrices / scale, symmetrize_input=False)
@@ -62,15 +62,16 @@ def eigen(matrices: Array) -> tuple[Array, Array]:
 
 
 def lower_end(nodes: Array, least: Array, floor: float) -> Array:
-    """A point that no eigenvalue is below.
+    """A lower bound of the eigenvalues.
 
     Args:
         nodes: the Ritz values of each probe, `(b, m)`.
-        least: what no eigenvalue is said to be below.
-        floor: the same, relative to the largest eigenvalue.
+        least: the declared lower bound of the eigenvalues.
+        floor: the least bound, relative to the largest eigenvalue.
 
     Returns:
-        Of shape `(b,)`. What is said is not believed where an eigenvalue contradicts it, but for rounding.
+        An array of shape `(b,)`. The declared bound is ignored where an eigenvalue contradicts it by more than
+        rounding.
     """
     scale, lowest = jnp.max(jnp.abs(nodes), axis=-1), jnp.min(nodes, axis=-1)
     said = least - _ROUNDINGS * jnp.finfo(nodes.dtype).eps * scale
@@ -79,17 +80,17 @@ def lower_end(nodes: Array, least: Array, floor: float) -> Array:
 
 
 def radau(ends: Array, found: Decomposition) -> Array:
-    """T with one more row, such that one of its eigenvalues is given: of shape `(b, m + 1, m + 1)`.
+    """T with one more row, such that it has a given eigenvalue: of shape `(b, m + 1, m + 1)`.
 
     Args:
         ends: the eigenvalue for each probe, not above those of T: `(b,)`.
-        found: what T is made from. Where the last step left nothing, the new row has no weight.
+        found: the decomposition that gives T. Where the last residual is zero, the new row has no weight.
     """
     off = jnp.concatenate([found.offdiagonal, found.residual[:, None]], axis=1)
     scale = power_below(jnp.maximum(jnp.max(jnp.abs(found.diagonal), axis=1), jnp.max(off, axis=1)))
     at, unit = ends / scale, scale[:, None]
     squares = (off / unit).T ** 2
-    # What elimination leaves of T minus the eigenvalue: positive, but for rounding.
+    # The pivots of T minus the eigenvalue: positive up to rounding.
     tiny = jnp.finfo(off.dtype).eps ** 2
 
     def eliminate(pivot: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
@@ -104,7 +105,7 @@ def radau(ends: Array, found: Decomposition) -> Array:
 
 
 def _dense(diagonal: Array, off: Array) -> Array:
-    """Symmetric tridiagonal matrices of shape `(..., m, m)`, by their diagonals and what is beside these."""
+    """Symmetric tridiagonal matrices of shape `(..., m, m)`, from their diagonals and off-diagonals."""
     i = jnp.arange(diagonal.shape[-1])
     empty = jnp.zeros((*diagonal.shape, len(i)), diagonal.dtype)
     with_diagonal = empty.at[..., i, i].set(diagonal)

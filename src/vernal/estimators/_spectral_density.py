@@ -1,4 +1,4 @@
-"""`spectral_density`: how the eigenvalues of a symmetric operator are distributed, as a curve."""
+"""`spectral_density`: the distribution of the eigenvalues of a symmetric operator, as a curve."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from ..transforms import filter_jit
 from ._quadrature import LanczosQuadrature, Starts, consistent
 from ._rules import eigen, gauss
 
-# The default width of a bump, as a part of the range of the spectrum.
+# The range of the spectrum, in default widths of a bump.
 _RANGE_PER_WIDTH = 50
-# How many widths the default points go beyond the spectrum.
+# The default points extend this many widths beyond the spectrum.
 _MARGIN = 4
 
 
@@ -24,11 +24,11 @@ class SpectralDensity(Module):
     """A density of eigenvalues; its integral is 1.
 
     Args:
-        points: where, of shape `(points,)`.
-        density: there, of shape `(points,)`.
+        points: the points at which the density is given, of shape `(points,)`.
+        density: the density at these points, of shape `(points,)`.
         standard_error: of the density, from the differences between probes, of shape `(points,)`.
-        width: the standard deviation of the bumps that the density is made of.
-        matvecs: how many products were made.
+        width: the standard deviation of the Gaussian bumps that make up the density.
+        matvecs: the number of products that were made.
         tags_hold: whether the operator looks symmetric (and without negative eigenvalues, if it is declared so).
     """
 
@@ -51,8 +51,8 @@ def spectral_density(
 ) -> SpectralDensity:
     """Estimates the density of the eigenvalues of a symmetric operator.
 
-    Every eigenvalue is replaced by a bump of Gauss's shape; the mean of the bumps is the trace of a function of the
-    operator for every point, and all of them come from the same Lanczos quadrature. The density times the size of the
+    Every eigenvalue is replaced by a Gaussian bump. At each point, the mean of the bumps is the trace of a function of
+    the operator, and all these traces come from the same Lanczos quadrature. The density times the size of the
     operator, integrated over an interval, is about the number of eigenvalues there. It has no derivatives.
 
     L. Lin, Y. Saad, C. Yang, "Approximating spectral densities of large matrices", SIAM Review 58 (2016),
@@ -61,18 +61,18 @@ def spectral_density(
     Args:
         operator: symmetric (Hermitian, if it is complex), and declared so.
         key: a key of `jax.random`.
-        matvecs: how many products to make at most, a Python int.
-        points: where; an array of real numbers, or how many points to take over the whole range of the spectrum.
-        width: the standard deviation of a bump. None takes a 50th of the range that the eigenvalues are seen to have.
-        method: how to use the products. None takes as many steps as probes: resolution needs steps.
+        matvecs: the largest number of products to make, a Python int.
+        points: an array of real numbers, or the number of points to spread over the whole range of the spectrum.
+        width: the standard deviation of a bump. None takes a 50th of the observed range of the eigenvalues.
+        method: how to use the products. None takes `LanczosQuadrature()`.
 
     Returns:
         A `SpectralDensity`.
 
     Raises:
-        TypeError: if `operator` is none, or `matvecs` is traced or no int.
-        ValueError: if the operator is not declared symmetric, `matvecs` is too small, `points` is not an array of one
-            dimension, or `width` is not positive.
+        TypeError: if `operator` is not an operator, or `matvecs` is traced or not an int.
+        ValueError: if the operator is not declared symmetric, `matvecs` is too small, `points` is neither an int nor
+            one-dimensional, or `width` is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -127,7 +127,7 @@ def _estimated(
     low, high = jnp.min(nodes), jnp.max(nodes)
     if width is None:
         span = high - low
-        # All eigenvalues equal: still a bump, of a width in proportion to where it is.
+        # If all eigenvalues are equal, the width is proportional to them.
         one = jnp.where(jnp.abs(high) > 0, jnp.abs(high), 1)
         width = jnp.where(span > 0, span, one) / _RANGE_PER_WIDTH
     width = jnp.asarray(width, nodes.dtype)

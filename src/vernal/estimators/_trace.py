@@ -1,4 +1,4 @@
-"""`trace`: the one entry to the estimation of traces."""
+"""`trace`: estimates traces."""
 
 from functools import partial
 from typing import Any, SupportsIndex
@@ -36,19 +36,19 @@ def trace(
 ) -> Estimate:
     """Estimates the trace of a linear operator from its products with random vectors.
 
-    There are three ways to say how much work it may be:
+    There are three ways to set the number of products:
 
-    - `matvecs=100`: so many products. Another number is another compilation.
-    - `matvecs=k, max_matvecs=200`: so many products, with shapes that are made for `max_matvecs`. All `k` up to that
-      share one compilation, and `k` may be traced.
-    - `rtol=` or `atol=`, or both, and `max_matvecs=200`: as many products as it takes until the error is at most
-      `max(atol, rtol * abs(value))`, with a probability of 95%. `Estimate.tolerance_met` says whether `max_matvecs`
+    - `matvecs=100`: this many products. Each different number compiles again.
+    - `matvecs=k, max_matvecs=200`: `k` products, with shapes made for `max_matvecs`. All `k` up to that share one
+      compilation, and `k` may be traced.
+    - `rtol=` or `atol=`, or both, and `max_matvecs=200`: products are made until the error is at most
+      `max(atol, rtol * abs(value))` with a probability of 95%. `Estimate.tolerance_met` says whether `max_matvecs`
       were enough.
 
     Products with the unit vectors give the exact trace, so no method makes more than `n` products with an operator of
-    size `n`: when the budget reaches `n`, the answer is exact and its error 0.
+    size `n`: when the budget reaches `n`, the answer is exact and its error is 0.
 
-    Without a `method`, this one is taken:
+    Without a `method`, one is chosen from this table:
 
     | operator | products | method |
     | --- | --- | --- |
@@ -57,33 +57,33 @@ def trace(
     | any other | at least 20 | `XTrace`: two products for each vector of its basis |
     | any | fewer, or a basis of more than 1 GiB | `Hutchinson`: no basis |
 
-    With a tolerance there are attempts with 32, 64, 128, ... products, each with fresh probes, and the first one whose
-    error is small enough is the answer. `max_matvecs` is for all of them together. The level of their intervals is
-    such that with 95% all of them hold the truth, so that looking again and again does no harm.
+    With a tolerance, `trace` makes attempts with 32, 64, 128, ... products, each with fresh probes, and returns the
+    first whose error is small enough. `max_matvecs` limits all attempts together. The level of their intervals is
+    such that all of them contain the truth with a probability of 95%, so repeated checks do not bias the result.
 
-    The derivative of the value with respect to the operator is an unbiased estimate of the derivative of the trace,
-    from as many products again, forward and in reverse.
+    The derivative of the value with respect to the operator is an unbiased estimate of the derivative of the trace.
+    In forward and in reverse mode it takes as many products again.
 
     Args:
         operator: a square matrix, an `Operator`, or an object with `mv` and `in_structure()`.
         key: a random key.
-        matvecs: how many products to make: a Python int, or an integer array with `max_matvecs`. More than `n` are
+        matvecs: the number of products: a Python int, or, with `max_matvecs`, an integer array. More than `n` means
             `n`. An array is clamped between the method's minimum and `max_matvecs`.
-        method: how to estimate.
+        method: how to estimate. None chooses from the table above.
         rtol: the tolerance relative to the value: a number, which may be traced.
         atol: the absolute tolerance, likewise.
-        max_matvecs: what shapes are made for: a Python int. With a tolerance and without this it is 400, and `2 * n` if
-            `n` is at most 1000: so the exact answer may be the end.
+        max_matvecs: the number of products that shapes are made for, a Python int. With a tolerance the default is
+            400, or `2 * n` if `n` is at most 1000, which is enough to end with the exact answer.
 
     Returns:
-        The trace, with its error. Real if the operator is symmetric or real. Under `vmap`, budgets and tolerances that
-        differ between the elements of the batch take as long as the longest.
+        The trace with its error. Real if the operator is symmetric or real. Under `vmap`, if budgets or tolerances
+        differ between the elements of the batch, all take as long as the longest.
 
     Raises:
-        TypeError: if something is not an operator, or not a number; `TracedShapeError`, if a number is traced where it
-            cannot be.
+        TypeError: if `operator` is not an operator, or an argument is not a number; `TracedShapeError` if one is
+            traced where it cannot be.
         ValueError: if a number is too small, if arguments do not go together, or if the method needs an operator that
-            is declared to be positive semidefinite.
+            is declared positive semidefinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -101,7 +101,7 @@ def trace(
 
 
 def _choose(operator: Operator, matvecs: int) -> TraceMethod:
-    """The method for so many products; the table is in the docstring of `trace`."""
+    """The method for `matvecs` products; the table is in the docstring of `trace`."""
     free = operator.positive_semidefinite
     columns = matvecs if free else matvecs // 2
     row = operator.size * jnp.dtype(operator.dtype).itemsize

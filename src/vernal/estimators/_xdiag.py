@@ -1,4 +1,4 @@
-"""`XDiag`: diagonals by a low-rank approximation, every probe used twice."""
+"""`XDiag`: diagonals by a low-rank approximation that uses every probe twice."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,17 +14,17 @@ from ._samples import is_real
 
 
 class XDiag(DiagonalMethod):
-    r"""The diagonal of a low-rank approximation, and of what it misses, for every square operator.
+    r"""The diagonal of a low-rank approximation and of its remainder, for every square operator.
 
-    Half of the products find a basis Q of what is large in the range of the operator A, and the other half multiply
-    that basis by the adjoint of A. Each estimate leaves one probe w out of the basis, and adds
-    `conj(w) * (I - Q Q^*) A w` to the diagonal of `Q Q^* A`; the result is their mean. Unbiased. Far better than
-    `HutchinsonDiagonal` if the singular values decay; about `sqrt(2)` times worse if they do not, for it has half as
-    many probes.
+    Half of the products find a basis Q of the dominant part of the range of the operator A, and the other half
+    multiply that basis by the adjoint of A. Each estimate leaves one probe w out of the basis, and adds
+    `conj(w) * (I - Q Q^*) A w` to the diagonal of `Q Q^* A`; the result is their mean. It is unbiased. It is far better
+    than `HutchinsonDiagonal` if the singular values decay, and about `sqrt(2)` times worse if they do not, because it
+    has half as many probes.
 
-    Needs products with the adjoint: of a `FunctionOperator` that is not symmetric they are derived by
-    `jax.linear_transpose`. A budget of `m` makes `2 * (m // 2)` products. Probes are signs, complex ones for a complex
-    operator. Besides the paper's estimator, the same estimate of the identity serves as a control variate, so that
+    It needs products with the adjoint: for a `FunctionOperator` that is not symmetric, `jax.linear_transpose` derives
+    them. A budget of `m` makes `2 * (m // 2)` products. Probes are signs, complex ones for a complex operator. The
+    paper's estimator is extended in two ways: the same estimate of the identity serves as a control variate, so
     multiples of the identity are exact, and the standard error is corrected for the probes that estimates share.
 
     E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
@@ -43,13 +43,13 @@ class XDiag(DiagonalMethod):
     minimum = 10
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
-        """Estimates the diagonal from at least 4 products; see `DiagonalMethod`."""
+        """Estimates the diagonal from `budget.used` products; see `DiagonalMethod`."""
         half = budget.part(2)
         drawn = half.drawn(operator, default_probes(operator), key)
         sketch = prepared(operator, drawn, products(operator, drawn, half.used), half.used)
         probes, scale = sketch.probes, sketch.scale.astype(sketch.probes.dtype)
         basis, factor = orthonormal(sketch.products, sketch.mask)
-        # Of zero, any basis is right, and all that is made of it is thrown away.
+        # For zero, any basis is right, and its results are discarded.
         is_zero = jnp.all(sketch.products == 0)
         factor = jnp.where(is_zero, jnp.eye(half.most, dtype=factor.dtype), factor)
         final = jnp.where(is_zero, 0, sketch.scale)
@@ -59,7 +59,7 @@ class XDiag(DiagonalMethod):
         value, variance, freedom = averaged(
             parts, control, probes, half.used, real=is_real(operator)
         )
-        # Rounding of the sum over the basis, and of the products that it is made of.
+        # Rounding of the sum over the basis, and of its products.
         sizes = jnp.sum(jnp.abs(basis) ** 2, axis=1) * jnp.sum(jnp.abs(images) ** 2, axis=1)
         rounding = operator.eps**2 * (sizes + jnp.abs(value) ** 2)
         count = jnp.asarray(half.used, variance.dtype)
@@ -76,7 +76,7 @@ class XDiag(DiagonalMethod):
 def _parts(
     probes: Array, basis: Array, factor: Array, images: Array, mask: Array | None
 ) -> tuple[Parts, Parts]:
-    """Of `Q Q^* A`, from the basis Q and its images `A^* Q`, and of `Q Q^*`."""
+    """The parts of `Q Q^* A`, from the basis Q and its images `A^* Q`, and those of `Q Q^*`."""
     duals = unit_duals(factor, mask)
     left = product(basis, duals)
     inside = product(basis.conj().T, probes)

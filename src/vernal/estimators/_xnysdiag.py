@@ -15,18 +15,18 @@ from ._orthogonal import product, shifted_cholesky
 
 
 class XNysDiag(DiagonalMethod):
-    r"""The diagonal of a Nystrom approximation, and of what it misses, for positive semidefinite operators.
+    r"""The diagonal of a Nystrom approximation and of its remainder, for positive semidefinite operators.
 
-    Every product is with a random probe, and serves twice: each estimate leaves one probe w out of the approximation
+    Every product is with a random probe and is used twice: each estimate leaves one probe w out of the approximation
     `X = Y (W^* Y)^{-1} Y^*`, with `Y = A W`, and adds `conj(w) * (A - X) w` to its diagonal; the result is their mean.
-    Unbiased. Never much worse than `HutchinsonDiagonal`, and far better if the eigenvalues decay.
+    It is unbiased, never much worse than `HutchinsonDiagonal`, and far better if the eigenvalues decay.
 
-    Probes are signs, complex ones for a complex operator. Besides the paper's estimator, the same estimate of the
-    identity serves as a control variate, so that multiples of the identity are exact, and the standard error is
-    corrected for the probes that estimates share.
+    Probes are signs, complex ones for a complex operator. The paper's estimator is extended in two ways: the same
+    estimate of the identity serves as a control variate, so multiples of the identity are exact, and the standard
+    error is corrected for the probes that estimates share.
 
     If the products show that the operator is not positive semidefinite, the estimate is that of `HutchinsonDiagonal`
-    from the same products, and not converged.
+    from the same products, and `Estimate.tags_hold` is False.
 
     E. N. Epperly, "Make the most of what you have: Resource-efficient randomized algorithms for matrix computations"
     (2025), doi:10.48550/arXiv.2512.15929.
@@ -46,20 +46,20 @@ class XNysDiag(DiagonalMethod):
     needs_positive_semidefinite = True
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
-        """Estimates the diagonal from at least 2 products; see `DiagonalMethod`."""
+        """Estimates the diagonal from `budget.used` products; see `DiagonalMethod`."""
         drawn = budget.drawn(operator, default_probes(operator), key)
         sketch = prepared(operator, drawn, products(operator, drawn, budget.used), budget.used)
         probes, count = sketch.probes, jnp.asarray(budget.used, sketch.scale.dtype)
         parts, positive = _nystrom(operator, sketch)
         control, _ = _nystrom(operator, _of_identity(sketch))
         value, variance, freedom = averaged(parts, control, probes, budget.used, real=True)
-        # Rounding of sums over the probes, and of the products, of which much the same is in all estimates.
+        # Rounding of sums over the probes, and of the products, which all estimates largely share.
         elements = count * jnp.asarray(operator.size, count.dtype)
         typical = jnp.linalg.norm(sketch.products) / jnp.sqrt(elements)
         sizes = jnp.abs(parts.full) + jnp.abs(value) + 3 * typical
         variance = variance + (operator.eps * sizes) ** 2
         stored = StoredPairs(drawn / count.astype(drawn.dtype), drawn)
-        # Of zero, nothing is left but rounding of the shift.
+        # For zero, only rounding of the shift is left.
         scale = jnp.where(typical > 0, sketch.scale, 0)
         plain = slopes(probes, sketch.products, real=True).outcome(budget.used, positive, stored)
         return Outcome(
@@ -81,7 +81,7 @@ def _of_identity(sketch: Sketch) -> Sketch:
 def _nystrom(operator: Operator, sketch: Sketch) -> tuple[Parts, Array]:
     """The Nystrom approximation from a sketch of M, and whether M looks positive semidefinite.
 
-    A shift of M makes the Gram matrix positive definite in spite of rounding; it is taken from the diagonal again.
+    A shift of M makes the Gram matrix positive definite in spite of rounding; it is subtracted from the diagonal again.
     """
     probes = sketch.probes
     columns = probes.shape[1]
@@ -90,7 +90,7 @@ def _nystrom(operator: Operator, sketch: Sketch) -> tuple[Parts, Array]:
     size = jnp.linalg.norm(sketch.products) * float(columns) ** 0.5
     hermitian = near_hermitian(gram, size, operator)
     gram = (gram + gram.conj().T) / 2
-    # As many times the identity as products of the probes are in the mean: that is never singular.
+    # The identity times the mean of the probes' squared lengths: the sum is never singular.
     never_singular = of_probes + probes.shape[0] * jnp.eye(columns, dtype=gram.dtype)
     lower, shift, positive = shifted_cholesky(
         gram, of_probes, sketch.shift, sketch.mask, raised=never_singular

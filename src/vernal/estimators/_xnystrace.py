@@ -20,12 +20,13 @@ from ._orthogonal import filled, orthonormal, product, shifted_cholesky
 class XNysTrace(LeaveOneOut):
     """The mean of leave-one-out estimates with Nystrom approximations, for positive semidefinite operators.
 
-    From `m` probes and one product with each. Every probe in turn is the test vector for what the approximation from
-    the others leaves over. Unbiased, and never much worse than `Hutchinson` with the same number of products; orders of
-    magnitude better where the eigenvalues decay. Exact for a rank below `m`.
+    It takes `m` probes and one product with each. Every probe in turn is the test vector for the remainder of the
+    approximation from the others. The estimate is unbiased, never much worse than `Hutchinson` with the same number of
+    products, and orders of magnitude better if the eigenvalues decay. It is exact for a rank below `m`.
 
-    If the operator is seen not to be positive semidefinite, or not symmetric, the result is that of `Hutchinson` with
-    the same products, and is not `consistent`. Small negative eigenvalues are not seen, and do no harm.
+    If the products show that the operator is not positive semidefinite, or not symmetric, the result is that of
+    `Hutchinson` with the same products, and `Estimate.tags_hold` is False. Small negative eigenvalues go unnoticed,
+    and do no harm.
 
     E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
     SIAM Journal on Matrix Analysis and Applications 45 (2024), doi:10.1137/23M1548323. The error estimate is not the
@@ -34,12 +35,12 @@ class XNysTrace(LeaveOneOut):
 
     Args:
         probes: the distribution of the probes. None takes `Normal()`.
-        resphered: whether what is left of a test vector, after taking away the part in the span of the others, is
-            scaled to the length that it has in the mean ("improved" in the paper): less variance, exact for multiples
-            of the identity. Needs probes of which every direction is equally likely.
+        resphered: whether the part of a test vector outside of the span of the others is scaled to its mean length
+            ("improved" in the paper). This lowers the variance, and is exact for multiples of the identity. It needs
+            probes that are uniform in direction.
 
     Raises:
-        ValueError: if signs are to be resphered, or probes depend on each other.
+        ValueError: if `resphered` is True with probes that are signs.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -70,7 +71,7 @@ class _Nystrom(NamedTuple):
         trace: of the approximation.
         weights: W = (probes^* A probes)^-1.
         inside: W probes^* A^2 probes W.
-        shift: what was added to the operator.
+        shift: the multiple of the identity that was added to the operator.
         consistent: whether probes^* A probes is Hermitian and positive definite.
     """
 

@@ -1,4 +1,4 @@
-"""`XTrace`: every probe is used for a low-rank approximation and for what that leaves over."""
+"""`XTrace`: every probe is used for a low-rank approximation and for its remainder."""
 
 from typing import ClassVar, NamedTuple
 
@@ -21,10 +21,10 @@ from ._orthogonal import orthonormal, product
 class XTrace(LeaveOneOut):
     """The mean of leave-one-out estimates with low-rank approximations. Works for every square operator.
 
-    From `k = m // 2` probes and `m` products: half of the products are with the probes, half with an orthonormal basis
-    of these. Every probe in turn is the test vector for what the approximation from the others leaves over. Unbiased.
-    Best where a part of the eigenvalues is much larger than the rest; exact for a rank below `k`. For a positive
-    semidefinite operator, `XNysTrace` makes more of `m` products.
+    It takes `k = m // 2` probes and `m` products: half of them with the probes, half with an orthonormal basis of the
+    first half. Every probe in turn is the test vector for the remainder of the approximation from the others. The
+    estimate is unbiased, best where a few eigenvalues are much larger than the rest, and exact for a rank below `k`.
+    For a positive semidefinite operator, `XNysTrace` is more accurate with `m` products.
 
     E. N. Epperly, J. A. Tropp, R. J. Webber, "XTrace: Making the most of every sample in stochastic trace estimation",
     SIAM Journal on Matrix Analysis and Applications 45 (2024), doi:10.1137/23M1548323. The error estimate is not the
@@ -32,12 +32,12 @@ class XTrace(LeaveOneOut):
 
     Args:
         probes: the distribution of the probes. None takes `Normal()`.
-        resphered: whether what is left of a test vector, after taking away the part in the span of the others, is
-            scaled to the length that it has in the mean ("improved" in the paper): less variance, exact for multiples
-            of the identity. Needs probes of which every direction is equally likely.
+        resphered: whether the part of a test vector outside of the span of the others is scaled to its mean length
+            ("improved" in the paper). This lowers the variance, and is exact for multiples of the identity. It needs
+            probes that are uniform in direction.
 
     Raises:
-        ValueError: if signs are to be resphered, or probes depend on each other.
+        ValueError: if `resphered` is True with probes that are signs.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -63,12 +63,12 @@ class XTrace(LeaveOneOut):
 class _Compressed(NamedTuple):
     """The operator A inside and outside of the span of the products, as matrices of shape `(k, k)`.
 
-    Q is a basis of the products, w_j = Q^* probe_j, u_j = probe_j - Q w_j, s_i the unit vectors with which
+    Q is a basis of the products, w_j = Q^* probe_j and u_j = probe_j - Q w_j. The s_i are the unit vectors for which
     Q (I - s_i s_i^*) Q^* projects on all products but i.
 
     Attributes:
         trace: of Q^* A Q.
-        size: the sum of the moduli of what `trace` is the sum of.
+        size: the sum of the moduli of the terms of `trace`.
         duals: [i, j] = s_i^* s_j.
         inside: [i, j] = s_i^* Q^* A Q s_j.
         along: [i, j] = s_i^* w_j.
@@ -143,7 +143,7 @@ def _left_out(
     norms = parts.rest_norms + jnp.abs(c_j) ** 2
     single = estimates(parts.trace - h_j, forms, norms, n - count + 1)
 
-    # Without probe i, too: one more direction (s_i - s_j s_j^* s_i), of length `sine`, goes to the remainder.
+    # Without probe i too: one more direction (s_i - s_j s_j^* s_i), of length `sine`, goes to the remainder.
     sine = 1 - jnp.abs(g) ** 2
     usable = usable_pairs(sine, used)
     sine = jnp.where(usable, sine, 1)

@@ -1,4 +1,4 @@
-"""Named values that a call leaves behind, from inside any transformation: sow them, and reap them."""
+"""State that a function updates and values that it captures, from inside any transformation: sow and reap them."""
 
 from .._ground import publish
 from ._capture import capture as capture

@@ -1,8 +1,8 @@
-"""Captures: what a function computes on its way, as further results of it.
+"""Captures: intermediate values of a function, as further results of it.
 
-`capture` marks values with a label, as an operation that is the identity. `reap` collects what was marked with the
-labels that it is given, and its values keep their derivatives. In a loop a value is collected at every step, along a
-leading axis; under `jax.vmap` inside of the function, for every element. The axes of loops come first, in either order.
+`capture` marks values with a label, by an operation that is the identity. `reap` collects the values marked with the
+labels that it is given; they keep their derivatives. In a loop a value is collected at every step, along a leading
+axis; under `jax.vmap` inside the function, for every element. The axes of loops come first, in either order.
 """
 
 from collections.abc import Hashable
@@ -24,7 +24,7 @@ def _itself(*args: Any, **params: Any) -> list[Any]:
 
 
 def _capture_batch(axis: Any, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
-    """For all elements, along a leading axis, even where all have the same."""
+    """The values of all elements, along a leading axis, even if all are the same."""
     full = [
         jnp.broadcast_to(x, (axis.size, *jnp.shape(x))) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(args, dims, strict=True)
@@ -48,14 +48,14 @@ register_impl_finalisation(capture_p)
 
 
 def capture(value: T, label: Hashable) -> T:
-    """Marks a value, so that `vernal.harvest.reap` can return it beside the result.
+    """Marks a value, so that `vernal.harvest.reap` can return it along with the result.
 
     Args:
-        value: a tree of arrays. (What is not an array in it is kept.)
-        label: what `reap` is to ask for.
+        value: a tree of arrays. (Leaves that are not arrays are kept.)
+        label: the label to pass to `reap`.
 
     Returns:
-        The value. Go on with what is returned: a value that nothing depends on may be left out of the program.
+        The value. Continue with it: a value that nothing depends on may be removed from the program.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,7 +71,7 @@ def capture(value: T, label: Hashable) -> T:
 
 
 def captures(jaxpr: Any, labels: frozenset[Hashable]) -> bool:
-    """Whether a program captures something of these labels, at any depth."""
+    """Whether a program captures a value with one of these labels, at any depth."""
     return bool(labels) and any(
         (eqn.primitive is capture_p and eqn.params["label"] in labels)
         or any(captures(x, labels) for x in jaxprs_in_params(eqn.params))

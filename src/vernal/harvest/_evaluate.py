@@ -1,12 +1,12 @@
-"""Evaluating a program with slots: the current value of every slot is at hand, `planted` gives it, `sow` replaces it.
+"""Evaluating a program with slots: keeps the current value of every slot; `planted` reads it, `sow` replaces it.
 
 An operation that has a program with a `planted` or `sow` inside (a loop, a branch, an inner `jit`, ...) is replaced by
 one whose program takes the current values as further arguments and returns the new ones as further results; in a loop
-they are part of the carry, so that each step sees what the one before has sown. Every other operation is evaluated as
-it is, with all its derivative rules and settings.
+they are part of the carry, so each step sees what the one before has sown. Every other operation is evaluated
+unchanged, with all its derivative rules and settings.
 
-Invariants: the value of a slot keeps its type, and has no derivative (who starts stops the gradient). What is
-evaluated inside of another program has a `Slots` of its own, with values of that program.
+Invariants: the value of a slot keeps its type, and has no derivative (the caller stops the gradient of the first
+value). The evaluation inside another program has its own `Slots`, with values of that program.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ from ._views import View, element, follow, only_takes_parts
 def evaluate(
     jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], views: Views, slots: Slots
 ) -> tuple[list[Any], Views]:
-    """Evaluates a program, for its results, and which parts of slots they are. `views` says that of the arguments;
-    the values of `slots` are replaced by the new ones."""
+    """Evaluates a program. Returns its results, and their views; `views` are those of the arguments. Updates the values
+    of `slots`."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     seen = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view is not None}
 
@@ -64,7 +64,7 @@ def evaluate(
 
 
 def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Sequence[Any], Views]:
-    """The results of one operation, and which parts of slots they are."""
+    """The results of one operation, and their views."""
     primitive = eqn.primitive
     if primitive is planted_p:
         view = views[0]
@@ -91,7 +91,7 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
     if captured or touched:
         return _opened(eqn, args, views, slots), []
     if slots.told and (any(map(checks, inside)) or traits_of(eqn).may_check):
-        # A check in an operation that cannot be opened counts for every element: no error is lost.
+        # In an operation that cannot be opened, a check counts for every element, so no error is lost.
         with contextlib.suppress(NotImplementedError):
             return _opened(eqn, args, views, slots), []
     if (
@@ -164,7 +164,7 @@ def _sow(
 
 
 def _as_before(value: Any, aval: Any, where: str) -> Any:
-    """A new value, on the devices where the old one was, and without its derivative."""
+    """A new value, placed on the devices of the old one, without a derivative."""
     more = jax.typeof(value).manual_axis_type.varying - aval.manual_axis_type.varying
     if more:
         raise value_error(
@@ -178,8 +178,8 @@ def _as_before(value: Any, aval: Any, where: str) -> Any:
 
 
 def _traced(fn: Callable[..., Any], *args: Any) -> tuple[Any, list[Any], Any]:
-    """A function of flat lists of arrays as a program without constants, the constants, which are its first
-    arguments, and the structure of its results."""
+    """Traces a function of lists of arrays. Returns a program that takes the constants as its first arguments, the
+    constants, and the structure of the results."""
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*jax.tree.map(jax.typeof, args))
     program = close_jaxpr(convert_constvars_jaxpr(closed.jaxpr))
     return program, closed.consts, jax.tree.structure(shapes)
@@ -204,7 +204,7 @@ def _jit(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
         ("out_layouts", after, None),
     ):
         params[name] = (default,) * more + tuple(params[name])
-    # A slot that is an argument is read as well: no argument is donated.
+    # No argument is donated: one may be a slot, which is read as well.
     params["donated_invars"] = (False,) * (before + len(args))
     results = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
     values, caught, out = jax.tree.unflatten(structure, results)
@@ -240,7 +240,7 @@ def _checkpoint(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[A
 
 
 def _unchanged(views: Views, before: Sequence[Any], after: Sequence[Any]) -> Views:
-    """Which parts of slots a carry is: what a step passes on as it is stays what it was."""
+    """The views of a carry: an entry that the step passes on unchanged keeps its view."""
     return [view if a is b else None for view, a, b in zip(views, before, after, strict=True)]
 
 
@@ -330,7 +330,7 @@ def _cond(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
 
 
 def _shard_map(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
-    """The devices have parts of the arrays, so each argument that is part of a slot becomes a slot of its own."""
+    """Each device has only parts of the arrays, so every argument that is part of a slot becomes its own slot."""
     params = eqn.params
     parts = {v: view for v, view in zip(eqn.invars, views, strict=True) if view}
     if len(slots.used(views)) < len(parts):
@@ -390,5 +390,5 @@ _RULES: dict[Any, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
     vprim_p: _custom_jvp,
     jax_primitives.while_p: _while,
 }
-# Operations that run their program a known number of times, so that what is captured inside can be a result.
+# Operations that run their program a known number of times, so that captured values can be results.
 _CAPTURING = {jax_primitives.jit_p, remat_p, jax_primitives.scan_p}

@@ -1,11 +1,11 @@
-"""Slots and checks inside of functions with rules of their own (`jax.custom_jvp`, `jax.custom_vjp`, `linear_call`).
+"""Slots and checks inside functions with derivative rules (`jax.custom_jvp`, `jax.custom_vjp`, `linear_call`).
 
-The function gets the values of the slots as further arguments and results, and so does its rule: differentiated, such
-a function is not run, its rule is, and what that sows is what counts. The rule is had, without opening
-JAX's operation, by differentiating the operation as it is and tracing that.
+The function takes and returns the values of the slots as further arguments and results, and so does its rule: under
+differentiation JAX runs the rule instead of the function, so what the rule sows counts. The rule is obtained without
+opening JAX's operation, by tracing the derivative of the operation.
 
-A rule that runs the function again on the way back would sow twice. It is refused. Checks may stand there: the
-derivative of a loop makes its steps again, and only those of active elements count.
+A rule that runs the function again in the backward pass would sow twice, and is refused. Checks are allowed there: the
+derivative of a loop runs its steps again, and only the checks of active elements count.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,12 +32,12 @@ from ._sow import reaping
 
 
 def _bound(eqn: Any) -> Callable[..., list[Any]]:
-    """The operation as it is, as a function of its arguments."""
+    """The unchanged operation as a function of its arguments."""
     return lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
 
 
 def _traced(fn: Callable[..., Any], *, return_shape: bool = False) -> Callable[..., Any]:
-    """`jax.make_jaxpr`, in a rule: who evaluates the program takes what is sown there."""
+    """`jax.make_jaxpr` inside a rule, whose caller evaluates the program and keeps what it sows."""
 
     def trace(*args: Any) -> Any:
         with reaping():
@@ -51,7 +51,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _spread(floats: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Tangents for all arrays, given those of the inexact ones."""
+    """Tangents for all arrays, from those of the inexact ones."""
     rest = iter(floats)
     return [next(rest) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0) for x in like]
 
@@ -64,7 +64,7 @@ def _floats(dots: Sequence[Any], like: Sequence[Any]) -> list[Any]:
 def _inside(
     evaluate: Evaluate, closed: Any, args: Sequence[Any], views: Views, slots: Slots, values: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Evaluates a program with its own values of the slots. Returns the new ones and the results."""
+    """Evaluates a program with its own values of the slots. Returns the new values and the results."""
     used = slots.used(views)
     inner = slots.inside(used, values)
     out, _ = evaluate(closed.jaxpr, closed.consts, args, views, inner)
@@ -74,8 +74,8 @@ def _inside(
 def custom_jvp(
     evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots
 ) -> list[Any]:
-    """Evaluates a function with a rule for forward mode. `views` says which parts of slots the arguments are, whose
-    values are replaced by the new ones; `evaluate` is for the programs inside."""
+    """Evaluates a function with a rule for forward mode, and updates the values of `slots`. `views` are those of the
+    arguments; `evaluate` evaluates the programs inside."""
     used, empty = slots.used(views), slots.without_values()
 
     program = eqn.params.get("call_jaxpr") or eqn.params["program"]
@@ -88,7 +88,7 @@ def custom_jvp(
 
     def rule(primals: Any, tangents: Any) -> Any:
         (values, args), (_, dots) = primals, tangents
-        # Only what is differentiated: the rule of the function may refuse the rest.
+        # Only arguments that are differentiated: the rule of the function may refuse others.
         moved = [
             _is_float(x) and not isinstance(dot, SymbolicZero)
             for x, dot in zip(args, dots, strict=True)
@@ -120,7 +120,7 @@ def custom_jvp(
 def custom_vjp(
     evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots
 ) -> list[Any]:
-    """Likewise, for a function with a rule for reverse mode."""
+    """Like `custom_jvp`, for a function with a rule for reverse mode."""
     used, empty = slots.used(views), slots.without_values()
 
     @jax.custom_vjp
@@ -157,7 +157,7 @@ def custom_vjp(
 
 
 def by_transpose(evaluate: Evaluate, eqn: Any, args: list[Any], slots: Slots) -> list[Any]:
-    """Likewise, for what a rule for reverse mode leaves: a linear function that is only ever transposed."""
+    """Like `custom_jvp`, for what remains of a rule for reverse mode: a linear function that is only transposed."""
     rules, empty = eqn.params["rules"], slots.without_values()
     name, n = rules.traits.transposed
     unknowns = [UndefinedPrimal(jax.typeof(x)) for x in args[n:]]
@@ -191,7 +191,7 @@ def in_derivative() -> NotImplementedError:
 
 
 def linear(evaluate: Evaluate, eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
-    """Likewise, for a linear function with a transpose of its own, in which there are checks but no states."""
+    """Like `custom_jvp`, for a linear function with its own transpose, which holds checks but no slots."""
     del views
     if not slots.told or touches(eqn.params["forward"].jaxpr):
         raise in_derivative()

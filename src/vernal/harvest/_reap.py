@@ -1,4 +1,4 @@
-"""`reap`: from a function that reads and overwrites slots to one that takes them and returns them."""
+"""`reap`: turns a function that reads and overwrites slots into one that takes and returns them."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
@@ -19,28 +19,28 @@ def reap(
 ) -> Callable[..., tuple[Any, ...]]:
     """Makes a function that returns the new values of its slots along with its result.
 
-    Inside, `vernal.harvest.planted` and `sow` use the slots as variables: each `planted` sees what was sown last,
-    across calls, and in loops from one step to the next. The function is traced, as by `jax.jit`; around it and
-    inside of it all of JAX's transformations may be used. Derivatives are those of the plain function, and do
-    not pass through the slots.
+    Inside `fn`, use `vernal.harvest.planted` and `sow` to read and set the slots like variables: each `planted` gives
+    what was sown last, across calls, and in loops from one step to the next. The function is traced, as by `jax.jit`;
+    all of JAX's transformations may be used around it and inside it. Derivatives are those of the plain function,
+    and do not pass through the slots.
 
     Args:
-        fn: called as `fn(slots, *args, **kwargs)`. What it takes and returns may be any Python objects.
+        fn: called as `fn(slots, *args, **kwargs)`. It may take and return any Python objects.
         capture: labels of `vernal.harvest.capture`.
 
     Returns:
         A function of the same arguments that returns `(result, slots)`, with the last values of the slots: arrays
-        of the same shapes and dtypes. What was not sown is as it was given. With `capture`, there is a third
-        result: a dictionary with what was captured last for each of the labels. It has derivatives as any other
+        of the same shapes and dtypes. A slot that was not sown keeps its value. With `capture`, there is a third
+        result: a dictionary from each label to the value that was captured last. It has derivatives like any other
         result. A `jax.lax.scan` captures at every step, along a leading axis.
 
     Raises:
         TypeError: if `fn` is not callable.
-        ValueError: at a call, if a value is sown for an array that is not one of `slots`, nor indexed, sliced,
+        ValueError: at a call, if a value is sown for an array that is neither one of `slots`, nor indexed, sliced,
             reshaped, transposed or cast from one; if devices or elements of a map disagree about a slot they share.
-        NotImplementedError: at a call, if a slot is sown where it cannot be, such as in the condition of a loop,
-            or in a `jax.checkpoint` that `fn` differentiates itself. If something is to be captured in a branch, a
-            `while_loop`, a `jax.shard_map`, or a function with a derivative rule of its own.
+        NotImplementedError: at a call, if a slot is sown where this is not supported, such as in the condition of a
+            loop, or in a `jax.checkpoint` that `fn` differentiates itself; if a value is captured in a branch, a
+            `while_loop`, a `jax.shard_map`, or a function with its own derivative rule.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -64,7 +64,7 @@ def reap(
             with keeping_calls():
                 return split(fn(slots_rest.fill(values), *args, **kwargs))
 
-        # Later values have no derivative and a strong type; so has the first.
+        # Later values have no derivative and a strong type, so the first ones must too.
         values = [jax.lax.stop_gradient(strong(x)) for x in values]
         with reaping():
             closed, (_, out_rest) = jax.make_jaxpr(flat, return_shape=True)(values, arrays)

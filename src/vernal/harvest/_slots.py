@@ -1,4 +1,4 @@
-"""The values of slots while a program is evaluated, and which programs have to do with them."""
+"""The values of slots while a program is evaluated, and which programs use slots or hold checks."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from ..transforms import check_p, traits_of
 from ._sow import planted_p, sow_p
 from ._views import View
 
-# Which part of which slot each argument or result of an operation is.
+# For each argument or result of an operation, the part of a slot that it is; None if it is not part of one.
 Views = list[View | None]
 
 
@@ -17,17 +17,17 @@ class Slots:
     """The current values of the slots, at one place in the evaluation of a program.
 
     Args:
-        values: of all slots, by number; None for those that cannot be met here.
-        active: the number of one that says whether checks count here, as bool[]; None if they do.
-        step: the number of one that says which step of a loop this is, as i32[]; None if checks need not tell.
-        labels: of what is to be captured.
+        values: the values of all slots, by number; None for those that are not used here.
+        active: the number of the slot that says whether checks count here, as bool[]; None if they always do.
+        step: the number of the slot that holds the step of a loop, as i32[]; None if checks do not report a step.
+        labels: the labels of the values to capture.
 
     Attributes:
-        caught: what was captured here, by label.
-        rests: what was not an array in it.
-        read: the slots that were read here, and by operations of which program.
-        sown: those that were sown, likewise.
-        needed: those of which somebody has to take the new value.
+        caught: the values captured here, by label.
+        rests: by label, the parts of them that are not arrays.
+        read: pairs of a slot that was read here, and the program of the operation that read it.
+        sown: the same for slots that were sown.
+        needed: the slots whose new value must not be lost.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Slots:
         self.rests: dict[Hashable, Any] = {}
         self.active = active
         self.step = step
-        # The numbers of those that checks need.
+        # The numbers of the slots that checks need.
         self.told = [i for i in (active, step) if i is not None]
         self.read: set[tuple[int, int]] = set()
         self.sown: set[tuple[int, int]] = set()
@@ -55,16 +55,16 @@ class Slots:
         return sorted({*found, *self.told})
 
     def of(self, numbers: Sequence[int]) -> list[Any]:
-        """The values of some of them."""
+        """The values of these slots."""
         return [self.values[i] for i in numbers]
 
     def set(self, numbers: Sequence[int], values: Sequence[Any]) -> None:
-        """Replaces the values of some of them."""
+        """Replaces the values of these slots."""
         for i, value in zip(numbers, values, strict=True):
             self.values[i] = value
 
     def inside(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
-        """For the program of an operation, which has its own values of these slots."""
+        """The slots for the program of an operation, which has its own values of these slots."""
         inner = Slots([None] * len(self.values), self.active, self.step, self.labels)
         inner.set(numbers, values)
         inner.rests = self.rests
@@ -72,28 +72,28 @@ class Slots:
         return inner
 
     def without_values(self) -> "Slots":
-        """For a derivative rule, which is run later, with values of its own: it may hold no tracer."""
+        """The slots for a derivative rule, which runs later with its own values, and so must not hold tracers."""
         return self.inside([], [])
 
     def catch(self, labels: Iterable[Hashable], values: Iterable[list[Any]]) -> None:
-        """After the program of an operation was evaluated: what was captured there, as it comes out here."""
+        """Stores the values captured in the program of an operation, once it was evaluated, as they come out of it."""
         self.caught.update(zip(labels, values, strict=True))
 
     def inside_loop(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
-        """For the program of a loop."""
+        """The slots for the program of a loop."""
         inner = self.inside(numbers, values)
         inner.read, inner.sown = set(), set()
         return inner
 
     def leave_loop(self, inner: "Slots") -> None:
-        """After a loop was evaluated.
+        """Checks and merges the uses of slots in a loop, once it was evaluated.
 
         Args:
             inner: what `inside_loop` returned.
 
         Raises:
-            NotImplementedError: if a `planted` was moved out of the loop. Differentiating a loop, JAX does so with
-                everything that seems the same at every step. The `sow` beside it has stayed inside.
+            NotImplementedError: if a `planted` was moved out of the loop, while its `sow` stayed inside. When JAX
+                differentiates a loop, it moves everything out that seems the same at every step.
         """
         if (inner.sown - inner.read) & self.read:
             raise unknown(
@@ -104,8 +104,8 @@ class Slots:
         self.sown |= inner.sown
 
 
-# Evaluates a jaxpr, given its constants and arguments, which parts of slots the arguments are, and the slots, in
-# which it replaces the values. Returns the results, and which parts of slots they are.
+# Evaluates a jaxpr, given its constants, its arguments, their views, and the slots, whose values it updates. Returns
+# the results, and their views.
 Evaluate = Callable[[Any, Sequence[Any], Sequence[Any], Views, Slots], tuple[list[Any], Views]]
 
 
@@ -146,9 +146,9 @@ def checks(jaxpr: Any) -> bool:
         jaxpr: the program.
 
     Returns:
-        True if there is an `error_if` or the like in it, or a `filter_custom_jvp`, `filter_custom_vjp` or
-        `jax.custom_vjp`, whose rule is not known before it runs. (The rules of `jax.custom_jvp` are not counted: nearly
-        all of them are JAX's own.)
+        True if it holds an `error_if` or similar, or a `filter_custom_jvp`, `filter_custom_vjp` or `jax.custom_vjp`,
+        whose rule is unknown until it runs. (The rules of `jax.custom_jvp` are not counted: nearly all of them are
+        JAX's own.)
 
     Example:
         >>> import jax
@@ -161,7 +161,7 @@ def checks(jaxpr: Any) -> bool:
 
 
 def unknown(what: str, instead: str) -> NotImplementedError:
-    """The error for a place where no state can be sown."""
+    """The error for a place where state cannot be sown."""
     return NotImplementedError(
         message(
             f"a state is used inside {what}",
@@ -174,7 +174,7 @@ def unknown(what: str, instead: str) -> NotImplementedError:
 
 
 def unknown_capture(operation: str) -> NotImplementedError:
-    """The error for a place where nothing can be captured."""
+    """The error for a place where values cannot be captured."""
     return NotImplementedError(
         message(
             f"something is to be captured inside the operation `{operation}`",

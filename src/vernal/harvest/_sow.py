@@ -1,16 +1,15 @@
 """Slots: arrays that a function reads and overwrites, as two operations in its program.
 
-`planted` gives the newest value of a slot. `sow` sets it, and returns something else that the function
-goes on with, so that the operation stands in the program where the new value is due. Alone they do
-nothing: `planted` is the identity, and a `sow` that is run is an error. `reap` (see `_reap.py`)
-turns a program with both into one that returns the new values.
+`planted` reads the latest value of a slot. `sow` sets it, and returns its other operand, which the function continues
+with: this ties the operation to its place in the program. Without `reap`, `planted` is the identity, and running a
+`sow` is an error. `reap` (see `_reap.py`) turns a program with both into one that returns the new values.
 
-A slot is known by where its value comes from, not by a name: the operand of `planted` and `sow` is the
-old value. A rule of `vmap` therefore keeps the layout of the new value that of the old one, and whoever
-looks at the program finds out, by following the operand back, which array was meant.
+A slot is identified by where its value comes from, not by a name: the operand of `planted` and `sow` is the old value.
+The batching rule of `vmap` therefore gives the new value the layout of the old one, and `reap` finds the array that is
+meant by following the operand back through the program.
 
-Neither carries a derivative with respect to the slot. Both remember the program that they were traced into: JAX takes
-an operation for a pure one, and may have moved a `planted` out of its loop since (see `_slots.py`).
+Neither has a derivative with respect to the slot. Both record the program that they were traced into: JAX assumes that
+operations are pure, and may since have moved a `planted` out of its loop (see `_slots.py`).
 """
 
 import contextlib
@@ -44,7 +43,7 @@ register_impl_finalisation(planted_p)
 
 
 def parts_of_sow(args: Any, n: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """What belongs to the arguments of a `sow`: the new values, the slots, and the rest."""
+    """The arguments of a `sow` (or what belongs to each) in three parts: the new values, the slots, and the rest."""
     return list(args[:n]), list(args[n : 2 * n]), list(args[2 * n :])
 
 
@@ -99,7 +98,7 @@ _reaping: contextvars.ContextVar[bool] = contextvars.ContextVar("reaping", defau
 
 @contextlib.contextmanager
 def reaping() -> Iterator[None]:
-    """While a program is traced whose slots somebody takes."""
+    """The context in which a program is traced whose new slot values are kept."""
     token = _reaping.set(True)
     try:
         yield
@@ -110,7 +109,7 @@ def reaping() -> Iterator[None]:
 def _sow_jvp(
     primals: Any, tangents: Any, *, n: int, where: str, needed: bool, **params: Any
 ) -> tuple[Any, Any]:
-    # Not later, when it is run: if the derivative needs nothing of what was computed, JAX leaves the operation out.
+    # Here, not when it is run: if the derivative does not need the results, JAX drops the operation.
     if needed and not _reaping.get():
         raise _not_reaped(where)
     out = sow_p.bind(*primals, n=n, where=where, needed=needed, **params)
@@ -128,10 +127,10 @@ sow_p = new_primitive(
 
 
 def planted(slot: T) -> T:
-    """The newest value of a slot: inside `reap` what was sown last, otherwise `slot` itself.
+    """The latest value of a slot: inside `reap` what was sown last, otherwise `slot` itself.
 
     Args:
-        slot: a tree of arrays. (What is not an array in it is returned as it is.)
+        slot: a tree of arrays. (Leaves that are not arrays are returned as they are.)
 
     Returns:
         A tree of the same structure, shapes and dtypes. Its derivative with respect to `slot` is zero.
@@ -149,28 +148,27 @@ def planted(slot: T) -> T:
 def sow(
     slot: Any, value: Any, through: T, *, needed: bool = True, where: str = "vernal.harvest.sow"
 ) -> T:
-    """Sets a slot, for everything that comes later in the function, and for whoever called `reap`.
+    """Sets a slot, for everything that comes later in the function, and for the caller of `reap`.
 
-    It works inside `jax.jit`, `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint`, `jax.grad`, ... of the function too.
-    Under `jax.vmap` the slot is either mapped, and each element sets its own, or it is not, and then the new
-    value must be the same for all elements (a mean over the axis, for instance).
+    It also works inside `jax.jit`, `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint`, `jax.grad`, ... in the function.
+    Under `jax.vmap` the slot is either mapped, and each element sets its own, or not mapped, and then the new value
+    must be the same for all elements (a mean over the axis, for instance).
 
     Args:
-        slot: a tree of arrays: one that was given to the function as a slot, or a part of one (an index, a slice,
-            a reshaped or transposed one).
-        value: its new value, with the same structure, shapes and dtypes. No derivative passes through it.
-        through: a tree with at least one array in it, which the function has to go on with: it ties the new value
-            to a place in the program.
-        needed: whether it is an error if nobody takes the value. If not, it is lost.
-        where: what messages name outside of any `jax.named_scope`.
+        slot: a tree of arrays: one that was given to the function as a slot, or a part of one (indexed, sliced,
+            reshaped, transposed or cast).
+        value: the new value, with the same structure, shapes and dtypes. No derivative passes through it.
+        through: a tree with at least one array in it: it ties the new value to a place in the program.
+        needed: whether it is an error if the value is lost, such as outside of `reap`.
+        where: what error messages name as the place outside of any `jax.named_scope`.
 
     Returns:
-        `through`.
+        `through`. Continue with this instead of the argument.
 
     Raises:
         ValueError: if `value` differs from `slot` in structure, shape or dtype; if there is no array in `through`;
             if the elements of `jax.vmap` disagree about a slot that is not mapped.
-        RuntimeError: when it is run or differentiated, outside of `reap`, if it is needed.
+        RuntimeError: when it is run or differentiated outside of `reap`, if `needed`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -209,5 +207,5 @@ def sow(
 
 
 def _arrays_in(tree: Any) -> Any:
-    """The tree with JAX arrays in place of numbers and NumPy's."""
+    """The tree with JAX arrays in place of numbers and NumPy arrays."""
     return jtu.tree_map(lambda x: strong(x) if is_array_like(x) else x, tree)

@@ -1,7 +1,7 @@
-"""`sow_if`: slots and checks under a condition that a loop decides, one element of a batch at a time.
+"""`sow_if`: slots and checks under the condition of a loop, for each element of a batch by itself.
 
-A loop runs its step for a whole batch until the last element is done. The carry of an element that is done is kept by
-`select_if_vmap`; this does the same for the slots that the step sows, and its checks count for the others alone.
+A loop runs its step for a whole batch until the last element has finished. `select_if_vmap` keeps the carry of a
+finished element; `sow_if` keeps the slots that the step sows, and ignores its checks.
 """
 
 from collections.abc import Callable
@@ -23,24 +23,24 @@ T = TypeVar("T")
 
 
 def sow_if(pred: Any, fn: Callable[..., T], *args: Any, step: Any = None) -> T:
-    """Calls a function whose new values of slots, and whose checks, count only where a condition holds.
+    """Calls a function whose slot updates and checks take effect only where a condition holds.
 
-    As with `select_if_vmap`, `pred` is known to hold unless it belongs to a batch, as in the body of a loop that runs
-    while any element of the batch wants to. Where `vmap` maps it, the slots of the elements for which it does not hold
-    stay as they are, and no check (`vernal.runtime.error_if`) fails for them.
+    As with `select_if_vmap`, `pred` is assumed to be True unless `vmap` maps it, as in the body of a loop that runs
+    until every element of the batch has finished. Where it is mapped, elements with a False `pred` keep their slots,
+    and no check (`vernal.runtime.error_if`) fails for them.
 
     Args:
-        pred: bool[], or None: everything counts.
-        fn: the function. What it takes and returns may be any Python objects. It is traced.
+        pred: bool[], or None if everything takes effect.
+        fn: the function. It is traced. It may take and return any Python objects.
         *args: its arguments.
-        step: i32[], the number of a step, which a check that fails tells; None if this is no step.
+        step: i32[], the number of the step that a failed check reports; None outside of steps.
 
     Returns:
         What `fn` returns, for all elements.
 
     Raises:
         TypeError: if `fn` is not callable, or `pred` is not a bool.
-        ValueError: if a slot that is sown is shared by the elements of a batch, among which `pred` differs.
+        ValueError: if `pred` differs between elements of a batch that share a slot that is sown.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,8 +1,8 @@
-"""Which part of which slot an array in a program is.
+"""Views: arrays in a program that are parts of slots.
 
-`reap` follows the slots through a program. An array that is a slot, or was made of one by taking a part of it
-or arranging it anew, is a `View`: it knows how to read this part of the slot, and how to put a new value of the
-part back. So a model may index, slice, reshape and transpose stacked layers before it calls them.
+`reap` follows the slots through a program. An array that is a slot, or was made from one by taking a part or
+rearranging it, has a `View`, which reads this part of the slot, and puts a new value of the part back. So a model may
+index, slice, reshape and transpose stacked layers before it calls them.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from .._ground import jax_primitives as p
 from .._ground import pvary_p, reshard_p, stop_gradient_p
 from ..transforms import explicit_mesh, placed_like, split_over
 
-# From an array to a part of it, and from the array and a new part to a new array.
+# A function from an array to a part of it, and one from the array and a new part to the new array.
 Get = Callable[[Any], Any]
 Put = Callable[[Any, Any], Any]
 
@@ -26,18 +26,18 @@ class View(NamedTuple):
 
     Attributes:
         slot: the number of the slot.
-        steps: how to come from the slot to the part, and back.
+        steps: how to get from the slot to the part, and back.
     """
 
     slot: int
     steps: tuple[tuple[Get, Put], ...] = ()
 
     def then(self, get: Get, put: Put) -> "View":
-        """A part of this part."""
+        """The view of a part of this part."""
         return View(self.slot, (*self.steps, (get, put)))
 
     def get(self, slots: Sequence[Any]) -> Any:
-        """The part, of the current values of all slots."""
+        """Reads the part from the current values of all slots."""
         x = slots[self.slot]
         for get, _ in self.steps:
             x = get(x)
@@ -54,7 +54,7 @@ class View(NamedTuple):
 
 
 def element(view: View, index: Any) -> View:
-    """The part with this index along the first axis."""
+    """The view of the entry with this index along the first axis."""
 
     def put(x: Any, new: Any) -> Any:
         changed = jax.lax.dynamic_update_index_in_dim(_together(x), new, index, 0)
@@ -66,7 +66,7 @@ def element(view: View, index: Any) -> View:
 
 
 def _together(x: Any) -> Any:
-    """An array that is not split along its first axis over explicit axes of a mesh: JAX indexes no other."""
+    """The array, not split along its first axis over explicit axes of a mesh, because JAX cannot index it otherwise."""
     mesh = explicit_mesh(x)
     return x if mesh is None else split_over(x, mesh, [None, *jax.typeof(x).sharding.spec[1:]])
 
@@ -125,12 +125,12 @@ _RULES: dict[Any, Callable[[Any, Sequence[Any]], tuple[Get, Put] | None]] = {
     p.transpose_p: _transposed,
 }
 _IDENTITIES = {p.copy_p, p.sharding_constraint_p, pvary_p, reshard_p, stop_gradient_p}
-# What computes an index, in the small compiled functions of `jax.numpy` and `jax.lax`.
+# Operations that compute an index in the small compiled functions of `jax.numpy` and `jax.lax`.
 _INDEXING = {p.add_p, p.clamp_p, p.ge_p, p.lt_p, p.max_p, p.min_p, p.select_n_p, p.sub_p}
 
 
 def follow(eqn: Any, args: Sequence[Any], view: View) -> View | None:
-    """What the result of an equation is, whose first argument is a view; None if it is not part of the slot."""
+    """The view of an equation's result, from that of its first argument; None if the result is not part of the slot."""
     primitive = eqn.primitive
     if primitive in _IDENTITIES:
         return view
@@ -139,5 +139,5 @@ def follow(eqn: Any, args: Sequence[Any], view: View) -> View | None:
 
 
 def only_takes_parts(jaxpr: Any) -> bool:
-    """Whether a program does nothing but index and arrange its argument."""
+    """Whether a program only indexes and rearranges its argument."""
     return all(eqn.primitive in _RULES.keys() | _INDEXING for eqn in jaxpr.eqns)

@@ -1,4 +1,4 @@
-"""Linear algebra with operators that can only be multiplied by: trees of arrays in, trees of arrays out."""
+"""Linear algebra with operators known only by their products: trees of arrays in, trees of arrays out."""
 
 from .._ground import publish
 from ._arguments import positive_int as positive_int

@@ -1,4 +1,4 @@
-"""Refusing what cannot be a number of products, or a tolerance."""
+"""Checks of numbers of products and tolerances."""
 
 import math
 import operator
@@ -14,11 +14,11 @@ from ..transforms import TracedShapeError
 
 
 def positive_int(value: Any, name: str, where: str, *, minimum: int = 1) -> int:
-    """A Python int of at least `minimum`, the least that makes sense. A traced number is a `TracedShapeError`, to
-    which `filter_jit` adds which argument it comes from.
+    """Checks for a Python int of at least `minimum`. A traced number is a `TracedShapeError`, to which `filter_jit`
+    adds the argument that it comes from.
 
     Args:
-        value: what was given.
+        value: the number.
         name: of the argument.
         where: for the message.
         minimum: the least that makes sense.
@@ -48,11 +48,11 @@ def positive_int(value: Any, name: str, where: str, *, minimum: int = 1) -> int:
 def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) -> Array:
     """A number of products as an array of JAX's default integers, so that all of them share a compilation.
 
-    It may be a Python int, or an integer array of shape (), which may be traced. Beyond `minimum`, the least that
-    makes sense, and `most`, which shapes are made for, a Python int is refused and an array clamped.
+    It may be a Python int, or an integer array of shape (), which may be traced. Outside of the range from `minimum`,
+    the least that makes sense, to `most`, which shapes are made for, a Python int is refused and an array is clamped.
 
     Args:
-        value: what was given.
+        value: the number.
         name: of the argument.
         where: for the message.
         minimum: the least number.
@@ -84,10 +84,10 @@ def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) 
 
 def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
     """A tolerance, which may be traced, as an array of shape () and the real dtype of the result; None is zero. A
-    negative one, or one that is not a number, is refused where it is known.
+    negative, infinite or NaN tolerance is refused if its value is known.
 
     Args:
-        value: what was given.
+        value: the tolerance.
         name: of the argument.
         where: for the message.
         dtype: of the result.
@@ -104,10 +104,10 @@ def tolerance(value: Any, name: str, where: str, dtype: Any) -> Array:
 
 
 def real_number(value: Any, name: str, where: str, dtype: Any) -> Array:
-    """A real number, which may be traced, as an array of shape () and a dtype.
+    """A real number, which may be traced, as an array of shape () and a given dtype.
 
     Args:
-        value: what was given.
+        value: the number.
         name: of the argument.
         where: for the message.
         dtype: of the result.
@@ -131,7 +131,7 @@ def real_number(value: Any, name: str, where: str, dtype: Any) -> Array:
 
 
 def _index(value: Any) -> int | None:
-    """A whole number as an int; None of anything else."""
+    """A whole number as an int; None for anything else."""
     if isinstance(value, bool | np.bool_):
         return None
     try:
@@ -163,7 +163,7 @@ def _instead(name: str) -> str:
 
 
 def _complaint(value: Tracer) -> Exception | None:
-    """What JAX says of a traced value in the place of an int: it knows from which argument the value comes."""
+    """JAX's error for a traced value in place of an int: it knows which argument the value comes from."""
     try:
         operator.index(value)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Operators of derivatives: Hessians, Jacobians and Gauss-Newton matrices, known by their products.
 
-All of them multiply trees like the floating-point arrays of `x`, as `filter_grad` returns them. Nothing but `x` and
-the other arguments is kept: a product differentiates again, and XLA does what products have in common once.
+All of them multiply trees like the floating-point arrays of `x`, as `filter_grad` returns them. Only `x` and the other
+arguments are stored: each product differentiates again, and XLA computes the common part of several products once.
 Linearising beforehand was measured, and is not faster.
 """
 
@@ -39,19 +39,19 @@ def hessian_operator(
     A product is a derivative of the gradient along a direction (forward over reverse), and costs a few gradients.
 
     Args:
-        f: `f(x, *args)` returns a real scalar. What it closes over is differentiated with the operator.
-        x: where: any tree. Its real floating-point arrays are differentiated, as far as they are not frozen (see
+        f: `f(x, *args)` returns a real scalar. Arrays that it closes over are differentiated with the operator.
+        x: the point, any tree. Its real floating-point arrays are differentiated, unless they are frozen (see
             `vernal.freeze`); everything else, such as the functions in a model, is passed on.
         *args: other arguments: any Python objects.
-        positive_semidefinite: whether the Hessian has no negative eigenvalues, as that of a convex function.
-        batch_size: how many products are made at once, as in `FunctionOperator`.
+        positive_semidefinite: whether the Hessian has no negative eigenvalues, like that of a convex function.
+        batch_size: the number of products that are made at once, as in `FunctionOperator`.
 
     Returns:
         A symmetric operator on trees like `filter_grad(f)(x, *args)`.
 
     Raises:
-        TypeError: if `f` is not a function or returns no real scalar, or `x` has nothing to differentiate or complex
-            arrays.
+        TypeError: if `f` is not a function or does not return a real scalar, or `x` has nothing to differentiate or
+            complex arrays.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -62,7 +62,7 @@ def hessian_operator(
     """
     where = "hessian_operator(f, x)"
     product = _HessianProduct(*_differentiated(f, x, args, where, complex_too=False))
-    # Traced before any product: f may return no scalar.
+    # Traced before any product, because f may not return a scalar.
     structure = jax.eval_shape(product.gradient, product.moving)
     return FunctionOperator(
         product,
@@ -76,23 +76,23 @@ def hessian_operator(
 def jacobian_operator(
     f: Callable[..., Any], x: Any, *args: Any, batch_size: int | None = None
 ) -> FunctionOperator:
-    """The Jacobian of a function whose result looks like its argument.
+    """The Jacobian of a function whose result has the structure and shapes of its argument.
 
-    Its trace is the divergence of `f`. A product is a derivative along a direction; a product with the adjoint is one
-    in reverse.
+    Its trace is the divergence of `f`. A product is a forward-mode derivative along a direction; a product with the
+    adjoint is a reverse-mode derivative.
 
     Args:
-        f: `f(x, *args)` returns a tree whose floating-point arrays are like those of `x`. Where they are complex it is
-            holomorphic. What it closes over is differentiated with the operator.
-        x: where: any tree, as in `hessian_operator`.
+        f: `f(x, *args)` returns a tree whose floating-point arrays are like those of `x`. Where they are complex it
+            must be holomorphic. Arrays that it closes over are differentiated with the operator.
+        x: the point, any tree, as in `hessian_operator`.
         *args: other arguments: any Python objects.
-        batch_size: how many products are made at once, as in `FunctionOperator`.
+        batch_size: the number of products that are made at once, as in `FunctionOperator`.
 
     Returns:
         An operator without tags, on trees like the floating-point arrays of `x`.
 
     Raises:
-        TypeError: if `f` is not a function, its result does not look like `x`, or `x` has nothing to differentiate.
+        TypeError: if `f` is not a function, its result is not like `x`, or `x` has nothing to differentiate.
 
     Example:
         >>> import jax.numpy as jnp
@@ -126,21 +126,21 @@ def gauss_newton_operator(
     14 (2002), doi:10.1162/08997660260028683.
 
     Args:
-        f: `f(x, *args)` returns what `loss` takes, such as the logits of a batch: a tree of floating-point arrays.
-            What it closes over is differentiated with the operator.
-        x: where: any tree, as in `hessian_operator`.
+        f: `f(x, *args)` returns the argument of `loss`, such as the logits of a batch: a tree of floating-point arrays.
+            Arrays that it closes over are differentiated with the operator.
+        x: the point, any tree, as in `hessian_operator`.
         *args: other arguments of `f`: any Python objects.
-        loss: returns a real scalar. None takes half of the sum of squares: the matrix is `J^T J` then.
-        positive_semidefinite: whether the matrix has no negative eigenvalues, which is so if `loss` is convex.
-            Say False for another loss.
-        batch_size: how many products are made at once, as in `FunctionOperator`.
+        loss: returns a real scalar. None takes half of the sum of squares, and the matrix is `J^T J`.
+        positive_semidefinite: whether the matrix has no negative eigenvalues, which holds if `loss` is convex. Set it
+            to False for any other loss.
+        batch_size: the number of products that are made at once, as in `FunctionOperator`.
 
     Returns:
         A symmetric operator on trees like the floating-point arrays of `x`.
 
     Raises:
-        TypeError: if `f` is not a function, its result has no floating-point arrays, `loss` returns no real scalar, or
-            `x` has nothing to differentiate or complex arrays.
+        TypeError: if `f` is not a function, its result has no floating-point arrays, `loss` does not return a real
+            scalar, or `x` has nothing to differentiate or complex arrays.
 
     Example:
         >>> import jax.numpy as jnp
@@ -162,7 +162,7 @@ def gauss_newton_operator(
             got=short(filter_eval_shape(f, x, *args)),
         )
     if loss is not None:
-        # It may return no scalar.
+        # Traced now, because it may not return a scalar.
         filter_eval_shape(filter_grad(loss), outputs)
     return FunctionOperator(
         product,
@@ -174,7 +174,7 @@ def gauss_newton_operator(
 
 
 class _Function(Module):
-    """A function, of the arrays that are differentiated alone."""
+    """A function of only the differentiated arrays."""
 
     fn: Any
     moving: Any
@@ -187,7 +187,7 @@ class _Function(Module):
         return filter(out, is_inexact_array, replace=NoGradient())
 
     def tangent(self, vector: Any) -> Any:
-        """A vector, on a mesh placed as the arrays that it moves."""
+        """A vector; on a mesh, it is placed like the arrays that it is a tangent of."""
         return jtu.tree_map(lambda a, b: placed_like(a, jax.typeof(b)), vector, self.moving)
 
 
@@ -223,7 +223,7 @@ class _GaussNewtonProduct(_Function):
 def _differentiated(
     f: Any, x: Any, args: tuple[Any, ...], where: str, *, complex_too: bool
 ) -> tuple[Any, Any, Any, Any]:
-    """A function, what of `x` is differentiated, the rest of it, and the other arguments: all as pytrees.
+    """A function, the differentiated part of `x`, the rest of it, and the other arguments: all as pytrees.
 
     Raises:
         TypeError: if `f` cannot be called, or `x` has nothing to differentiate, or complex arrays unless

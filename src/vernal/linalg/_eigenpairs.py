@@ -4,12 +4,12 @@ With E = dA, an eigenvalue moves by `x_i^* E x_i`, and its vector by
 
     dx_i = sum_j x_j (x_j^* E x_i) / (theta_i - theta_j) + y_i,     (theta_i - A) y_i = E x_i    outside of all x_j
 
-for the other vectors x_j that were found. All eigenvalues that were not found lie on one side of theta_i: outside of
-the x_j the equations are definite, and conjugate gradients solve them.
+for the other vectors x_j that were found. All eigenvalues that were not found lie on one side of theta_i, so outside
+of the x_j the equations are definite, and conjugate gradients solve them.
 
-Invariants. What is not defined is NaN: the vectors of equal eigenvalues, and equations that are not solved because an
-eigenvalue that was not found is as good as equal to one that was. Eigenvalues have derivatives in any case. The rule is
-in terms of pairs that have the same rule, so that all orders are right.
+Invariants. Undefined derivatives are NaN: those of the vectors of equal eigenvalues, and those whose equations cannot
+be solved because an eigenvalue that was not found is almost equal to one that was. Eigenvalues always have derivatives.
+The rule is in terms of pairs that have the same rule, so all orders are right.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from ..transforms import filter_custom_jvp
 from ._lanczos_adjoint import moving, multiply, norms
 from ._operator import Operator
 
-# Roundings by which equal eigenvalues may differ, and to which equations are solved.
+# Roundings by which equal eigenvalues may differ, and to which the equations are solved.
 _EQUAL, _SOLVED = 32, 32
 # Steps of conjugate gradients.
 _STEPS = 2000
@@ -33,8 +33,8 @@ _STEPS = 2000
 def differentiable(
     operator: Operator, values: Array, vectors: Array, scale: Array, is_above: Array
 ) -> tuple[Array, Array]:
-    """Eigenvalues of shape `(k,)` and vectors of shape `(k, n)` as they are given, with their derivatives with
-    respect to the operator. `scale` is its norm; `is_above` says which values are above all that are not given."""
+    """Attaches to eigenvalues of shape `(k,)` and vectors of shape `(k, n)` their derivatives with respect to the
+    operator. `scale` is its norm; `is_above` marks the values above all eigenvalues that are not given."""
     del operator, scale, is_above
     return values, vectors
 
@@ -81,7 +81,7 @@ def _outside(
         found, _ = cg(matvec, rows, tol=_SOLVED * float(eps), maxiter=_STEPS)
         left = norms(rows - matvec(found))
         allowed = _SOLVED * eps * (4 * norms(rows) + scale * norms(found))
-        # A solution that is so much longer lies along an eigenvalue as good as equal, and says nothing.
+        # A solution that is much longer lies along an almost equal eigenvalue, and is meaningless.
         apart = scale * norms(found) * jnp.sqrt(eps) <= norms(rows)
         return jnp.where((apart & (left <= allowed))[:, None], found, jnp.nan)
 

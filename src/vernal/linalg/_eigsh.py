@@ -21,22 +21,22 @@ from ._thick_restart import Wanted, search
 from ._vectors import to_tree
 
 Which = Literal["largest", "smallest", "both", "magnitude"]
-# The least number of basis vectors, and how many times as many products there are by default.
+# The least number of basis vectors, and the default number of products for each of them.
 _ROWS, _CYCLES = 20, 100
 
 
 class Eigenpairs(Module):
-    """What `eigsh` finds.
+    """The result of `eigsh`.
 
     Args:
         values: the eigenvalues, of shape `(k,)`.
-        vectors: the eigenvectors, of length 1: a tree like a vector of the operator, with an axis of length k in front.
-        errors: the lengths of the residuals `A x - value x`, of shape `(k,)`. Within this distance of each value
-            there is an eigenvalue, if the operator is symmetric.
-        matvecs: how many products with the operator were made.
+        vectors: the eigenvectors, of length 1: a tree like a vector of the operator, with a leading axis of length k.
+        errors: the lengths of the residuals `A x - value x`, of shape `(k,)`. If the operator is symmetric, there is
+            an eigenvalue within this distance of each value.
+        matvecs: the number of products with the operator that were made.
         tolerance_met: whether all errors meet the tolerance.
-        tags_hold: whether nothing that was computed contradicted the operator's tags.
-        is_finite: whether there is no NaN and no infinity in values and vectors.
+        tags_hold: False if the computation contradicted the operator's tags.
+        is_finite: whether values and vectors are free of NaN and infinity.
     """
 
     values: Array
@@ -58,37 +58,37 @@ def eigsh(
     rows: int | None = None,
     key: PRNGKeyArray | None = None,
 ) -> Eigenpairs:
-    """Eigenvalues at the ends of the spectrum of a symmetric operator, with their eigenvectors.
+    """Finds eigenvalues at the ends of the spectrum of a symmetric operator, with their eigenvectors.
 
-    By Lanczos' recurrence with thick restarts. A Krylov space holds one vector of a repeated eigenvalue only: so
-    a last cycle, from a random vector orthogonal to what was found, looks for what was missed. Its products are part
-    of `matvecs`, and so is one for each pair by which its error is measured.
+    The method is the Lanczos recurrence with thick restarts. A Krylov space holds only one eigenvector of a repeated
+    eigenvalue, so a last cycle, from a random vector orthogonal to the pairs found, looks for missed ones. Its
+    products count in `matvecs`, and so does one product for each pair, which measures its error.
 
-    Derivatives, of all orders, are with respect to the operator, and those of exact pairs. An eigenvector of an
-    eigenvalue that is repeated, or next to equal to one that was not asked for, has none: it is NaN. The derivatives of
-    repeated eigenvalues are right for their sum, and for any other function that does not ask which of them is which.
-    The sign of an eigenvector (in the complex case its phase) is arbitrary, and does not change with the operator.
+    Derivatives, of all orders, are with respect to the operator, and are those of exact pairs. If an eigenvalue is
+    repeated, or almost equal to one that was not requested, the derivative of its eigenvector is undefined: it is NaN.
+    The derivatives of repeated eigenvalues are right for their sum, and for any other function that does not depend on
+    their order. The sign of an eigenvector (its phase, if complex) is arbitrary, and does not change with the operator.
 
     K. Wu and H. Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems", SIAM Journal on Matrix
     Analysis and Applications 22 (2000), doi:10.1137/S0895479898334605.
 
     Args:
         operator: symmetric (Hermitian, if it is complex).
-        k: how many, from 1 to the size of the operator.
-        which: "largest" ones, in descending order; "smallest" ones, ascending; "both": half of them from each end,
+        k: the number of eigenvalues, from 1 to the size of the operator.
+        which: "largest": in descending order; "smallest": in ascending order; "both": half of them from each end,
             ascending, the odd one from above; "magnitude": the largest in modulus, the largest first.
-        rtol: how large the residual of a pair may be, relative to the modulus of its eigenvalue. What rounding alone
-            makes, 16 units in the last place of the largest eigenvalue, always suffices.
-        max_matvecs: how many products to make at most, a Python int. None takes 100 times `rows`.
-        rows: how many basis vectors to keep, more than `k` unless that is the size. None takes `2 * k + 1`, and 20 at
-            least.
-        key: a key of `jax.random` for the first vector; None takes always the same one.
+        rtol: the largest allowed residual of a pair, relative to the modulus of its eigenvalue. A residual of the size
+            of rounding, 16 units in the last place of the largest eigenvalue, always suffices.
+        max_matvecs: the largest number of products to make, a Python int. None takes 100 times `rows`.
+        rows: the number of basis vectors to keep: more than `k`, unless `k` is the size of the operator. None takes
+            `2 * k + 1`, but at least 20.
+        key: a key of `jax.random` for the first vector. None always takes the same one.
 
     Returns:
         An `Eigenpairs`.
 
     Raises:
-        TypeError: if `operator` is none, or a number is not a Python int where it must be one.
+        TypeError: if `operator` is not an operator, or a number is not a Python int where it must be one.
         ValueError: if the operator is not declared symmetric, or a number is out of range.
 
     Example:
@@ -144,7 +144,7 @@ def _found(
     still = jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, operator)
     wanted = Wanted(k, rows, order, lax.stop_gradient(rtol), jnp.asarray(most, jnp.int32))
     found = search(still, wanted, key)
-    # Many restarts round the lengths.
+    # Lengths drift by rounding over many restarts.
     lengths = norms(found.vectors)[:, None].astype(found.vectors.dtype)
     values, vectors = found.values, found.vectors / jnp.where(lengths == 0, 1, lengths)
     is_above = jnp.full(k, which == "largest")
@@ -158,7 +158,7 @@ def _found(
     errors = norms(residuals)
     finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(vectors))
     met = found.is_done & jnp.all(errors <= wanted.tolerance(values, found.scale))
-    # An operator that calculates in a lower precision is not asymmetric, hence the square root.
+    # The square root, because an operator that computes in a lower precision does not count as asymmetric.
     rounding = jnp.sqrt(jnp.finfo(values.dtype).eps) * found.scale
     hold = found.asymmetry <= rounding
     if operator.positive_semidefinite:
@@ -177,7 +177,7 @@ def _found(
 
 
 def _order(values: Array, which: Which) -> Array:
-    """The places of ascending values in the order of interest."""
+    """The indices of ascending values in the order of interest."""
     count = len(values)
     if which == "magnitude":
         return jnp.argsort(-jnp.abs(values))
@@ -185,5 +185,5 @@ def _order(values: Array, which: Which) -> Array:
         return jnp.arange(count)
     if which == "largest":
         return jnp.arange(count)[::-1]
-    # From the ends towards the middle, the upper one first.
+    # From the ends towards the middle, the upper end first.
     return jnp.asarray([count - 1 - i // 2 if i % 2 == 0 else i // 2 for i in np.arange(count)])

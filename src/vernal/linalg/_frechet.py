@@ -1,7 +1,7 @@
-"""The derivative of `g(A) w` with respect to A, where `g(A) w` was made by Lanczos' recurrence.
+"""The derivative of `g(A) w` with respect to A, where `g(A) w` was made by the Lanczos recurrence.
 
 Difficulty. Differentiating the recurrence itself divides by every beta, and after a breakdown (A a multiple of the
-identity) it loses what leaves the exhausted space, without a sign: the result would be finite and wrong.
+identity) it silently loses the part that leaves the exhausted space: the result would be finite and wrong.
 
 Plan. Only the function is approximated, not its derivative. With T = S diag(theta) S^T, the polynomials p_k of the
 recurrence (q_{k+1} = p_k(A) q_1) and the divided differences G_ij = (g(theta_i) - g(theta_j)) / (theta_i - theta_j),
@@ -9,13 +9,13 @@ recurrence (q_{k+1} = p_k(A) q_1) and the divided differences G_ij = (g(theta_i)
     g[x, y] = sum_kl M_kl p_k(x) p_l(y)       M = S diag(S_1) G diag(S_1) S^T
 
 holds at all pairs of nodes, and d g(A) w = |w| sum_kl M_kl p_k(A) dA q_{l+1}. Orthogonally to Q the sum over k is
-made by Clenshaw's recurrence with the projected operator: one product more for each step. Within Q the derivative is
+made by the Clenshaw recurrence with the projected operator: one more product for each step. Within Q the derivative is
 that of g of the small matrix Q^* A Q (Daleckii and Krein): products there would be spoilt by the converged
-eigenvalues, on which the polynomials are unstable.
+eigenvalues, at which the polynomials are unstable.
 
-Invariants. Exact if the space is invariant, after a breakdown as after all n steps. Else the projection leaves out
-the last vector's share in dA, about 1 / n of the whole. Linear in dA, in ordinary operations: JAX transposes it for
-reverse mode.
+Invariants. Exact if the space is invariant, after a breakdown as well as after all n steps. Otherwise the projection
+leaves out the last vector's share in dA, about 1 / n of the whole. Linear in dA, in ordinary operations: JAX
+transposes it for reverse mode.
 
 Glossary: b start vectors, m steps, as in `_lanczos`; theta nodes (b, m); S vectors (b, m, m); E = dA.
 """
@@ -32,7 +32,7 @@ from ..transforms import filter_custom_jvp, is_zero, materialise
 from ._lanczos_adjoint import Decomposition, inner, moving, multiply
 from ._operator import Operator
 
-# A beta of so many roundings of the largest element of T ends the expansion.
+# A beta of at most this many roundings of the largest element of T ends the expansion.
 _ROUNDINGS = 1024
 # A function of numbers, element by element.
 Elementwise = Callable[[Array], Array]
@@ -79,10 +79,10 @@ class Nodes(Module):
 def carried(
     product: Array, operator: Operator, found: Decomposition, small: Nodes, differences: Array
 ) -> Array:
-    """`g(A) w` of shape `(b, n)` as it is given, with its derivative with respect to A.
+    """Attaches to `g(A) w`, of shape `(b, n)`, its derivative with respect to A.
 
     Args:
-        product: g(A) w, which may depend on what g closes over.
+        product: g(A) w, which may depend on arrays that g closes over.
         operator: A.
         found: the decomposition from w.
         small: of its tridiagonal matrix.
@@ -104,7 +104,7 @@ def _carried_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     product, operator, found, small, differences = primals
     product_dot = None if tangents[0] is None or is_zero(tangents[0]) else materialise(tangents[0])
     parts, dots = moving(operator, tangents[1])
-    # Once more this function, not `product`: derivatives of the next order need its rule.
+    # This function again, not `product`: derivatives of the next order need its rule.
     product = carried(*primals)
     if not jax.tree.leaves(dots):
         return product, product_dot
@@ -139,7 +139,7 @@ def _clenshaw(operator: Operator, found: Decomposition, terms: Array) -> Array:
     dtype, steps = terms.dtype, terms.shape[1]
     off = jnp.pad(found.offdiagonal, ((0, 0), (0, 2)))
     scale = jnp.maximum(jnp.max(jnp.abs(found.diagonal), axis=1), jnp.max(off, axis=1))[:, None]
-    # After a beta that is nothing but rounding the polynomials grow without limit, and their weights are as small.
+    # After a beta of pure rounding the polynomials grow without limit, and their weights vanish accordingly.
     sound = (
         lax.cummin((off > _ROUNDINGS * jnp.finfo(off.dtype).eps * scale).astype(jnp.int32), axis=1)
         > 0
@@ -164,7 +164,7 @@ def _sum(formula: str, *operands: Array) -> Array:
 
 
 def carried_dense(value: Array, matrix: Array, vectors: Array, differences: Array) -> Array:
-    """`g(A)`, which is given as `value`, with its derivative with respect to the Hermitian matrix A, from the
+    """Attaches to `value`, which is `g(A)`, its derivative with respect to the Hermitian matrix A. It is made from the
     eigenvectors of A and the divided differences of g at its eigenvalues.
 
     Args:

@@ -1,7 +1,7 @@
 """`kernel_operator`: the matrix of a kernel between points, never stored whole.
 
-A product makes a few rows of the matrix at a time and multiplies all vectors by them. In reverse mode the rows are made
-again, one block after the other, so that memory is that of a block there too.
+A product makes a few rows of the matrix at a time and multiplies all vectors by them. Reverse mode makes the rows
+again, block by block, so its memory, too, is that of one block.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from ..trees import is_array
 from ._arguments import positive_int
 from ._operator import Operator
 
-# Elements of the matrix that are in memory at once.
+# Elements of the matrix in memory at once.
 _CPU, _ACCELERATOR = 2**20, 2**26
 
 
@@ -32,26 +32,26 @@ def kernel_operator(
 ) -> Operator:
     """The matrix of a kernel between points, `K[i, j] = kernel(points[i], points[j])`, plus noise on the diagonal.
 
-    It is made a few rows at a time whenever it is multiplied, so that memory grows with the number of points and not
-    with its square. It can be differentiated with respect to the kernel's parameters, the points and the noise.
+    Each product makes it a few rows at a time, so memory grows with the number of points, not with its square. It can
+    be differentiated with respect to the kernel's parameters, the points and the noise.
 
     Args:
         kernel: `kernel(a, b)` returns a number for two points. A module, whose arrays are its parameters, or a
-            function, whose parameters are the arrays that it closes over. It is symmetric (`kernel(b, a)` is the
-            conjugate of `kernel(a, b)`) and positive semidefinite: nobody checks that.
-        points: an array of shape `(n, ...)`, or a tree of such arrays; a point is a tree of what they hold at one
+            function, whose parameters are the arrays that it closes over. It must be symmetric (`kernel(b, a)` is the
+            conjugate of `kernel(a, b)`) and positive semidefinite; this is not checked.
+        points: an array of shape `(n, ...)`, or a tree of such arrays. A point is the tree of their elements at one
             index.
-        noise: what is added to the diagonal, not negative: a number, or an array of shape `()` or `(n,)`.
-        batch_size: how many rows are made at once. None takes as many as have 2**20 elements (2**26 on an
+        noise: a nonnegative number, or array of shape `()` or `(n,)`, that is added to the diagonal.
+        batch_size: the number of rows that are made at once. None takes as many as have 2**20 elements (2**26 on an
             accelerator).
 
     Returns:
         A positive semidefinite operator on vectors of shape `(n,)`, with the dtype that the kernel returns.
 
     Raises:
-        TypeError: if `kernel` is not a function or returns no floating-point number for two points, or `batch_size` is
-            traced or no int.
-        ValueError: if `points` are not arrays of one length, `noise` has another shape, or `batch_size` is less
+        TypeError: if `kernel` is not a function or does not return a floating-point number for two points, or
+            `batch_size` is traced or not an int.
+        ValueError: if `points` are not arrays of one length, `noise` has the wrong shape, or `batch_size` is less
             than 1.
 
     Example:
@@ -98,7 +98,7 @@ def kernel_operator(
 
 
 class KernelOperator(Operator):
-    """What `kernel_operator` returns."""
+    """The operator that `kernel_operator` returns."""
 
     kernel: Callable[[Any, Any], Any]
     points: Any
@@ -116,7 +116,7 @@ class KernelOperator(Operator):
         return jnp.min(self.noise)
 
     def kernel_diagonal(self) -> Array:
-        """Without noise."""
+        """The diagonal without noise."""
         return jax.vmap(self.kernel)(self.points, self.points)
 
     def kernel_rows(self, places: Array) -> Array:
@@ -153,7 +153,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _count(points: Any, where: str) -> int:
-    """How many points there are; `ValueError` if they are not arrays of one length."""
+    """The number of points; `ValueError` if they are not arrays of one length."""
     leaves = jtu.tree_leaves(points)
     if leaves and all(is_array(x) and x.ndim > 0 for x in leaves):
         lengths = {len(x) for x in leaves}

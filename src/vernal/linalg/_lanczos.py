@@ -1,16 +1,16 @@
-"""Lanczos' recurrence with full reorthogonalisation, for many start vectors at once.
+"""The Lanczos recurrence with full reorthogonalisation, for many start vectors at once.
 
 Difficulty. In floating-point numbers the recurrence loses orthogonality as soon as an eigenvalue has
 converged; and it breaks down when the start vector lies in an invariant subspace: then the next
 vector is the zero vector over its length.
 
-Plan. Every new vector is orthogonalised twice against all the vectors before it. A vector that is
-no longer than the rounding errors of the products is replaced by zero, and so is all that would
-follow from it: the decomposition is then exact, and smaller. Derivatives are in `_lanczos_adjoint`.
+Plan. Every new vector is orthogonalised twice against all the vectors before it. A vector no longer
+than the rounding errors of the products is replaced by zero, and so is everything that follows from
+it: the decomposition is then exact, and smaller. Derivatives are in `_lanczos_adjoint`.
 
-Invariants. `A Q = Q T + r e^*` with orthonormal columns in Q, those after a breakdown zero, as are
-their rows and columns in T. Nothing is ever divided by zero. Multiplying A by a power of two does
-the same to T, and leaves Q as it is.
+Invariants. `A Q = Q T + r e^*` with orthonormal columns in Q. Columns after a breakdown are zero, as
+are their rows and columns in T. There is never a division by zero. Multiplying A by a power of two
+multiplies T by it, and does not change Q.
 
 Glossary: b start vectors; m steps; n the size of the operator; Q basis, of shape (m, n) for each
 start vector (as rows, for the sake of contiguous memory); T the tridiagonal matrix, diagonal alpha,
@@ -31,21 +31,21 @@ from ._operator import Operator
 from ._operators import as_operator
 from ._vectors import to_flat
 
-# A new vector of so many roundings of a product is nothing but rounding.
+# A new vector of at most this many roundings of a product is pure rounding.
 _ROUNDINGS = 4
 
 
 class Tridiagonal(Module):
-    """What Lanczos' recurrence finds: `A Q = Q T` but for the last column.
+    """The result of `lanczos`: `A Q = Q T` except for the last column.
 
     Args:
         basis: Q, of shape `(n, steps)`; orthonormal columns, zero from `rank` on.
         diagonal: of T, of shape `(steps,)`.
         offdiagonal: of T, of shape `(steps - 1,)`, not negative.
         norm: of the start vector, which is `norm` times the first column of Q.
-        rank: how many steps were made before the space was exhausted.
-        asymmetry: the largest element of `Q^* A Q` that should not be there, were A symmetric; of the
-            size of rounding errors if it is.
+        rank: the number of steps that were made before the space was exhausted.
+        asymmetry: the largest element of `Q^* A Q` that would be zero if A were symmetric; then it is of
+            the size of rounding errors.
     """
 
     basis: Array
@@ -62,15 +62,15 @@ class Tridiagonal(Module):
 
 
 def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
-    """Lanczos' recurrence: an orthonormal basis in which a symmetric operator is tridiagonal.
+    """Runs the Lanczos recurrence: finds an orthonormal basis in which a symmetric operator is tridiagonal.
 
-    With full reorthogonalisation. When the space that the vector and its products span is exhausted
+    It uses full reorthogonalisation. If the space that the vector and its products span is exhausted
     before the last step (after one step, if the operator is a multiple of the identity), the rest is
-    zero, and `rank` says how many steps were made.
+    zero, and `rank` is the number of steps that were made.
 
-    Derivatives, forward and in reverse, with respect to the operator and the vector, have recurrences of
-    their own, which make as many products and keep nothing but the basis. They belong to the steps that were
-    made: after a breakdown they say nothing about directions that leave the exhausted space.
+    Derivatives with respect to the operator and the vector, in forward and in reverse mode, have their own
+    recurrences, which make as many products and store only the basis. They belong to the steps that were
+    made: after a breakdown they ignore directions that leave the exhausted space.
 
     C. Lanczos, "An iteration method for the solution of the eigenvalue problem of linear differential and integral
     operators", Journal of Research of the National Bureau of Standards 45 (1950), doi:10.6028/jres.045.026.
@@ -79,14 +79,15 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
 
     Args:
         operator: a symmetric operator (Hermitian, if it is complex).
-        vector: where to start; a tree of arrays like the operator's vectors.
-        steps: how many products to make, from 1 to the size of the operator.
+        vector: the start vector, a tree of arrays like the operator's vectors.
+        steps: the number of products to make, from 1 to the size of the operator.
 
     Returns:
         A `Tridiagonal`.
 
     Raises:
-        TypeError: if `operator` is none, `steps` is not a Python int, or the vector does not fit the operator.
+        TypeError: if `operator` is not an operator, `steps` is not a Python int, or the vector does not fit the
+            operator.
         ValueError: if the operator is not declared symmetric, or `steps` is out of range.
 
     Example:
@@ -120,10 +121,10 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
 
 
 def symmetric_operator(operator: Any, where: str) -> Operator:
-    """An operator that is declared symmetric, else `ValueError`; `TypeError` if it is not an operator.
+    """Converts to an operator declared symmetric; `ValueError` if it is not, `TypeError` if it is not an operator.
 
     Args:
-        operator: what was given.
+        operator: the user's operator.
         where: for the message.
     """
     operator = as_operator(operator, where)
@@ -140,7 +141,7 @@ def symmetric_operator(operator: Any, where: str) -> Operator:
 
 
 def decompose(operator: Operator, starts: Array, steps: int) -> Decomposition:
-    """Lanczos' recurrence from each row of a matrix.
+    """The Lanczos recurrence from each row of a matrix.
 
     Args:
         operator: symmetric.
@@ -170,7 +171,7 @@ _decompose.def_jvp(rule(_decompose), symbolic_zeros=True)
 
 
 class _State(Module):
-    """Of the recurrence; `offdiagonal[:, k]` is the length of the vector that step k ended with."""
+    """The state of the recurrence; `offdiagonal[:, k]` is the length of the vector that step k ended with."""
 
     basis: Array
     diagonal: Array
@@ -199,7 +200,7 @@ def _step(operator: Operator, k: Array, steps: int, state: _State) -> _State:
     follows = jnp.where(
         (length > 0)[:, None], left / _or_one(length)[:, None].astype(left.dtype), 0
     )
-    # The last step has no next vector: what is there is written once more.
+    # The last step has no next vector: it writes the current row again.
     row = jnp.where(k + 1 < steps, follows, state.current)
     return _State(
         basis=lax.dynamic_update_index_in_dim(

@@ -1,27 +1,27 @@
-"""Derivatives of Lanczos' recurrence, forward and in reverse.
+"""Derivatives of the Lanczos recurrence, in forward and in reverse mode.
 
-Difficulty. Differentiating the loop step by step keeps what every product keeps, and the orthogonalisations besides;
-and it multiplies errors along vectors that are orthogonal only up to rounding.
+Difficulty. Differentiating the loop step by step stores the residuals of every product and of the orthogonalisations,
+and it amplifies errors along vectors that are orthogonal only up to rounding.
 
 Plan. With `w = A q_k`, a step of the recurrence is
 
     alpha_k = <q_k, w>        r = w - alpha_k q_k - beta_{k-1} q_{k-1}
     beta_k = |r|              q_{k+1} = r / beta_k
 
-The tangents (d for "derivative of") follow from these equations, with one product more each:
+The tangents (d for "derivative of") follow from these equations, with one more product each:
 
     dw = dA q_k + A dq_k                        d alpha_k = Re <dq_k, w> + Re <q_k, dw>
     dr = dw - d alpha_k q_k - alpha_k dq_k - d beta_{k-1} q_{k-1} - beta_{k-1} dq_{k-1}
     d beta_k = Re <q_{k+1}, dr>                 x = (dr - d beta_k q_{k+1}) / beta_k
 
-and because Q^*Q = I is kept, the part of dq_{k+1} along the earlier vectors is known, which is to tangents what the
-reorthogonalisation is to vectors: dq_{k+1} = x - Q (Q^* x + dQ^* q_{k+1}).
+and because Q^*Q = I is preserved, the part of dq_{k+1} along the earlier vectors is known; for tangents, it plays the
+part of reorthogonalisation: dq_{k+1} = x - Q (Q^* x + dQ^* q_{k+1}).
 
-The reverse is the transpose of just these lines, in the opposite order. Lines for dw and d alpha together need one
-product, with rho + 2 a q_k, where rho and a are the cotangents of r and alpha_k (A is symmetric: A^* = A).
+The reverse is the transpose of exactly these lines, in the opposite order. The lines for dw and d alpha together need
+one product, with rho + 2 a q_k, where rho and a are the cotangents of r and alpha_k (A is symmetric: A^* = A).
 
-Invariants. Forward and reverse are transposes of each other up to rounding. Vectors after a breakdown are zero and so
-are their tangents; nothing is divided by a beta that is zero.
+Invariants. Forward and reverse are transposes of each other up to rounding. Vectors after a breakdown are zero, and so
+are their tangents; there is no division by a beta that is zero.
 
 Glossary: as in `_lanczos`. Cotangents are in the mathematical sense, d loss = Re <cotangent, d x>, the conjugates of
 JAX's.
@@ -42,7 +42,7 @@ from ._operator import Operator
 
 
 class Decomposition(Module):
-    """What the recurrence finds from b start vectors.
+    """The result of the recurrence from b start vectors.
 
     Args:
         basis: of shape `(b, m, n)`.
@@ -76,7 +76,7 @@ def multiply(operator: Operator, vectors: Array) -> Array:
 
 
 def norms(vectors: Array) -> Array:
-    """Lengths of the rows, without overflow or underflow on the way."""
+    """Lengths of the rows, without intermediate overflow or underflow."""
     largest = jnp.max(jnp.abs(vectors), axis=1)
     unit = jnp.where(largest > 0, largest, 1)
     return largest * jnp.sqrt(
@@ -85,14 +85,14 @@ def norms(vectors: Array) -> Array:
 
 
 class Moving(NamedTuple):
-    """An operator in parts: arrays that are differentiated, other arrays, and everything else."""
+    """An operator in parts: differentiated arrays, other arrays, and everything else."""
 
     arrays: Any
     still: Any
     rest: Any
 
     def operator(self, arrays: Any) -> Operator:
-        """The operator with other arrays in the place of those that are differentiated."""
+        """The operator with `arrays` in place of those that are differentiated."""
         return combine(arrays, self.still, self.rest)
 
 
@@ -139,7 +139,7 @@ def rule(decompose: Callable[..., Decomposition]) -> Callable[..., Any]:
 
 
 class _Steps(NamedTuple):
-    """The decomposition as both directions read it: real numbers in the dtype of the vectors."""
+    """The decomposition in the form that both directions read: real numbers in the dtype of the vectors."""
 
     basis: Array
     diagonal: Array
@@ -149,7 +149,7 @@ class _Steps(NamedTuple):
     @staticmethod
     def of(found: Decomposition) -> "_Steps":
         dtype = found.basis.dtype
-        # One more, so that the last step may be treated like the others.
+        # One more element, so that the last step is like the others.
         off = jnp.pad(found.offdiagonal, ((0, 0), (0, 1)))
         inverse = jnp.where(off > 0, 1 / jnp.where(off > 0, off, 1), 0)
         return _Steps(
@@ -253,7 +253,7 @@ def _pull(
         )
         of_before = of_basis[:, below] - beta * rho
         of_beta = of_off[:, below] - _real_part(before, rho)[:, 0]
-        # In this order: for k = 0 there is nothing before, and what is written there is `of_q`.
+        # In this order: for k = 0 there is no earlier vector, and `of_q` must be what remains there.
         of_basis = of_basis.at[:, below].set(of_before).at[:, k].set(of_q)
         change = _pulled(parts, rho + a * q, q)
         of_off = of_off.at[:, below].set(jnp.where(k > 0, of_beta, of_off[:, below]))

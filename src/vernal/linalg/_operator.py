@@ -1,7 +1,7 @@
-"""`Operator`: what can be multiplied by vectors, and the algebra of such things.
+"""`Operator`: the linear operators of this library, and their algebra.
 
-Sums, products, multiples, shifts and adjoints multiply blocks of vectors as their parts do. A tag of theirs is True
-only if it follows from the tags of the parts; what is traced (a factor whose sign nobody knows) proves nothing.
+Sums, products, multiples, shifts and adjoints multiply blocks of vectors as their parts do. Their tags are True only if
+that follows from the tags of the parts; a traced value (a factor whose sign is unknown) proves nothing.
 """
 
 import abc
@@ -23,14 +23,14 @@ from ._vectors import Structure, check_product, dtype_of, size_of, to_flat, to_t
 class Operator(Module):
     """A square linear operator, known by its products with vectors.
 
-    Subclass it to add a kind of operator: give `in_structure`, `mv`, and the two tags as fields. Overriding `matmul`
-    pays where many products at once cost less than one by one. Most users need only `MatrixOperator` and
-    `FunctionOperator`.
+    Most users need only `MatrixOperator` and `FunctionOperator`. To add a kind of operator, subclass this class and
+    define `in_structure`, `mv`, and the two tags as fields. Override `matmul` if many products at once cost less than
+    one by one.
 
     Vectors are trees of arrays, all real or all complex. Algorithms see them as flat arrays of one dtype, as columns
-    of a matrix; that dtype is the widest of the tree, and single precision at least.
+    of a matrix. That dtype is the widest of the tree, and at least single precision.
 
-    A tag is a promise: algorithms may use it, and check it only where that costs nothing. See `Estimate.tags_hold`.
+    A tag is a promise: algorithms may rely on it, and check it only where that costs nothing. See `Estimate.tags_hold`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -60,11 +60,11 @@ class Operator(Module):
 
     @abc.abstractmethod
     def in_structure(self) -> Structure:
-        """The vectors that it takes and returns: a tree of `jax.ShapeDtypeStruct`."""
+        """The structure of the operator's vectors: a tree of `jax.ShapeDtypeStruct`."""
 
     @abc.abstractmethod
     def mv(self, vector: Any) -> Any:
-        """The product with a vector.
+        """Multiplies a vector by the operator.
 
         Args:
             vector: a tree of arrays like `in_structure()`.
@@ -74,10 +74,10 @@ class Operator(Module):
         """
 
     def adjoint_mv(self, vector: Any) -> Any:
-        """The product of the conjugate transpose with a vector.
+        """Multiplies a vector by the conjugate transpose.
 
-        It is found by transposing `mv`, which every linear function of JAX's operations allows but one with a loop
-        of unknown length in it: override it then.
+        By default it transposes `mv`. JAX can transpose every linear function except one that contains a loop of
+        unknown length: in that case, override this method.
 
         Args:
             vector: a tree of arrays like `in_structure()`.
@@ -100,7 +100,7 @@ class Operator(Module):
         return to_tree(structure, out.conj())
 
     def least_eigenvalue(self) -> Any:
-        """A number that no eigenvalue is known to be below, if it is positive semidefinite. See `logdet`."""
+        """A lower bound of the eigenvalues, if the operator is positive semidefinite. See `logdet`."""
         return 0.0
 
     @property
@@ -115,13 +115,13 @@ class Operator(Module):
 
     @property
     def eps(self) -> float:
-        """The relative error of a product: that of the least precise numbers in its vectors."""
+        """The relative error of a product: that of the least precise dtype in its vectors."""
         return max(
             float(jnp.finfo(leaf.dtype).eps) for leaf in jtu.tree_leaves(self.in_structure())
         )
 
     def matmul(self, block: Array) -> Array:
-        """Products with flat vectors.
+        """Multiplies flat vectors by the operator.
 
         Args:
             block: the vectors, as columns of a matrix of shape `(size, k)`.
@@ -135,7 +135,7 @@ class Operator(Module):
         return self._of_columns(self.mv, block)
 
     def adjoint_matmul(self, block: Array) -> Array:
-        """Products of the conjugate transpose with flat vectors.
+        """Multiplies flat vectors by the conjugate transpose.
 
         Args:
             block: the vectors, as columns of a matrix of shape `(size, k)`.
@@ -149,13 +149,13 @@ class Operator(Module):
         return self._of_columns(self.adjoint_mv, block)
 
     def products_at_once(self, columns: int) -> int:
-        """How many products `matmul` makes together.
+        """The number of products that `matmul` makes at once.
 
         Args:
-            columns: how many are wanted.
+            columns: the number of products that are wanted.
 
         Returns:
-            From 1 to `columns`; what is best for this operator, as `FunctionOperator` explains.
+            A number from 1 to `columns`: the best one for this operator, as `FunctionOperator` explains.
         """
         structure = self.in_structure()
 
@@ -173,7 +173,7 @@ class Operator(Module):
 
     @property
     def T(self) -> "Operator":
-        """The transpose of a real operator; of a complex one a `TypeError`, because `H` is meant nearly always."""
+        """The transpose of a real operator. `TypeError` for a complex one, where `H` is nearly always meant."""
         if jnp.issubdtype(self.dtype, jnp.complexfloating):
             raise type_error(
                 "the operator is complex, and has a transpose and a conjugate transpose",
@@ -201,7 +201,7 @@ class Operator(Module):
         if not isinstance(other, Operator):
             return NotImplemented
         _check_alike(self, other, "@")
-        # Of two factors that only look equal nothing is known.
+        # Two factors that only look equal prove nothing.
         square = self is other and self.symmetric
         gram = square or _adjoint_of(self) is other or _adjoint_of(other) is self
         return _Product(gram, gram, self, other)
@@ -222,8 +222,8 @@ class Operator(Module):
 
         Args:
             shift: a number, which may be traced.
-            positive_semidefinite: whether the sum is. None says so of a positive semidefinite operator and a Python
-                number that is not negative; of a traced shift nobody knows the sign.
+            positive_semidefinite: whether the sum is positive semidefinite. None means yes for a positive semidefinite
+                operator and a nonnegative Python number; the sign of a traced shift is unknown.
 
         Returns:
             An operator on the same vectors.
@@ -258,13 +258,13 @@ class Operator(Module):
         at_once = self.products_at_once(columns)
         if at_once == columns:
             return jax.vmap(product, in_axes=1, out_axes=1)(block)
-        # Reverse mode makes a product again rather than keep what it computed on the way, for all columns.
+        # Reverse mode makes a product again instead of storing its intermediate values for all columns.
         product = jax.checkpoint(product, prevent_cse=False)
         return lax.map(product, block.T, batch_size=at_once).T
 
 
 class Composite(Operator):
-    """An operator that is given by its products with blocks of flat vectors."""
+    """An operator defined by its products with blocks of flat vectors."""
 
     def mv(self, vector: Any) -> Any:
         """The product with a vector."""
@@ -374,7 +374,7 @@ def _is_not_negative(number: Any) -> bool:
 
 
 def _number(value: Any, dtype: Any, where: str) -> Array:
-    """A scalar in the dtype of an operator; `TypeError` if it is none, or complex where the operator is real."""
+    """A scalar in the dtype of an operator; `TypeError` if not a scalar, or complex where the operator is real."""
     is_number = isinstance(value, int | float | complex | np.generic | np.ndarray | Array)
     real = jnp.issubdtype(dtype, jnp.floating)
     if not is_number or jnp.shape(value) != () or (real and jnp.iscomplexobj(value)):

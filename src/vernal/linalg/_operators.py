@@ -1,4 +1,4 @@
-"""Matrices and functions as operators, and whatever else a user gives for one."""
+"""Matrices, functions and foreign objects as operators."""
 
 import sys
 from collections.abc import Callable
@@ -26,14 +26,14 @@ class MatrixOperator(Operator):
     """A square matrix as an operator.
 
     Args:
-        matrix: of shape `(n, n)`, real or complex floating-point, of JAX or NumPy. Products with half-precision
+        matrix: a JAX or NumPy array of shape `(n, n)`, real or complex floating-point. Products with half-precision
             matrices are made in single precision.
         symmetric: whether it equals its conjugate transpose.
-        positive_semidefinite: whether it is also without negative eigenvalues. Implies `symmetric`.
+        positive_semidefinite: whether it also has no negative eigenvalues. Implies `symmetric`.
 
     Raises:
-        TypeError: if it is not floating-point.
-        ValueError: if it is not square.
+        TypeError: if the matrix is not floating-point.
+        ValueError: if the matrix is not square.
 
     Example:
         >>> import jax.numpy as jnp
@@ -84,17 +84,17 @@ class MatrixOperator(Operator):
         return self._times(self.matrix if self.symmetric else self.matrix.conj().T, block)
 
     def products_at_once(self, columns: int) -> int:
-        """All of them."""
+        """All products at once."""
         return columns
 
     @property
     def eps(self) -> float:
-        """That of single precision at least, in which products are made."""
+        """The relative error of a product; products are made in at least single precision."""
         return float(jnp.finfo(self.dtype).eps)
 
     def _times(self, matrix: Array, block: Array) -> Array:
         columns = block.shape[1]
-        # With zeros for the missing columns: 30 columns of a large matrix take 1.6 times as long as 32.
+        # Padded with columns of zeros: 30 columns of a large matrix take 1.6 times as long as 32.
         missing = -columns % _TILE
         padded = jnp.pad(block, ((0, 0), (0, missing))) if 8 * missing <= columns else block
         product = jnp.matmul(
@@ -102,7 +102,7 @@ class MatrixOperator(Operator):
             padded.astype(self.dtype),
             precision=lax.Precision.HIGHEST,
         )
-        # On a mesh, flat vectors lie whole on every device.
+        # On a mesh, flat vectors are replicated on every device.
         return gathered(product)[:, :columns]
 
 
@@ -110,18 +110,18 @@ class FunctionOperator(Operator):
     """A linear function of a tree of arrays as an operator.
 
     Args:
-        fn: `fn(vector) -> product`, linear, with a product that looks like the vector. It may close over anything:
-            the arrays are leaves of the operator, so that derivatives with respect to them are right. A new operator
-            with other arrays does not compile again if `fn` is a module, or a `functools.partial` of one function;
-            a new closure does.
-        example: a vector, or a tree of `jax.ShapeDtypeStruct`; only shapes and dtypes are looked at.
+        fn: `fn(vector) -> product`, linear, with a product of the structure, shapes and kind of the vector. It may
+            close over anything: the arrays are leaves of the operator, so derivatives with respect to them are right.
+            A new operator with other arrays does not compile again if `fn` is a module, or a `functools.partial` of
+            one function; a new closure does.
+        example: a vector, or a tree of `jax.ShapeDtypeStruct`; only shapes and dtypes are used.
         symmetric: whether the operator equals its conjugate transpose.
-        positive_semidefinite: whether it is also without negative eigenvalues. Implies `symmetric`.
-        batch_size: how many products are made at once, of those that an estimator asks for together; the rest wait
-            their turn. None chooses from what `fn` does: all at once if it computes little more than its result (a
-            diagonal, a matrix); otherwise as many as fit what they compute on the way into 1 MiB (on an accelerator
-            1 GiB) plus the size of the arrays that `fn` holds, which are read once for all of them. A network's
-            Hessian comes to one product at a time on a CPU.
+        positive_semidefinite: whether it also has no negative eigenvalues. Implies `symmetric`.
+        batch_size: the number of products that are made at once; if an estimator asks for more, they are made in
+            batches. None chooses from the operations of `fn`: all at once if it computes little more than its result
+            (a diagonal, a matrix); otherwise as many as keep all intermediate values within 1 MiB (1 GiB on an
+            accelerator) plus the size of the arrays that `fn` holds, which are read once for all of them. For a
+            network's Hessian on a CPU, that is one product at a time.
 
     Raises:
         TypeError: if `fn` cannot be called, `example` is not a tree of floating-point arrays, or `batch_size` is
@@ -165,7 +165,7 @@ class FunctionOperator(Operator):
             batch_size = positive_int(batch_size, "batch_size", "FunctionOperator(batch_size)")
         self.fn = closure_to_pytree(fn)
         leaves, treedef = jtu.tree_flatten(structure_of(example, where))
-        # A `ShapeDtypeStruct` would be a leaf, in the place of an array.
+        # A `ShapeDtypeStruct` would be a leaf, as an array is.
         self.shapes = treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         self.symmetric = symmetric or positive_semidefinite
         self.positive_semidefinite = positive_semidefinite
@@ -182,18 +182,18 @@ class FunctionOperator(Operator):
         return self.fn(vector)
 
     def products_at_once(self, columns: int) -> int:
-        """`batch_size`, or what is best."""
+        """`batch_size`, or the best number if it is None."""
         if self.batch_size is None:
             return super().products_at_once(columns)
         return min(self.batch_size, columns)
 
 
 def as_operator(operator: Any, where: str) -> Operator:
-    """What a user gives as an operator: an `Operator`, a square matrix, or any object with `mv` and
-    `in_structure()`. The tags of Lineax's operators are read.
+    """Converts to an `Operator`: from a square matrix, or any object with `mv` and `in_structure()`. The tags of
+    Lineax's operators are read.
 
     Args:
-        operator: what was given; anything else is a `TypeError`.
+        operator: one of these; anything else is a `TypeError`.
         where: for the message.
     """
     if isinstance(operator, Operator):
@@ -221,7 +221,7 @@ def as_operator(operator: Any, where: str) -> Operator:
 def _tags(operator: Any, dtype: Any) -> tuple[bool, bool]:
     """Whether an operator of Lineax is declared symmetric and positive semidefinite, in our sense.
 
-    Lineax is asked only if somebody has imported it. What it calls symmetric equals its transpose, without
+    Lineax is asked only if it has been imported. It calls an operator symmetric if it equals its transpose, without
     conjugation.
     """
     lineax = sys.modules.get("lineax")

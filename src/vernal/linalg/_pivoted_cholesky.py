@@ -1,15 +1,15 @@
-"""`pivoted_cholesky`: a low-rank matrix plus a diagonal that is near to a kernel plus noise.
+"""`pivoted_cholesky`: a low-rank matrix plus a diagonal that approximates a kernel plus noise.
 
-Plan. Greedily, the row of the kernel with the largest error so far is added. What these rows say of the kernel
-(Nystrom's approximation, the partial Cholesky factor with the same pivots) is made once more by operations that
-can be differentiated, with the pivots as they are. With D the noise and M = D^{-1/2} L,
+Plan. Rows of the kernel are added greedily: each time the one with the largest error so far. The approximation from
+these rows (the Nystrom approximation: the partial Cholesky factor with the same pivots) is then made again by
+differentiable operations, with the pivots held fixed. With D the noise and M = D^{-1/2} L,
 
     P = L L^* + D = C C^*      C = D^{1/2} (I + M (F + I)^{-1} M^*)      F F^* = I + M^* M  (Cholesky)
 
-so that nothing but triangular equations of the rank's size is solved, which no coincidence of numbers makes singular.
+so only triangular equations of the rank's size are solved, and these are never singular.
 
-Invariants. What is left of the kernel is positive semidefinite: A >= P, and C^{-1} A C^{-*} >= I. Rows that are
-nothing but rounding are zero in L.
+Invariants. The rest of the kernel is positive semidefinite: A >= P, and C^{-1} A C^{-*} >= I. Rows of pure rounding
+are zero in L.
 
 Glossary: n points, r rank; K kernel without noise; A = K + D.
 
@@ -35,17 +35,16 @@ from ._operator import Composite, Operator
 from ._operators import MatrixOperator, as_operator
 from ._vectors import Structure, to_flat, to_tree
 
-# Roundings of the largest diagonal element that are nothing, for each row of the rank.
+# An error below this many roundings of the largest diagonal element, for each row of the rank, counts as zero.
 _ROUNDINGS = 8
 
 
 class Preconditioner(Module):
-    """A positive definite matrix P = C C^*, near to an operator, that is easily divided by. `pivoted_cholesky` makes
-    it.
+    """A positive definite matrix P = C C^* close to an operator and cheap to divide by, made by `pivoted_cholesky`.
 
     Args:
-        operator: what it is near to.
-        root: of the noise: the diagonal of D^{1/2}, of shape `(n,)`.
+        operator: the operator that P approximates.
+        root: the square root of the noise: the diagonal of D^{1/2}, of shape `(n,)`.
         low_rank: M, of shape `(n, r)`.
         factor: F, of shape `(r, r)`.
     """
@@ -56,7 +55,7 @@ class Preconditioner(Module):
     factor: Array
 
     def solve(self, vector: Any) -> Any:
-        """P^{-1} times a vector.
+        """Multiplies a vector by P^{-1}.
 
         Args:
             vector: a tree like a vector of the operator.
@@ -69,7 +68,7 @@ class Preconditioner(Module):
         return to_tree(structure, self.divide_adjoint(self.divide(flat[:, None]))[:, 0])
 
     def divide(self, block: Array) -> Array:
-        """C^{-1} times the columns of a matrix.
+        """Multiplies the columns of a matrix by C^{-1}.
 
         Args:
             block: of shape `(n, k)`.
@@ -80,7 +79,7 @@ class Preconditioner(Module):
         return block - _product(self.low_rank, small)
 
     def divide_adjoint(self, block: Array) -> Array:
-        """C^{-*} times the columns of a matrix.
+        """Multiplies the columns of a matrix by C^{-*}.
 
         Args:
             block: of shape `(n, k)`.
@@ -97,10 +96,10 @@ class Preconditioner(Module):
         return 2 * (jnp.sum(jnp.log(self.root)) + jnp.sum(jnp.log(diagonal)))
 
     def whitened(self, operator: Operator) -> Operator:
-        """C^{-1} A C^{-*}. If A is what P was made of, no eigenvalue is below 1 but for rounding.
+        """The operator C^{-1} A C^{-*}. If P was made from A, no eigenvalue is below 1, up to rounding.
 
         Args:
-            operator: A, which may have other arrays than what P was made of.
+            operator: A, which may have other arrays than the operator that P was made from.
         """
         same = tree_equal(_still(operator), _still(self.operator))
         return _Whitened(
@@ -130,7 +129,7 @@ class _Whitened(Composite):
         return self.preconditioner.divide(self.operator.adjoint_matmul(right))
 
     def least_eigenvalue(self) -> Array:
-        # A was computed with rounding errors, and the division by the least noise magnifies them.
+        # A has rounding errors, and the division by the least noise magnifies them.
         known = self.preconditioner
         eps = jnp.finfo(known.root.dtype).eps
         largest = 1 + jnp.sum(jnp.abs(known.low_rank) ** 2)
@@ -139,10 +138,10 @@ class _Whitened(Composite):
 
 
 def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Preconditioner:
-    """A preconditioner for a kernel plus noise: a partial Cholesky factor with pivots, plus the noise.
+    """Makes a preconditioner for a kernel plus noise: a partial Cholesky factor with pivots, plus the noise.
 
-    It takes `rank` rows of the kernel, and memory for `rank` vectors. It can be differentiated with respect to the
-    operator and the noise; the choice of the rows is held fixed, and no result depends on it but by its accuracy.
+    It computes `rank` rows of the kernel, and needs memory for `rank` vectors. It can be differentiated with respect to
+    the operator and the noise; the choice of the rows is held fixed, and affects only the accuracy of results.
 
     J. R. Gardner, G. Pleiss, D. Bindel, K. Q. Weinberger, A. G. Wilson, "GPyTorch: Blackbox matrix-matrix Gaussian
     process inference with GPU acceleration", Advances in Neural Information Processing Systems 31 (2018),
@@ -150,17 +149,17 @@ def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Precondi
 
     Args:
         operator: positive definite: a `kernel_operator` with noise, or a matrix.
-        rank: of the factor, from 1 to the size.
-        noise: what is on the diagonal besides the kernel, positive: a number, or an array of shape `()` or `(n,)`. A
-            `kernel_operator` knows its own.
+        rank: the rank of the factor, from 1 to the size.
+        noise: the positive part of the diagonal that is not the kernel's: a number, or an array of shape `()` or
+            `(n,)`. Omit it for a `kernel_operator`, which knows its own.
 
     Returns:
         A `Preconditioner`, for `solve` and `vernal.estimators.logdet`.
 
     Raises:
-        TypeError: if the operator is neither, or `rank` is not a Python int.
-        ValueError: if it is not declared positive semidefinite, `rank` is out of range, the noise of a matrix is not
-            given, that of a kernel is given twice, or it has another shape.
+        TypeError: if `operator` is neither a kernel operator nor a matrix, or `rank` is not a Python int.
+        ValueError: if the operator is not declared positive semidefinite, `rank` is out of range, the noise of a matrix
+            is missing, that of a kernel is given twice, or it has the wrong shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -231,7 +230,7 @@ def _factored(operator: Any, rank: int, noise: Array) -> Preconditioner:
 
 
 def _pivots(operator: Any, rank: int, noise: Array) -> tuple[Array, Array]:
-    """The rows to take, and which of them are more than rounding; without derivatives."""
+    """The rows to take, and which of them are more than rounding. Has no derivatives."""
     left = lax.stop_gradient(_diagonal(operator, noise))
     least = _ROUNDINGS * rank * jnp.finfo(left.dtype).eps * jnp.max(left)
 
@@ -243,7 +242,7 @@ def _pivots(operator: Any, rank: int, noise: Array) -> tuple[Array, Array]:
         used = left[pivot] > least
         scaled = row / jnp.sqrt(jnp.where(used, left[pivot], 1)).astype(row.dtype)
         scaled = jnp.where(used, scaled, 0)
-        # Not taken again, whatever rounding leaves of it.
+        # Zero, so that a remainder of rounding is not taken again.
         left = (left - jnp.abs(scaled) ** 2).at[pivot].set(0)
         return (
             left,

@@ -1,4 +1,4 @@
-"""`solve`: linear equations with an operator, by JAX's conjugate gradients or GMRES, with what is left over."""
+"""`solve`: linear equations with an operator, by JAX's conjugate gradients or GMRES, with the residual."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +21,13 @@ _RESTART = 20
 
 
 class Solution(Module):
-    """What `solve` finds.
+    """The result of `solve`.
 
     Args:
         value: x, a tree like a vector of the operator.
         error: the length of the residual `b - A x`, measured by one more product.
-        tolerance_met: whether it meets the tolerance.
-        is_finite: whether there is no NaN and no infinity in `value` and `error`.
+        tolerance_met: whether the error meets the tolerance.
+        is_finite: whether `value` and `error` are free of NaN and infinity.
     """
 
     value: Any
@@ -45,26 +45,27 @@ def solve(
     max_steps: int | None = None,
     preconditioner: Callable[[Any], Any] | None = None,
 ) -> Solution:
-    """Solves `A x = b`: by conjugate gradients if A is positive semidefinite, by restarted GMRES if not.
+    """Solves `A x = b`: by conjugate gradients if A is declared positive semidefinite, otherwise by restarted GMRES.
 
-    Both are those of `jax.scipy.sparse.linalg`, which does not say whether it has found anything: here the residual is
-    measured, and `tolerance_met` says so. Derivatives, of all orders, are those of the solution of the equations, not
-    of the steps: they are solved for in the same way, to the same tolerance.
+    Both are those of `jax.scipy.sparse.linalg`, which does not report whether it converged: here the residual is
+    measured and compared with the tolerance (`tolerance_met`). Derivatives, of all orders, are those of the solution,
+    not of the steps: they are solved for in the same way, to the same tolerance.
 
     Args:
         operator: A.
         right: b, a tree like a vector of the operator.
-        rtol: how long the residual may be, relative to b.
-        atol: how long it may be in any case.
-        max_steps: of conjugate gradients, or restarts of GMRES with 20 products each. None takes 10 times the size.
-        preconditioner: a linear function of such trees, about the inverse of A; for conjugate gradients
-            symmetric and positive definite, as `Preconditioner.solve` is.
+        rtol: the tolerance of the residual's length, relative to that of b.
+        atol: the absolute tolerance of the residual's length.
+        max_steps: the largest number of steps of conjugate gradients, or of restarts of GMRES with 20 products each.
+            None takes 10 times the size.
+        preconditioner: a linear function of such trees that approximates the inverse of A, such as
+            `Preconditioner.solve`. For conjugate gradients it must be symmetric and positive definite.
 
     Returns:
         A `Solution`.
 
     Raises:
-        TypeError: if `operator` is none, `b` does not fit it, or `preconditioner` is not a function.
+        TypeError: if `operator` is not an operator, `b` does not fit it, or `preconditioner` is not a function.
         ValueError: if a tolerance is negative, or `max_steps` less than 1.
 
     Example:
@@ -110,7 +111,7 @@ def _solved(
 
     given = None if preconditioner is None else improve
     rtol, atol = lax.stop_gradient((rtol, atol))
-    # JAX takes arrays as well as the floats that it declares.
+    # JAX declares floats, but accepts arrays too.
     options: dict[str, Any] = {"tol": rtol, "atol": atol, "maxiter": steps, "M": given}
     if operator.positive_semidefinite:
         found, _ = cg(multiply, flat, **options)
@@ -118,9 +119,9 @@ def _solved(
         found, _ = gmres(multiply, flat, restart=min(_RESTART, operator.size), **options)
     known, target = lax.stop_gradient((found, flat))
     error, size = norms(jnp.stack([target - lax.stop_gradient(multiply(known)), target]))
-    # What the recurrence believes of its residual, and what is measured, differ by rounding.
+    # The residual of the recurrence and the measured one differ by rounding.
     rounding = 16 * jnp.finfo(error.dtype).eps * size
-    # After a NaN the method stops where it is, with a finite value.
+    # After a NaN the method stops with the finite value that it has.
     finite = jnp.all(jnp.isfinite(known)) & jnp.isfinite(error)
     return Solution(
         value=to_tree(structure, found),

@@ -1,4 +1,4 @@
-"""Operators made of operators side by side: block diagonal, and Kronecker products."""
+"""Operators made of operators: block-diagonal operators and Kronecker products."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from ._vectors import Structure
 
 
 def block_diagonal(*operators: Any) -> Operator:
-    """The operator that multiplies each of several vectors by an operator of its own.
+    """The block-diagonal operator: it multiplies each of several vectors by its own operator.
 
     Args:
-        *operators: square operators or matrices, all real or all complex, at least one.
+        *operators: square operators or matrices, at least one, all real or all complex.
 
     Returns:
-        An operator on tuples of their vectors, symmetric or positive semidefinite if all of them are.
+        An operator on tuples of their vectors. It is symmetric or positive semidefinite if all of them are.
 
     Raises:
         TypeError: if one of them is not an operator, or some are real and some complex.
@@ -36,7 +36,7 @@ def block_diagonal(*operators: Any) -> Operator:
         positive_semidefinite=all(part.positive_semidefinite for part in parts),
         parts=parts,
     )
-    # Real and complex vectors together are refused there.
+    # `dtype` refuses a mix of real and complex vectors.
     _ = made.dtype
     return made
 
@@ -59,11 +59,11 @@ class _BlockDiagonal(Operator):
 def kronecker(left: Any, right: Any) -> Operator:
     """The Kronecker product of two operators, which multiplies matrices X from both sides: `left X right^T`.
 
-    A product costs as many products with `left` as `right` has rows, and the other way round.
+    A product costs as many products with `left` as `right` has rows, and vice versa.
 
     Args:
         left: a square operator or matrix.
-        right: another one, real or complex as `left` is.
+        right: another one, real or complex like `left`.
 
     Returns:
         An operator on arrays of shape `(left.size, right.size)`; read row by row, they are the vectors of
@@ -81,7 +81,7 @@ def kronecker(left: Any, right: Any) -> Operator:
         (6, 6.0)
     """
     one, other = (as_operator(x, "kronecker(left, right)") for x in (left, right))
-    # Refuses real and complex ones together.
+    # Refuses a mix of real and complex operators.
     block_diagonal(one, other)
     return _Kronecker(
         symmetric=one.symmetric and other.symmetric,

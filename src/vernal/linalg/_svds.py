@@ -19,16 +19,16 @@ from ._vectors import structure_of
 
 
 class SingularTriplets(Module):
-    """What `svds` finds: `A v = value u`, and `A^* u = value v`.
+    """The result of `svds`: `A v = value u`, and `A^* u = value v`.
 
     Args:
         values: the largest singular values, of shape `(k,)`, in descending order.
-        left: the vectors u: a tree like a product, with an axis of length k in front; zero where the value is zero.
-        right: the vectors v, likewise like what is multiplied.
-        errors: how far each value is from a singular value at most.
-        matvecs: how many products with `A^* A` were made.
+        left: the vectors u: a tree like a product, with a leading axis of length k; zero where the value is zero.
+        right: the vectors v: likewise, a tree like the argument of the map.
+        errors: an upper bound of the distance of each value from a singular value.
+        matvecs: the number of products with `A^* A` that were made.
         tolerance_met: whether the pairs of `A^* A` meet the tolerance.
-        is_finite: whether there is no NaN and no infinity in them.
+        is_finite: whether values and vectors are free of NaN and infinity.
     """
 
     values: Array
@@ -50,18 +50,18 @@ def svds(
     rows: int | None = None,
     key: PRNGKeyArray | None = None,
 ) -> SingularTriplets:
-    """The largest singular values of a linear map that need not be square.
+    """Finds the largest singular values of a linear map that need not be square.
 
-    They are the roots of the largest eigenvalues of `A^* A`, found by `eigsh`; so are the derivatives. Singular
-    values that are less than the root of a rounding (3e-4 in single precision) times the largest drown in its rounding,
-    and `errors` says so.
+    They are the square roots of the largest eigenvalues of `A^* A`, which `eigsh` finds; derivatives, too, are those of
+    `eigsh`. Singular values below the square root of machine epsilon (3e-4 in single precision) times the largest are
+    lost in its rounding; `errors` shows it.
 
     Args:
         linear: an operator, a matrix of shape `(m, n)`, or a linear function of a tree.
-        k: how many.
-        example: for a function, a vector that it takes, of which only shapes and dtypes are looked at.
-        rtol: as for `eigsh`, of the eigenvalues of `A^* A`.
-        max_matvecs: likewise, and each product is one with A and one with its conjugate transpose.
+        k: the number of singular values.
+        example: for a function, a vector that it takes; only shapes and dtypes are used.
+        rtol: as for `eigsh`, for the eigenvalues of `A^* A`.
+        max_matvecs: as for `eigsh`. Each product is one with A and one with its conjugate transpose.
         rows: as for `eigsh`.
         key: likewise.
 
@@ -70,7 +70,7 @@ def svds(
 
     Raises:
         TypeError: as `eigsh` and `FunctionOperator`.
-        ValueError: as `eigsh`; if a function comes without an example, or something else with one.
+        ValueError: as `eigsh`; also if a function comes without an example, or anything else with one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,7 +114,7 @@ class _Gram(Module):
 
 
 def _map_of(linear: Any, example: Any) -> tuple[Callable[[Any], Any], Any]:
-    """A linear function, and the structure of what it takes."""
+    """A linear function, and the structure of its argument."""
     if callable(linear) and not isinstance(linear, Operator) and example is not None:
         return linear, structure_of(example, "svds(example)")
     if example is None and isinstance(linear, Operator):

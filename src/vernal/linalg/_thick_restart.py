@@ -1,16 +1,16 @@
-"""Lanczos' recurrence with thick restarts: extreme eigenpairs of a symmetric operator in bounded memory.
+"""The Lanczos recurrence with thick restarts: extreme eigenpairs of a symmetric operator in bounded memory.
 
 Difficulty. A basis that grows until the pairs have converged does not fit into memory. And a Krylov space holds one
-vector of each eigenspace: of a repeated eigenvalue it finds one copy, with a perfect residual, and the next smaller
-eigenvalue in the place of the other.
+vector of each eigenspace: it finds one copy of a repeated eigenvalue, with a perfect residual, and the next smaller
+eigenvalue in place of the other copy.
 
 Plan. When the basis is full, its best Ritz vectors are kept, with the residual vector that all of them share, and the
-recurrence goes on from there (Wu and Simon 2000). Once the wanted pairs have converged, one more cycle starts from a
-new random vector orthogonal to them. If it finds nothing that belongs before them, they are the answer; else the
-search goes on with what it has found.
+recurrence continues from there (Wu and Simon 2000). Once the wanted pairs have converged, one more cycle starts from a
+new random vector orthogonal to them. If it finds no pair that belongs before them, they are the answer; otherwise the
+search continues with the pairs that it found.
 
-Invariants. The rows of the basis are orthonormal or zero, and `small` is its projection of A, measured and not assumed.
-Where the recurrence breaks down, it goes on with a random vector orthogonal to all before.
+Invariants. The rows of the basis are orthonormal or zero, and `small` is its projection of A, measured, not assumed.
+Where the recurrence breaks down, it continues with a random vector orthogonal to all rows before.
 
 Glossary: n size; m rows of the basis; k pairs wanted; theta Ritz values; beta length of the residual vector.
 
@@ -30,21 +30,22 @@ from ..modules import Module
 from ._lanczos_adjoint import norms
 from ._operator import Operator
 
-# Of so many roundings of the largest product a vector is nothing but rounding, a residual as small as it gets.
+# Roundings of the largest product: a vector below the first number is pure rounding, and a residual below the second
+# cannot be improved.
 _BREAKDOWN, _FLOOR = 4, 16
-# What is left of a random vector in a space that is full.
+# Outside of a space that is full, a random vector leaves at most this many roundings.
 _NOTHING = 1000
 
 
 class Wanted(Module):
-    """Which pairs are sought, and how well.
+    """Which pairs are sought, and to what accuracy.
 
     Args:
         count: k.
         rows: m.
-        order: the places of ascending eigenvalues in the order of interest.
-        rtol: of a residual to the modulus of its eigenvalue.
-        most: products.
+        order: the indices of ascending eigenvalues in the order of interest.
+        rtol: the tolerance of a residual, relative to the modulus of its eigenvalue.
+        most: the largest number of products.
     """
 
     count: int
@@ -55,11 +56,11 @@ class Wanted(Module):
 
     @property
     def kept(self) -> int:
-        """How many Ritz vectors are kept at a restart."""
+        """The number of Ritz vectors that are kept at a restart."""
         return self.count + (self.rows - self.count) // 2 if self.rows > self.count else self.count
 
     def tolerance(self, values: Array, scale: Array) -> Array:
-        """What a residual may be long."""
+        """The largest allowed length of a residual."""
         rounding = _FLOOR * jnp.finfo(values.dtype).eps * scale
         return jnp.maximum(self.rtol * jnp.abs(values), rounding)
 
@@ -70,16 +71,16 @@ class Found(Module):
     Args:
         basis: of shape `(m + 1, n)`.
         small: the projection of A, of shape `(m, m)`.
-        start: how many rows of it are known.
+        start: the number of known rows of `small`.
         expected: the elements of its next column above the diagonal, if A is symmetric.
         length: beta.
         values: the best Ritz values, of shape `(k,)`.
-        vectors: of these, of shape `(k, n)`.
+        vectors: their Ritz vectors, of shape `(k, n)`.
         scale: the length of the longest product.
-        asymmetry: the largest element that should not be there.
-        matvecs: how many products were made.
-        is_check: whether the next cycle looks for what was missed.
-        is_done: whether the search has come to its end.
+        asymmetry: the largest element that would be zero if A were symmetric.
+        matvecs: the number of products that were made.
+        is_check: whether the next cycle looks for missed pairs.
+        is_done: whether the search has ended.
     """
 
     basis: Array
@@ -97,7 +98,7 @@ class Found(Module):
 
 
 def search(operator: Operator, wanted: Wanted, key: PRNGKeyArray) -> Found:
-    """The wanted pairs of a symmetric operator, as well as so many products find them."""
+    """The wanted pairs of a symmetric operator, as accurate as `wanted.most` products allow."""
     rows, size, dtype = wanted.rows, operator.size, operator.dtype
     zero, no = jnp.zeros((), jnp.finfo(dtype).dtype), jnp.asarray(False)
     first = _outside(jnp.zeros((1, size), dtype), _random(key, size, dtype))
@@ -118,7 +119,7 @@ def search(operator: Operator, wanted: Wanted, key: PRNGKeyArray) -> Found:
 
     def unfinished(found: Found) -> Array:
         finite = jnp.isfinite(found.scale) & jnp.all(jnp.isfinite(found.values))
-        # The pairs themselves are multiplied once more in the end.
+        # The pairs themselves are multiplied once more at the end.
         room = found.matvecs + rows - found.start + wanted.count <= wanted.most
         return ~found.is_done & finite & room
 
@@ -139,7 +140,7 @@ def _cycle(operator: Operator, wanted: Wanted, key: PRNGKeyArray, found: Found) 
     best, bounds = values[:count], jnp.abs(coupling[:count])
     tolerance = wanted.tolerance(best, found.scale)
     good = jnp.all(bounds <= tolerance)
-    # A basis of the whole space has missed nothing.
+    # A basis of the whole space misses nothing.
     same = jnp.all(jnp.abs(best - found.values) <= tolerance) & found.is_check
     is_done = good & (same | (rows == size))
     ritz = jnp.matmul(mixing.T, found.basis[:rows], precision=lax.Precision.HIGHEST)
@@ -174,7 +175,7 @@ def _step(operator: Operator, key: PRNGKeyArray, j: Any, found: Found) -> Found:
     place = jnp.arange(rows)
     before = jnp.where(place == j - 1, found.length.astype(elements.dtype), 0)
     expected = jnp.where(j == found.start, found.expected, before)
-    # All but the real part of the diagonal is known beforehand.
+    # All except the real part of the diagonal is known beforehand.
     difference = elements - jnp.where(place == j, elements.real.astype(elements.dtype), expected)
     left = product - _sum(elements, basis)
     left = left - _sum(_along(basis, left), basis)
@@ -207,7 +208,7 @@ def _step(operator: Operator, key: PRNGKeyArray, j: Any, found: Found) -> Found:
 
 
 def _outside(basis: Array, vector: Array) -> Array:
-    """The direction of what is orthogonal to a basis; zero if that is nothing."""
+    """The unit vector of the part orthogonal to a basis; zero if that part is pure rounding."""
     whole = _norm(vector)
     for _ in range(2):
         vector = vector - _sum(_along(basis, vector), basis)

@@ -1,7 +1,7 @@
 """Vectors of an operator: any tree of arrays outside, one flat array inside.
 
-Every algorithm here works with flat vectors, as columns of a matrix. What the user's operator multiplies is a tree
-like the one in `in_structure()`. A structure is a tree of `jax.ShapeDtypeStruct`.
+Every algorithm here works with flat vectors, as columns of a matrix. The user's operator multiplies trees like
+`in_structure()`. A structure is a tree of `jax.ShapeDtypeStruct`.
 """
 
 import math
@@ -21,8 +21,8 @@ Structure = Any
 
 
 def structure_of(example: Any, where: str) -> Structure:
-    """Shapes and dtypes of a tree of arrays, numbers or `jax.ShapeDtypeStruct`; `TypeError` if there is anything
-    else in it."""
+    """Shapes and dtypes of a tree of arrays, numbers or `jax.ShapeDtypeStruct`; `TypeError` if it holds anything
+    else."""
     if not all(_has_shape(leaf) for leaf in jtu.tree_leaves(example)):
         raise type_error(
             "the example of a vector holds something that is not an array",
@@ -40,8 +40,8 @@ def size_of(structure: Structure) -> int:
 
 
 def dtype_of(structure: Structure, where: str) -> Any:
-    """The dtype of flat vectors: the widest of all leaves, and single precision at least. All are floating-point,
-    and complex or not, else `TypeError`."""
+    """The dtype of flat vectors: the widest of all leaves, and at least single precision. `TypeError` unless all leaves
+    are floating-point, and all real or all complex."""
     dtypes = [leaf.dtype for leaf in jtu.tree_leaves(structure)]
     kinds = {jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes}
     if len(kinds) > 1 or not all(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes):
@@ -73,19 +73,19 @@ def to_tree(structure: Structure, flat: Array) -> Any:
 
 
 def to_flat(structure: Structure, tree: Any, where: str) -> Array:
-    """A tree that an operator returned as a flat vector. `TypeError` if it has not the structure and shapes of the
-    operator's vectors, or is complex where they are real."""
+    """Converts a tree that an operator returned to a flat vector. `TypeError` if its structure or shapes differ from
+    those of the operator's vectors, or it is complex where they are real."""
     dtype = dtype_of(structure, where)
     leaves = jtu.tree_leaves(tree)
     check_product(structure, tree, where)
     if not leaves:
         return jnp.zeros(0, dtype)
-    # On a mesh, flat vectors lie whole on every device.
+    # On a mesh, flat vectors are replicated on every device.
     return jnp.concatenate([jnp.ravel(gathered(jnp.asarray(x))).astype(dtype) for x in leaves])
 
 
 def check_product(structure: Structure, tree: Any, where: str) -> None:
-    """Refuses, as `to_flat` does, a product (or its shapes) that does not look like the operator's vectors."""
+    """Refuses, as `to_flat` does, a product (or its shapes) that is not like the operator's vectors."""
     kind = jnp.complexfloating if _is_complex(structure) else jnp.floating
     same = jtu.tree_structure(tree) == jtu.tree_structure(structure)
     pairs = zip(jtu.tree_leaves(tree), jtu.tree_leaves(structure), strict=False)
@@ -105,7 +105,7 @@ def _fits(got: Any, expected: Any, kind: Any) -> bool:
     if not _has_shape(got):
         return False
     spec = _spec(got)
-    # A real product of complex vectors is no less true.
+    # A real product of complex vectors is valid too.
     kinds = (kind, jnp.floating)
     return spec.shape == expected.shape and any(jnp.issubdtype(spec.dtype, k) for k in kinds)
 

@@ -1,4 +1,4 @@
-"""Loops and branches over anything: loops are differentiable in both directions."""
+"""Loops and branches over any Python objects; loops have forward-mode and reverse-mode derivatives."""
 
 from .._ground import publish
 from ._branches import filter_cond as filter_cond

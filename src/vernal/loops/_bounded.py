@@ -1,10 +1,9 @@
-"""`kind="bounded"`: a while loop as scans inside scans, which JAX differentiates in both
-directions.
+"""`kind="bounded"`: a while loop as nested scans, which JAX differentiates in forward and reverse mode.
 
 A loop of at most `base**k` steps is a scan of `base` loops of at most `base**(k - 1)` steps, each
 of which is skipped if the loop has ended. Each is also checkpointed: its steps are computed again
 when the gradient needs them, so that at most `base` carries are kept at each of the `k` levels,
-and every step is computed `k + 1` times at most.
+and every step is computed at most `k + 1` times.
 """
 
 from collections.abc import Callable
@@ -38,7 +37,7 @@ def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, 
 def scans(
     cond: Callable[..., Any], step: Callable[..., Any], z: Inputs, max_steps: int, base: int
 ) -> Outputs:
-    """The loop, given its functions and what it starts from."""
+    """The loop, given its functions and its inputs."""
     count = Count(max_steps)
 
     def once(state: State) -> State:
@@ -47,7 +46,7 @@ def scans(
         return count.after(index), carry, buffers
 
     def repeat(run: Callable[[State], State], times: int) -> Callable[[State], State]:
-        # Inside a scan nothing can be merged with the second computation.
+        # Inside a scan the compiler cannot merge the second computation with the first.
         run = jax.checkpoint(run, prevent_cse=False)
 
         def body(state: State, _: None) -> tuple[State, None]:

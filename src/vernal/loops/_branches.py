@@ -1,14 +1,14 @@
 """`filter_cond` and `filter_switch`: `jax.lax.cond` and `jax.lax.switch` for arbitrary operands,
 branches and results.
 
-JAX recognises a branch that it has traced already by its identity, and forgets it with the object.
-So the object made from the user's function is remembered as long as that function lives (or, for
-modules, by structure): a loop in Python that calls `filter_cond` with the same functions compiles
-once. While something is being traced nothing is remembered, because operands and branches may then
-hold tracers, which must not outlive the trace.
+JAX recognises a branch that it has already traced by identity, and forgets it when the object dies.
+So the object made from the user's function is cached as long as that function lives (or, for
+modules, by structure): a Python loop that calls `filter_cond` with the same functions compiles
+once. Nothing is cached during tracing, because operands and branches may then hold tracers, which
+must not outlive the trace.
 
 Where `vmap` maps the choice, JAX computes every branch for every element. So a branch is told for
-which elements it is taken, and its checks count for these alone.
+which elements it is taken, and its checks apply to these alone.
 """
 
 import functools
@@ -71,7 +71,7 @@ class _Branch:
         return split(call_inside(fn, self.rest, args))
 
 
-# How many structures of operands are remembered for one function (and how many modules in all).
+# How many structures of operands are cached for one function (and how many modules in all).
 _MOST = 128
 _by_function: weakref.WeakKeyDictionary[Any, dict[Any, _Branch]] = weakref.WeakKeyDictionary()
 
@@ -115,9 +115,8 @@ def _call(
     names: Sequence[str],
     operands: tuple[Any, ...],
 ) -> Any:
-    """Runs `select(branches, choice, *arrays)`, and explains what JAX finds wrong with the branches'
-    results. `choice` is the number of the branch that it takes, or
-    whether that is the first of two."""
+    """Runs `select(branches, choice, *arrays)`, and explains JAX's errors about the branches' results. `choice` is
+    the index of the branch that it takes, or whether that is the first of two."""
     for fn in branches:
         check_callable(fn, transform)
     axes = varying_axes(choice)
@@ -145,8 +144,8 @@ def _varying_alike(
     names: Sequence[str],
     arrays: Any,
 ) -> list[Any]:
-    """The branches, such that each result varies over the axes of `shard_map` that it varies over in any of them, or
-    that the choice varies over (`axes`)."""
+    """The branches, wrapped so that each result varies over the axes of `shard_map` that it varies over in any branch,
+    or that the choice varies over (`axes`)."""
     traced = [jax.make_jaxpr(branch)(*arrays) for branch in branches]
     if len({len(closed.out_avals) for closed in traced}) > 1:
         # JAX says what is wrong.
@@ -171,7 +170,7 @@ def _varying_alike(
 def _disagreement(
     branches: list[_Branch], names: Sequence[str], arrays: Any
 ) -> tuple[str, Any, str, Any] | None:
-    """Two branches, by name, whose results differ, and the results; None if there are none (or one
+    """Two branches, by name, whose results differ, and the results; None if all agree (or one
     fails)."""
     results = []
     for branch in branches:
@@ -205,11 +204,11 @@ def filter_cond(
 ) -> T:
     """Calls one of two functions, chosen while the compiled program runs.
 
-    It is `jax.lax.cond` for arbitrary Python objects. Both functions are traced. They may be
-    plain functions, closures, modules or methods; gradients reach the arrays of modules and what
-    closures capture. Under `vmap` with a mapped `pred` both are computed and the result is
-    selected. Inside `jax.shard_map` each result varies over the axes that it varies over in either
-    function, or that `pred` varies over; then each device chooses by itself, and no collective over
+    Like `jax.lax.cond`, for arbitrary Python objects. Both functions are traced. They may be plain
+    functions, closures, modules or methods; gradients reach the arrays of modules and of closures.
+    Under `vmap` with a mapped `pred` both are computed and the result is selected. Inside
+    `jax.shard_map` each result varies over the axes that it varies over in either function, or that
+    `pred` varies over. If `pred` varies, each device chooses independently, and no collective over
     such an axis is allowed.
 
     Args:
@@ -219,13 +218,13 @@ def filter_cond(
         *operands: any Python objects.
 
     Returns:
-        The result: any tree. What is not an array in it must be equal in both branches, and is
-        returned as it is.
+        The result: any tree. Its leaves that are not arrays must be equal in both branches, and are
+        returned unchanged.
 
     Raises:
         TypeError: if `pred` is not a scalar bool, if a branch cannot be called, or if the branches'
-            results differ in structure, shape, dtype or in what is not an array. Weak types are
-            promoted as JAX does.
+            results differ in structure, shape, dtype or a leaf that is not an array. Weak types are
+            promoted as by JAX.
         ValueError: inside `jax.shard_map`, if a branch that only some devices take has a collective,
             or its gradient would need one, as in `loops.while_loop`.
         TracedShapeError: if a traced value reaches a shape inside a branch.
@@ -259,11 +258,11 @@ def filter_cond(
 def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands: Any) -> T:
     """Calls one of several functions, chosen while the compiled program runs.
 
-    It is `jax.lax.switch` for arbitrary Python objects.
+    Like `jax.lax.switch`, for arbitrary Python objects.
 
     Args:
-        index: a scalar of integer dtype, or a Python int. It is clamped to `0 ... len(branches) -
-            1`.
+        index: a scalar of integer dtype, or a Python int. It is clamped to
+            `0 ... len(branches) - 1`.
         branches: a sequence of functions, as for `filter_cond`.
         *operands: any Python objects.
 
@@ -272,8 +271,8 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands
 
     Raises:
         TypeError: if `index` is not a scalar integer, if a branch cannot be called, or if the
-            branches' results differ in structure, shape, dtype or in what is not an array.
-        ValueError: if there is no branch, or as for `filter_cond`.
+            branches' results differ in structure, shape, dtype or a leaf that is not an array.
+        ValueError: if `branches` is empty, or as for `filter_cond`.
         TracedShapeError: if a traced value reaches a shape inside a branch.
 
     Example:
@@ -311,10 +310,10 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands
 
 
 def _clamped(index: Any, last: int) -> Any:
-    """An index between 0 and `last`. Not left to `jax.lax.switch`, which takes great ones as int32 first: they wrap."""
+    """The index, clamped to 0 ... `last`. `jax.lax.switch` would first cast it to int32, where large indices wrap."""
     if not isinstance(index, jax.Array):
         return min(max(int(index), 0), last)
-    if index.dtype.itemsize < 4:  # `last` may be greater than its numbers
+    if index.dtype.itemsize < 4:  # `last` may not fit in its dtype
         index = index.astype(jnp.int32)
     return jnp.clip(index, 0, last).astype(jnp.int32)
 

@@ -1,7 +1,7 @@
-"""What has happened to each place of a buffer: nothing, a read, a write. Noted by `debug_buffers` alone.
+"""What has happened to each element of a buffer: nothing, a read, a write. Recorded only under `debug_buffers`.
 
-The state of a buffer is an array of small integers that is sown (see `harvest`), because a read has no result of its
-own in which a new state could be returned, and may stand inside of any transformation.
+The state of a buffer is an array of small integers that is sown (see `harvest`), because a read cannot return a new
+state beside its value, and may be inside any transformation.
 """
 
 from typing import Any
@@ -18,22 +18,22 @@ _READ, _WRITTEN, _FAILED = 1, 2, np.iinfo(np.int8).max
 
 
 def has_failed(state: Any) -> Any:
-    """Whether a check has failed that a state went through, in a program that went on: bool[]."""
+    """Whether a check on this state has failed, in a program that went on: bool[]."""
     return jnp.any(state == _FAILED)
 
 
 def written_now(state: Any) -> Any:
-    """The places that are written, as far as the program has come; None if there is no state."""
+    """The elements written so far; None without a state."""
     return None if state is None else planted(state) == _WRITTEN
 
 
 def note_read(state: Any, known: Any, index: Any, value: Any) -> Any:
-    """Notes that a place is read, and ends the program if it was written to a later version of the buffer.
+    """Records that an element is read, and ends the program if it was written in a later version of the buffer.
 
     Args:
-        state: of the buffer, or None.
-        known: the places that were written when the buffer was made.
-        index: the place.
+        state: the state of the buffer, or None.
+        known: the elements that were written when the buffer was made.
+        index: the index that is read.
         value: what was read.
 
     Returns:
@@ -44,19 +44,19 @@ def note_read(state: Any, known: Any, index: Any, value: Any) -> Any:
     before = planted(state)
     old = (before[index] == _WRITTEN) & ~known[index]
     after = _union_p.bind(before, before.at[index].max(_READ, mode="clip"))
-    # Only the states are looked at in the end, so the check must reach them too.
+    # Only the states are used after the loop, so the check must reach them too.
     value, after = fail_if([value, after], jnp.any(old), explain=_OLD)
     return sow(state, after, value)
 
 
 def note_write(state: Any, index: Any, value: Any, pred: Any) -> Any:
-    """Notes that a place is written, and ends the program if it was read or written before.
+    """Records that an element is written, and ends the program if it was read or written before.
 
     Args:
-        state: of the buffer, or None.
-        index: the place.
+        state: the state of the buffer, or None.
+        index: the index that is written.
         value: what is written.
-        pred: whether it is, or None if it always is.
+        pred: whether it is written, or None if it always is.
 
     Returns:
         The value.
@@ -70,7 +70,7 @@ def note_write(state: Any, index: Any, value: Any, pred: Any) -> Any:
         .add(1 if pred is None else pred.astype(jnp.int32))
     )
     wrong = (times > 1) | ((times > 0) & (before > 0))
-    # A place is one number where the buffer is split over a mesh, too.
+    # Gathered, because the buffer may be split over a mesh and `place` is one number.
     place = jnp.argmax(gathered(wrong))
     shape = before.shape
     found = jnp.ravel(gathered(before))[place]

@@ -1,18 +1,18 @@
-"""Buffers: arrays that a loop fills in, one location at a time, without ever copying them.
+"""Buffers: arrays that a loop fills one location at a time, without ever copying them.
 
-The difficulty: a loop that saves something in every step carries a large array of which each step
-changes a little. Reverse mode saves the carry at checkpoints and computes steps again; with that
-array in the carry, each checkpoint would hold all of it, and for a vmapped loop each step would
+The difficulty: a loop that saves something in every step carries a large array, and each step changes
+a small part of it. Reverse mode saves the carry at checkpoints and computes steps again; with that
+array in the carry, each checkpoint would hold all of it, and each step of a vmapped loop would
 select all of it.
 
 The plan: such an array is not an ordinary part of the carry but a `Buffer`, which can be written in
 place, once at each location, and read where it has been written. Then
 
-* the contents that a step has seen are still there when the loop has ended, so that when the step
-  is computed again (a *replay*) it gets the final buffer, and its writes need not be made;
-* a write is linear in what is written, so that its tangent is written to the tangent of the
-  buffer, and its cotangent read from the cotangent of the buffer, also in place;
-* an element of a batch that has finished writes back what is there already.
+* the contents that a step has seen are still there after the loop, so a step that is computed again
+  (a *replay*) is given the final buffer and skips its writes;
+* a write is linear in the value, so its tangent is written to the tangent of the buffer, and its
+  cotangent read from the cotangent of the buffer, also in place;
+* a finished element of a batch writes back what is there already.
 
 Glossary: *active*: whether this element of the batch still runs (None: always). *replay*: whether
 the array holds the final contents.
@@ -39,7 +39,7 @@ class Active(NamedTuple):
 
     Attributes:
         now: whether it makes this step.
-        ever: whether it makes any. One that makes none reads what another one reads (see `borrow_if_vmap`).
+        ever: whether it makes any step. An element that makes none reads what another one reads (see `borrow_if_vmap`).
     """
 
     now: Any
@@ -47,29 +47,29 @@ class Active(NamedTuple):
 
 
 def both(a: Active | None, b: Active | None) -> Active | None:
-    """Whether an element runs in two loops; None stands for what always runs."""
+    """Whether an element runs in both of two loops; None means that it always runs."""
     if a is None or b is None:
         return b if a is None else a
     return Active(a.now & b.now, a.ever & b.ever)
 
 
 class Buffer:
-    """An array in the carry of a loop that is filled in place: what `cond` and `body` are given in
-    place of the arrays that `buffers` selects.
+    """An array in the carry of a loop that is filled in place. `cond` and `body` get a buffer for each
+    array that `buffers` selects.
 
-    It has `shape`, `dtype`, `ndim`, `size`; `buffer[index]` reads and
-    `buffer.at[index].set(value, pred=True)` writes. Every location may be written once, and may be
-    read only when it has been written, or if it never is. Only `debug_buffers` checks that: a
-    derivative would be wrong.
+    Read with `buffer[index]`, and write with `buffer.at[index].set(value, pred=True)`, which returns the
+    new buffer. It also has `shape`, `dtype`, `ndim` and `size`. Write each location at most once, and
+    read it only after it is written, or if it is never written. Otherwise the derivative is wrong, and
+    only `debug_buffers` checks that.
 
-    Loops make them. One may be given to a loop inside, as a part of its carry.
+    Loops make buffers. An inner loop may take one as a part of its carry.
 
     Args:
         array: the contents.
         active: whether writes and reads count, or None if they always do.
-        replay: whether the array has its final contents, so that writes are not made.
-        state: what has happened to each place, where that is noted.
-        known: the places that were written when this buffer was made, where that is noted.
+        replay: whether the array has its final contents, so that writes are skipped.
+        state: what has happened to each location, if that is recorded.
+        known: the locations that were written when this buffer was made, if that is recorded.
     """
 
     __slots__ = ("_active", "_array", "_known", "_replay", "_state")
@@ -89,17 +89,17 @@ class Buffer:
         self._known = known
 
     def holding(self, array: Any) -> "Buffer":
-        """This buffer with other contents, as they are now."""
+        """This buffer with other contents, and with the locations written so far."""
         return Buffer(array, self._active, self._replay, self._state, written_now(self._state))
 
     def inside(self, array: Any, active: Active | None, replay: bool) -> "Buffer":
-        """This buffer as a loop inside sees it."""
+        """This buffer as an inner loop sees it."""
         active, replay = both(self._active, active), self._replay or replay
         return Buffer(array, active, replay, self._state, written_now(self._state))
 
     @property
     def contents(self) -> Any:
-        """All of the array."""
+        """The whole array."""
         return self._array
 
     @property
@@ -163,7 +163,7 @@ divmod rdivmod pow rpow lshift rlshift rshift rrshift and rand or ror xor rxor n
 le gt ge eq ne bool int float complex index iter len contains setitem array jax_array""".split()
 for _name in _OPERATORS:
     setattr(Buffer, f"__{_name}__", _refuse(f"__{_name}__"))
-# Defining `__eq__` has no influence on a hash that is there already.
+# Setting `__eq__` on a finished class does not change its hash.
 Buffer.__hash__ = object.__hash__
 
 
@@ -203,15 +203,15 @@ class _At:
         """The buffer with `value` written at the index, if `pred` holds.
 
         Args:
-            value: what to write: of a shape that broadcasts to the place, and a dtype that fits
-                into the buffer's.
+            value: what to write. Its shape must broadcast to the indexed shape, and its dtype
+                promote to the buffer's.
             pred: bool[], or a Python bool: whether to write.
 
         Returns:
-            The buffer to go on with.
+            The new buffer, to use from now on.
 
         Raises:
-            TypeError: if the shape or dtype of `value` does not fit into the place.
+            TypeError: if the shape or dtype of `value` does not fit.
         """
         array, index = self._buffer.contents, self._index
         value = _fitting(value, array, index)
@@ -228,7 +228,7 @@ class _At:
 
 
 def _fitting(value: Any, array: Any, index: Any) -> Any:
-    """The value with the shape and dtype of the place it is written to."""
+    """The value, with the shape and dtype of the elements that it replaces."""
     place = jax.eval_shape(lambda array: array[index], array)
     value = jnp.asarray(value)
     with jax.numpy_dtype_promotion("standard"):
@@ -255,7 +255,7 @@ def _fitting(value: Any, array: Any, index: Any) -> Any:
 
 
 def _masked(mask: Any, value: Any, there: Any) -> Any:
-    """The value where it is to be written, and otherwise what is there."""
+    """The value where it is written, otherwise what is there."""
     pred, active = mask
     if pred is not None:
         value = jax.lax.select(pred, value, there)
@@ -263,18 +263,18 @@ def _masked(mask: Any, value: Any, there: Any) -> Any:
 
 
 def _written(array: Any, index: Any, value: Any) -> Any:
-    """The array with a value written. No place is written twice, also not by one write, and only
-    then is a write linear in the value."""
+    """The array with a value written. No location is written twice, not even by one write; only then
+    is a write linear in the value."""
     return array.at[index].set(value, unique_indices=True)
 
 
 def _written_already(array: Any, index: Any, value: Any, mask: Any) -> Any:
-    """A write in a replay: the array is what it is, and the tangent is written.
+    """A write in a replay: the array stays unchanged, and the tangent is written.
 
-    Transposed, the cotangent is read, and zero is left in its place. What JAX makes of a write when
-    it transposes it does that in two independent operations, and to have both, the compiler copies
-    the whole cotangent in every step (a thousand times slower). So this has a transpose of its own,
-    in which the zero is computed from what was read, and can only be written afterwards.
+    The transpose reads the cotangent and leaves zero in its place. JAX's transpose of a write does
+    that in two independent operations, and to order them the compiler copies the whole cotangent in
+    every step (a thousand times slower). So this has its own transpose, in which the zero is computed
+    from the value that was read, and can only be written afterwards.
     """
     dynamic, rest = split(index)
 
@@ -296,7 +296,7 @@ def _written_already(array: Any, index: Any, value: Any, mask: Any) -> Any:
         return array
 
     def rule(primals: Any, tangents: Any) -> Any:
-        # By this function again, so that the derivative of the derivative is right too.
+        # With this rule again, so that the derivative of the derivative is right too.
         out = call_with_jvp(write, rule, *primals)
         if all(isinstance(dot, SymbolicZero) for dot in tangents[:2]):
             return out, SymbolicZero.from_primal_value(out)
@@ -310,11 +310,12 @@ def _written_already(array: Any, index: Any, value: Any, mask: Any) -> Any:
 
 
 def _read_once(array: Any, dynamic: list[Any], rest: Rest) -> Any:
-    """What is at an index, and zero where that is out of bounds, in an operation of its own.
+    """The elements at an index, zero where that is out of bounds, in an operation that is not repeated.
 
-    The compiler repeats a cheap operation at every use of its result, and so would read again what
-    may have been overwritten by then. It does not repeat a branch; and there is one if it cannot
-    know that the index (the least integer is out of bounds anyway) is in bounds.
+    The compiler repeats a cheap operation at every use of its result, and so would read elements that
+    may have been overwritten by then. It does not repeat a branch. The branch stays because its
+    condition depends on the index: it is false only for the least integer, which is out of bounds
+    anyway.
     """
 
     def read(array: Any, dynamic: list[Any]) -> Any:
@@ -331,7 +332,7 @@ def _read_once(array: Any, dynamic: list[Any], rest: Rest) -> Any:
 
 
 def buffer_at_set(buffer: Any, item: Any, x: Any, *, pred: Any = True) -> Any:
-    """`buffer.at[item].set(x)` where `pred` holds, for what is a buffer of a loop or an array.
+    """`buffer.at[item].set(x)` where `pred` holds, for a buffer of a loop or an array.
 
     Args:
         buffer: a `Buffer`, or an array.
@@ -340,10 +341,10 @@ def buffer_at_set(buffer: Any, item: Any, x: Any, *, pred: Any = True) -> Any:
         pred: bool[], or a Python bool: whether to write.
 
     Returns:
-        A `Buffer` or an array, as `buffer` is. An index that is out of bounds writes nothing.
+        A `Buffer` or an array, like `buffer`. An index that is out of bounds writes nothing.
 
     Raises:
-        TypeError: if the shape or dtype of `x` does not fit into the place.
+        TypeError: if the shape or dtype of `x` does not fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -358,7 +359,7 @@ def buffer_at_set(buffer: Any, item: Any, x: Any, *, pred: Any = True) -> Any:
 
 
 class _MaybeMeta(type):
-    """`isinstance(x, MaybeBuffer[T])` looks through a buffer."""
+    """Makes `isinstance(x, MaybeBuffer[T])` look at the contents of a buffer."""
 
     _kind: Any = object
 
@@ -375,7 +376,7 @@ if TYPE_CHECKING:
 else:
 
     class MaybeBuffer(metaclass=_MaybeMeta):
-        """`MaybeBuffer[T]`: the annotation of what is a `T`, or a buffer of a loop that holds one.
+        """`MaybeBuffer[T]`: the annotation for a `T`, or a buffer of a loop that holds one.
 
         Example:
             >>> import jax, jax.numpy as jnp

@@ -1,11 +1,11 @@
-"""Any carry of a loop as two lists of arrays, and back.
+"""Converts any carry of a loop to two lists of arrays, and back.
 
-The carry of a loop is any tree. Its arrays, and its Python numbers as arrays, are what the loop
-computes with; all other leaves (strings, functions, ...) must be after a step what they were
-before. The arrays that `buffers` selects are kept apart: `body` and `cond` see each as a `Buffer`.
+The carry of a loop is any tree. The loop computes with its arrays, and with its Python numbers as
+arrays; all other leaves (strings, functions, ...) must be the same after a step as before. The
+arrays that `buffers` selects are kept apart: `body` and `cond` see each as a `Buffer`.
 
-A `Buffer` that comes from a loop outside stays one here, whether or not it is selected: what it
-knows of that loop (whether it is running, whether it is replaying) holds inside too.
+A `Buffer` of an outer loop stays one here, whether or not it is selected: what it knows of that
+loop (whether it is running, whether it is replaying) holds inside too.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def numbers_to_arrays(tree: Any) -> Any:
 
 
 class _Marker:
-    """Stands for one leaf while `buffers` selects."""
+    """A placeholder for one leaf while `buffers` selects."""
 
     __slots__ = ("index",)
 
@@ -62,7 +62,7 @@ class _Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class _Varying:
-    """A leaf that is an array, or the `Buffer` of a loop outside.
+    """A leaf that is an array, or the `Buffer` of an outer loop.
 
     Attributes:
         outer: that `Buffer`, if it is one.
@@ -79,7 +79,7 @@ class _Varying:
 
 
 class Carry:
-    """The structure of a carry: everything in it but the arrays.
+    """The structure of a carry: everything in it except the arrays.
 
     Args:
         tree: the carry.
@@ -100,12 +100,12 @@ class Carry:
         ]
 
     def start(self, tree: Any) -> tuple[list[Any], list[Any]]:
-        """The arrays and the buffers of the carry that this is the structure of."""
+        """The arrays and the buffers of a carry of this structure."""
         return self._lists(jtu.tree_leaves(numbers_to_arrays(tree), is_leaf=is_buffer))
 
     def take(self, tree: Any, of: str) -> tuple[list[Any], list[Any]]:
-        """The `(arrays, buffers)` of what a step returned; `of` says what that is. Raises `ValueError` if the
-        structure, or what is not an array, is not that of the carry."""
+        """The `(arrays, buffers)` of a step's result; `of` names it in messages. Raises `ValueError` if the
+        structure, or a leaf that is not an array, differs from the carry's."""
         tree = numbers_to_arrays(tree)
         leaves, treedef = jtu.tree_flatten(tree, is_leaf=is_buffer)
         if treedef != self.treedef or not all(map(self._fits, self.slots, leaves)):
@@ -138,7 +138,7 @@ class Carry:
         return lists
 
     def new_buffers(self) -> list[bool]:
-        """Which of its buffers are not already those of a loop outside."""
+        """Which of its buffers do not come from an outer loop."""
         slots = [slot for slot in self.slots if isinstance(slot, _Varying) and slot.selected]
         return [slot.outer is None for slot in slots]
 
@@ -150,8 +150,8 @@ class Carry:
         replay: bool,
         states: Sequence[Any] | None = None,
     ) -> Any:
-        """The carry as the user's functions see it: `active` says whether this element of the batch still runs (or
-        is None), `replay` whether the buffers have their final contents, `states` what has happened to them."""
+        """The carry as the user's functions see it: `active` is whether this element of the batch still runs (or
+        None), `replay` whether the buffers have their final contents, `states` what has happened to them."""
         of_buffers = itertools.repeat(None) if states is None else iter(states)
 
         def see(slot: _Varying, array: Any) -> Any:
@@ -183,8 +183,8 @@ class Carry:
 
     def check_types(self, before: Sequence[Any], after: Sequence[Any], of: str) -> None:
         """Refuses a step that changes the type of an array. `before` has the types that a step is given, arrays and
-        then buffers; `after` those that it returns, and perhaps others after them; `of` says what that is."""
-        # In the order of the lists: the arrays come before the buffers.
+        then buffers; `after` those that it returns, perhaps followed by others; `of` names the result in messages."""
+        # In the order of the lists: arrays before buffers.
         varying = [
             (slot.selected, path)
             for slot, path in zip(self.slots, self.paths, strict=True)
@@ -210,14 +210,14 @@ def same_type(a: Any, b: Any) -> bool:
     """Whether two types of arrays agree in all but whether they are weak."""
 
     def facts(t: Any) -> Any:
-        # Not the mesh: a number made while tracing has none.
+        # Leaves out the mesh: a number made while tracing has none.
         return t.shape, t.dtype, t.sharding.spec, t.manual_axis_type.varying
 
     return facts(a) == facts(b)
 
 
 def _shapeless(tree: Any) -> Any:
-    """The tree with all its arrays alike: for a comparison of structures."""
+    """The tree with all its arrays made alike, to compare structures."""
     nothing = jax.ShapeDtypeStruct((), jnp.float32)
 
     def alike(x: Any) -> Any:

@@ -1,25 +1,24 @@
 """The engine of checkpointed loops: one loop for forward and reverse mode, in any order.
 
 **The difficulty.** `jax.lax.while_loop` has a derivative in forward mode only; `jax.custom_vjp` would give it one
-in reverse mode only. Both are wanted, and derivatives of derivatives, without a second implementation for each
+in reverse mode only. We want both, and derivatives of derivatives, without a second implementation for each
 combination.
 
-**The plan.** A loop is a function `run` of its inputs `z` (constants, initial carry, buffers, what is scanned
-over). Two functions have rules, and everything else follows:
+**The plan.** A loop is a function `run` of its inputs `z` (constants, initial carry, buffers, scanned arrays). Two
+functions have rules, and everything else follows:
 
-- `run(z)` is a plain loop. Its derivative along `dz` is, forward, `run` again: of the loop that carries tangents
-  along (`_augmented`). Transposed it is `_pull`, from the checkpoints that `save` collected. `linear_call` holds
-  the two together, and JAX takes the one that it needs.
+- `run(z)` is a plain loop. Its derivative along `dz` is, forward, `run` of the loop that carries tangents along
+  (`_augmented`). Its transpose is `_pull`, from the checkpoints that `save` collected. `linear_call` pairs the two,
+  and JAX takes the one that it needs.
 - `_pull(z, saved, ct)` gives `J(z)^T ct`. Since `<l, J(z)^T ct> = <J(z) l, ct>`, its derivatives are derivatives of
-  `run` in forward mode followed by reverse mode, in both directions: nothing about the order in which steps are
-  taken has to be differentiated. So the rules call each other, and every order of differentiation ends in plain
-  loops.
+  `run` in forward mode followed by reverse mode, in both directions: the order in which steps are taken need not be
+  differentiated. So the rules call each other, and every order of differentiation ends in plain loops.
 
-**What holds.** Only what is perturbed has tangents and cotangents (`which`, found by a fixpoint over the carry).
+**What holds.** Only perturbed arrays have tangents and cotangents (`which`, found by a fixpoint over the carry).
 What `save` collects is an aid, not a function of `z`: its tangents are zero, because all derivatives are accounted
 for in `z`. None of the functions holds an array.
 
-Glossary: `z` the inputs; `which` marks those inputs, and `spread` those outputs (and the carry in between) that
+Glossary: `z` the inputs; `which` marks the inputs, and `spread` the outputs (and the carry in between), that
 have a tangent; `seeds` are the inputs that have one from the start; `saved` is what the backward pass starts from.
 """
 
@@ -68,28 +67,28 @@ def checkpointed(
     """A loop that is differentiable in forward and reverse mode, with few states in memory.
 
     Args:
-        cond: `cond(consts, carry, buffers, index)`, a scalar bool: whether another step is made; None
+        cond: `cond(consts, carry, buffers, index)`, a scalar bool: whether to take another step; None
             for a scan.
         step: `step(consts, carry, buffers, index, x, replay)`, returns `carry, buffers, y`. With
-            `replay` the buffers have their final contents, which it leaves as they are, while
-            tangents are written. Like `cond` it holds no array, and keeps (under `vmap`) an element
-            as it is whose `cond` does not hold.
+            `replay` the buffers have their final contents, which it leaves unchanged; it only writes
+            tangents. Like `cond` it holds no array. Under `vmap` it leaves an element unchanged for
+            which `cond` does not hold.
         consts: arrays that every step sees.
         carry: arrays that a step is given and returns.
         buffers: arrays whose entries are written once at most, and read after that.
         xs: arrays with a leading axis, of which a step sees one entry. Only in a scan.
-        max_steps: the number of steps at most, or None.
+        max_steps: the greatest number of steps, or None.
         length: the number of steps of a scan.
         checkpoints: how many states are kept for reverse mode; None for the default.
-        one_way: whether a step has a derivative in reverse mode alone.
+        one_way: whether a step has a derivative in reverse mode only.
 
     Returns:
-        The final carry, the final buffers, and what a scan's steps returned, stacked up.
+        The final carry, the final buffers, and the stacked results of a scan's steps.
     """
     z = Inputs(*[[jnp.asarray(x) for x in part] for part in (consts, carry, buffers, xs)])
     max_steps = length if cond is None else max_steps
     state_bytes = sum(x.size * x.dtype.itemsize for x in z.carry)
-    # The size is not known if it is symbolic, in a program for export.
+    # The size is unknown if it is symbolic, in a program for export.
     known = state_bytes if isinstance(state_bytes, int) else None
     loop = Loop(cond, step, max_steps, make_plan(max_steps, checkpoints, known), one_way)
     if max_steps == 0:
@@ -161,7 +160,7 @@ def _push(loop: Loop, z: Inputs, saved: Saved, out: Outputs, tangents: Inputs) -
 
 
 def _tangents(loop: Loop, spread: Spread, z: Inputs, dots: Sequence[Any]) -> list[Any]:
-    """The tangents of the perturbed outputs, by running the loop that carries them along."""
+    """The tangents of the perturbed outputs, from the loop that carries them along."""
     marks = zip(z.flat, spread.which.flat, spread.seeds.flat, strict=True)
     # A part of the carry that becomes perturbed on the way starts with a tangent of zero.
     full = [zeros_like(x) if which and not seed else None for x, which, seed in marks]
@@ -218,7 +217,7 @@ def _pull(
         )
         machine = Backward(loop, z, (which, spread.out), saved.buffers, given.ys)
         end = sweep(machine, loop.plan, saved.filled, start)
-        # As weakly typed as the inputs, as JAX's own gradients are.
+        # Weakly typed where the inputs are, like JAX's own gradients.
         return list(map(weak_like, chosen(end.flat, chosen(seeds, which.flat)), of_seeds))
 
     def rule(primals: Any, tangents: Any) -> Any:
@@ -257,8 +256,8 @@ def _pull(
     return call_with_jvp(checkpointed_pullback, rule, *given, is_linear=is_linear, replays=True)
 
 
-# A step may have a derivative in reverse mode only, which cannot carry tangents along. Differentiated again, such a
-# loop is run as nested scans, which JAX differentiates to any order.
+# A step may have a derivative in reverse mode only, and then cannot carry tangents along. To differentiate such a loop
+# again, it is run as nested scans, which JAX differentiates to any order.
 
 
 def _derivative_of_pass(loop: Loop, z: Inputs, tangents: Inputs) -> Outputs:
@@ -293,10 +292,10 @@ def _derivative_of_pullback(
 
 
 def _plain(loop: Loop, z: Inputs) -> Outputs:
-    """The loop, made of what JAX can differentiate."""
+    """The loop, made of loops that JAX can differentiate."""
     if loop.cond is not None:
         if loop.max_steps is None:
-            # Four levels: more would take long to compile.
+            # Four levels: more take long to compile.
             return scans(loop.cond, loop.step, z, MOST_STEPS, 256)
         return scans(loop.cond, loop.step, z, loop.max_steps, DEFAULT_BASE)
 
@@ -316,12 +315,12 @@ def _or_zeros(cotangents: Sequence[Any], zeros: Sequence[Any]) -> list[Any]:
 
 
 def _pullback(fn: Any, z: Inputs, which: Inputs) -> tuple[Any, Any]:
-    """`fn(z)`, and its pullback with respect to the members in `which`."""
+    """`fn(z)`, and its pullback with respect to the members that `which` marks."""
     return jax.vjp(lambda *new: fn(z.put(which, new)), *chosen(z.flat, which.flat))
 
 
 def _along(fn: Any, z: Inputs, which: Inputs, dots: Sequence[Any]) -> tuple[Any, Any]:
-    """`fn(z)` and its tangent along `dots`, which belong to the members in `which`."""
+    """`fn(z)` and its tangent along `dots`, the tangents of the members that `which` marks."""
     return jax.jvp(
         lambda *new: fn(z.put(which, new)), tuple(chosen(z.flat, which.flat)), tuple(dots)
     )

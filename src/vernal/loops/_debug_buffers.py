@@ -1,8 +1,8 @@
-"""Finding what breaks the contract of a buffer: a place that is written twice, or written after it was read.
+"""Finding misused buffers: an element that is written twice, or written after it was read.
 
-Nothing in a loop knows that: a buffer is an array and no more. So while `debug_buffers` is on, every loop with
-buffers is first run once more, as a plain loop without derivatives, whose carry also holds the states of the buffers
-(see `_buffer_states.py`). The loop itself is as always; what it starts from is threaded through the check.
+A loop cannot see that: to it a buffer is a plain array. So while `debug_buffers` is on, every loop with buffers first
+runs once more, as a plain loop without derivatives, whose carry also holds the states of the buffers (see
+`_buffer_states.py`). The loop itself is unchanged; its inputs are threaded through the check.
 """
 
 import contextlib
@@ -25,26 +25,26 @@ from ._program import Program, trace_loop
 
 @functools.cache
 def _flag() -> Any:
-    # Made when it is first needed: importing the package leaves JAX as it is.
+    # Made on first use: importing the package leaves JAX unchanged.
     return trace_flag("vernal_debug_buffers", "Check how the buffers of loops are used.")
 
 
 def debug_buffers(enable: bool = True) -> contextlib.AbstractContextManager[None]:
     """A context in which loops check how their buffers are used.
 
-    A place of a buffer may be written once, and read when it has been written, or if it never is. A loop that
-    breaks this has a wrong derivative, without a word; in this context it raises an error. It takes at least twice the
-    time and more memory. Functions that are compiled already are compiled again inside.
+    An element of a buffer may be written once, and read after it is written, or if it is never written. A loop that
+    breaks this rule silently has a wrong derivative; in this context it raises an error. Checking takes at least twice
+    the time, and more memory. Functions that are already compiled are compiled again inside.
 
     Args:
-        enable: whether to check; False switches it off inside of another such context.
+        enable: whether to check; False turns the check off inside another such context.
 
     Returns:
         A context manager, for the thread that enters it.
 
     Raises:
-        RuntimeCheckError: when such a loop runs, if it writes a place that was read or written before, or reads an old
-            version of a place.
+        RuntimeCheckError: when such a loop runs, if it writes an element that was read or written before, or reads an
+            old version of an element.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,20 +73,20 @@ def check_buffers(
     of: str,
     run: Callable[[Program, list[Any]], Sequence[Any]],
 ) -> tuple[Program, list[Any]]:
-    """A loop that ends the program if it misuses its buffers, where `debug_buffers` is on.
+    """A loop that ends the program if it misuses its buffers, while `debug_buffers` is on.
 
     Args:
         program: the loop.
-        xs: what is given to its steps.
+        xs: the stacks that its steps take slices of.
         init: its initial carry, as the user gave it.
-        layout: the structure of that.
+        layout: the structure of the carry.
         body: as for `trace_loop`.
         cond: as for `trace_loop`.
         of: as for `trace_loop`.
-        run: runs a loop with its `xs` as one without derivatives; returns the arrays and the buffers of its last carry.
+        run: runs a loop with its `xs`, without derivatives; returns the arrays and the buffers of its last carry.
 
     Returns:
-        The loop and `xs`, whose values and derivatives depend on the outcome.
+        The loop and `xs`, whose values and derivatives depend on the outcome of the check.
     """
     watched = layout.new_buffers()
     if not (_flag.cache_info().currsize and _flag().value and any(watched)):
@@ -113,10 +113,10 @@ def check_buffers(
 
 
 def _tied(x: Any, failed: Any) -> Any:
-    """The array, which depends on a flag; as does its derivative, which alone may be asked for."""
+    """The array, made to depend on a flag. Its derivative depends on the flag too: the program may use that alone."""
     apart = varying_axes(failed) - varying_axes(x)
     if apart:
-        # What is the same on all devices stays so.
+        # Arrays that are the same on all devices stay the same.
         failed = jax.lax.pmax(failed.astype(jnp.int32), tuple(sorted(apart))) > 0
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return x * jnp.where(failed, jnp.nan, 1).astype(x.dtype)
@@ -134,14 +134,14 @@ class _Seen(NamedTuple):
     active: Active | None
 
     def carry(self, states: Sequence[Any] | None = None) -> Any:
-        """As the user's functions see it; with `states`, their reads and writes are noted there."""
+        """The carry as the user's functions see it; with `states`, their reads and writes are recorded there."""
         if states is not None:
             states = replaced([None] * len(self.watched), self.watched, states)
         return self.layout.fill(self.arrays, self.buffers, self.active, False, states)
 
 
 class _Watched:
-    """The structure of a carry that ends with the states of its buffers, in place of a `Carry`."""
+    """The layout of a carry that ends with the states of its buffers, in place of a `Carry`."""
 
     def __init__(self, layout: Carry, watched: Sequence[bool]):
         self._layout = layout
@@ -180,7 +180,7 @@ def _step(
 ) -> _Seen:
     def step(states: list[Any]) -> Any:
         if cond is not None:
-            # A replayed step calls it again, when more has been written.
+            # A replayed step calls it again, after more has been written.
             cond(seen.carry(states))
         return layout.take(body(seen.carry(states), x)[0], of)
 

@@ -33,20 +33,20 @@ def fori_loop(
 ) -> T:
     """Repeats `carry = body_fun(i, carry)` for i from `lower` to `upper - 1`.
 
-    It is `jax.lax.fori_loop` for any Python objects. If `lower` and `upper` are known while
-    tracing, it is a `scan`, else a `while_loop`. So `kind="lax"` has a reverse mode in the first
-    case only; the other kinds have one in both.
+    Like `jax.lax.fori_loop`, for any Python objects. If `lower` and `upper` are known while tracing
+    it runs as a `scan`, otherwise as a `while_loop`. So `kind="lax"` has a reverse mode only if the
+    bounds are known; the other kinds always have one.
 
     Args:
         lower: the first integer: a Python int, or an integer array of shape ().
         upper: the integer after the last, likewise. If it is not greater than `lower` there are no
-            steps. Under `vmap` every element of the batch has its own.
-        body_fun: takes an integer, of shape (), and the carry; returns the next carry, with the
+            steps. Under `vmap` every element of the batch may have its own bounds.
+        body_fun: takes the integer, of shape (), and the carry; returns the next carry, with the
             same structure, shapes and dtypes.
         init_val: the first carry: any tree, as in `while_loop`.
         unroll: for `"lax"` and known bounds: how many steps to compile into one.
         kind: `"lax"`, `"checkpointed"` or `"bounded"`, as in `while_loop`.
-        max_steps: for bounds that are not known: the greatest number of steps, as in `while_loop`.
+        max_steps: for unknown bounds: the greatest number of steps, as in `while_loop`.
         checkpoints: for `"checkpointed"`, as in `while_loop`.
         buffers: as in `while_loop`.
         base: for `"bounded"`, as in `while_loop`.
@@ -55,8 +55,8 @@ def fori_loop(
         The last carry.
 
     Raises:
-        TypeError: if a bound is not an integer, or as `while_loop`.
-        ValueError: if an option is given where it has no meaning, or as `while_loop`.
+        TypeError: if a bound is not an integer, or as in `while_loop`.
+        ValueError: if an option does not apply, or as in `while_loop`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,7 +70,7 @@ def fori_loop(
     """
     check_function("fori_loop", "body_fun", body_fun)
     check_kind("fori_loop", kind, KINDS, checkpoints=checkpoints, base=base)
-    # Both are checked, whatever the first one is.
+    # A list, so that both bounds are checked even if the first is unknown.
     known = all([_is_known("lower", lower), _is_known("upper", upper)])
     if unroll is not None:
         wrong = kind != "lax" or not known
@@ -110,7 +110,7 @@ def _run(
     checkpoints: int | None,
     base: int,
 ) -> Any:
-    """`fori_loop` whose options are known to be right; `steps` is their number, if it is known."""
+    """`fori_loop` with options that have been checked; `steps` is the number of steps, if known."""
     body, buffers = functions
     first, last = _bounds(lower, upper)
     state = first, init
@@ -149,9 +149,9 @@ def _run(
 
 
 def _bounds(lower: Any, upper: Any) -> tuple[Any, Any]:
-    """Both bounds, in one dtype that has room for them."""
+    """Both bounds, in one dtype that holds both."""
     if type(lower) is int:
-        # It stays a Python number: the integers of the loop give way to other dtypes, as in JAX.
+        # It stays a Python number, so that the loop's index is weakly typed, as in JAX.
         return lower, jnp.asarray(upper, jnp.asarray(lower).dtype)
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.result_type(lower, upper)
@@ -159,7 +159,7 @@ def _bounds(lower: Any, upper: Any) -> tuple[Any, Any]:
 
 
 def _is_known(name: str, bound: Any) -> bool:
-    """Whether a bound is known while tracing; refuses what is none."""
+    """Whether a bound is known while tracing; refuses anything but an integer."""
     array = is_array(bound) and bound.shape == () and jnp.issubdtype(bound.dtype, jnp.integer)
     if type(bound) is not int and not array:
         raise type_error(

@@ -10,11 +10,11 @@ from ._program import Arrays, Program
 
 
 class Count:
-    """Counts steps up to a number of any size, in two integers of 32 bits where one is too small.
+    """Counts steps up to a number of any size, in two 32-bit integers where one is too small.
 
     Args:
-        most: how many steps may be made, or None.
-        anyway: whether to count if there is no such number.
+        most: the greatest number of steps, or None.
+        anyway: whether to count even if `most` is None.
     """
 
     def __init__(self, most: int | None, anyway: bool = False):
@@ -29,7 +29,7 @@ class Count:
         )
 
     def after(self, index: Any) -> Any:
-        """One step later."""
+        """The count after one more step."""
         if self.small:
             return None if index is None else index + 1
         words, rest = index
@@ -37,7 +37,7 @@ class Count:
         return words + full.astype(jnp.int32), jnp.where(full, 0, rest + 1)
 
     def number(self, index: Any) -> Any:
-        """As i32[], at most the greatest that there is; None if nothing is counted."""
+        """The count as i32[], at most the greatest int32; None if nothing is counted."""
         if self.small:
             return index
         words, rest = index
@@ -45,7 +45,7 @@ class Count:
         return jnp.where(words < most // _WORD, words * _WORD + rest, most)
 
     def is_left(self, index: Any) -> Any:
-        """Whether one more step may be made."""
+        """Whether one more step may be taken."""
         if index is None:
             return True
         if self.small:
@@ -58,7 +58,7 @@ _WORD = 2**30
 
 
 def lax_while(program: Program, max_steps: int | None) -> tuple[Arrays, Arrays]:
-    """Runs a loop while its condition holds, at most `max_steps` times if that is a number; returns the final
+    """Runs a loop while its condition holds, at most `max_steps` times unless that is None; returns the final
     `(carry, buffers)`. It has no reverse mode."""
     count = Count(max_steps, program.functions.checked)
 

@@ -1,9 +1,9 @@
 """Transposing a loop whose steps are linear.
 
-`jax.linear_transpose` transposes a program operation by operation, and the loops that have a reverse mode are made of
-operations that have no transpose as they stand. But a linear function is its own derivative, so its transpose is its
-pullback, at zero as anywhere else. A loop is linear in some of its inputs if its step is, and if nothing else in the
-carry, nor the condition, depends on these. The traced step tells: JAX must be able to transpose it.
+`jax.linear_transpose` transposes a program operation by operation, but the loops that have a reverse mode are made of
+operations without a transpose. A linear function is its own derivative, so its transpose is its pullback, at zero as
+anywhere else. A loop is linear in some of its inputs if its step is, and if neither the rest of the carry nor the
+condition depends on these. The test is whether JAX can transpose the traced step.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ def with_transpose(cond: Cond, step: Step, loop: Callable[[Inputs], Outputs], z:
     """Runs a loop that JAX can differentiate, but not transpose.
 
     Args:
-        cond: its condition.
+        cond: the condition of the loop, or None.
         step: its step.
-        loop: runs it.
+        loop: runs the loop.
         z: its inputs.
     """
 
@@ -44,7 +44,7 @@ def with_transpose(cond: Cond, step: Step, loop: Callable[[Inputs], Outputs], z:
 
 
 def linear_in(cond: Cond, step: Step) -> Callable[[Inputs, Inputs], bool]:
-    """For `call_with_jvp`: whether the loop is linear in those of its inputs that are marked."""
+    """For `call_with_jvp`: whether the loop is linear in the marked inputs."""
 
     def is_linear(z: Inputs, seeds: Inputs) -> bool:
         spread = spread_of(step, z, seeds)
@@ -72,7 +72,7 @@ def linear_in(cond: Cond, step: Step) -> Callable[[Inputs, Inputs], bool]:
         try:
             jax.eval_shape(lambda *cts: jax.linear_transpose(of_step, *given)(list(cts)), *results)
         except Exception:
-            # JAX raises errors of several classes for an operation that has no transpose.
+            # JAX raises errors of several classes for an operation without a transpose.
             return False
         return True
 
@@ -85,8 +85,8 @@ def _depends(jaxpr: Any) -> bool:
 
 
 def _used(jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
-    """Which arguments of a program some of its results depend on. All results of an operation depend on all its
-    arguments, but of a `jit`."""
+    """Which arguments of a program the wanted results depend on. All results of an operation other than `jit` are
+    taken to depend on all its arguments."""
     needed = {v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want and _is_variable(v)}
     for eqn in reversed(jaxpr.eqns):
         of_out = [v in needed for v in eqn.outvars]

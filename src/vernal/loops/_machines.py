@@ -1,9 +1,9 @@
-"""What `_schedule.py` works with when JAX compiles it: states are lists of arrays, slots are the same
-arrays with one more axis in front.
+"""The machines that `_schedule.py` runs under JAX: states are lists of arrays, slots are the same arrays with one
+more leading axis.
 
 Every machine holds a `Loop`, which says what the loop does, and the arrays of one run of it. Arrays that are
-written once (`buffers`) are not kept: the forward pass writes them, and whatever is computed again is computed with
-their final contents.
+written once (`buffers`) are not kept: the forward pass writes them, and steps that are computed again use their
+final contents.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ from ._schedule import Filled
 class Loop(NamedTuple):
     """What a loop does, without arrays.
 
-    `cond` is None for a scan, which makes `max_steps` steps. `one_way` says that a step has a derivative in
-    reverse mode alone.
+    `cond` is None for a scan, which takes `max_steps` steps. `one_way` means that a step has a derivative in
+    reverse mode only.
     """
 
     cond: Callable[..., Any] | None
@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
         return Inputs(*[[next(rest) for _ in part] for part in self])
 
     def put(self, which: "Inputs", new: Sequence[Any]) -> "Inputs":
-        """With other values where `which` is marked."""
+        """The inputs with other values where `which` is marked."""
         return self.like(replaced(self.flat, which.flat, new))
 
 
@@ -93,7 +93,7 @@ def with_entry(arrays: Sequence[Any], index: Any, values: Sequence[Any]) -> list
 
 
 def stacked_space(loop: Loop, z: Inputs) -> list[Any]:
-    """Zeros for what a scan stacks up, sharded as what a step returns."""
+    """Zeros for the stacked results of a scan, sharded like the results of a step."""
     if loop.cond is not None:
         return []
     assert loop.max_steps is not None
@@ -110,7 +110,7 @@ def stacked_space(loop: Loop, z: Inputs) -> list[Any]:
 
 
 def _zeros(shape: tuple[int, ...], aval: Any, new_axes: int) -> Any:
-    """Zeros that are sharded like a type with fewer axes, and vary like it."""
+    """Zeros with the sharding and the varying axes of a type that has fewer axes."""
     sharding = None
     if any(axis is not None for axis in aval.sharding.spec):
         spec = jax.sharding.PartitionSpec(*[None] * new_axes, *aval.sharding.spec)
@@ -159,8 +159,8 @@ def _int32(*values: Any) -> list[Any]:
 
 
 class Forward(_Machine):
-    """Makes the steps of the loop. A state is a pair: what is kept (the carry), and what is written
-    only once (the buffers and what a scan stacks up)."""
+    """Takes the steps of the loop. A state is a pair: what is kept (the carry), and what is written
+    only once (the buffers and the stacked results of a scan)."""
 
     def going(self, index: Any, state: Any) -> Any:
         loop = self.loop
@@ -181,11 +181,10 @@ class Forward(_Machine):
 
 
 class Backward(_Machine):
-    """Makes steps again, and takes their derivatives.
+    """Takes steps again, and differentiates them.
 
     The cotangents are those of `consts`, `carry`, `buffers` and `xs` where `which` is marked. Those
-    of the carry and the buffers belong to the step that is looked at; those of the rest are
-    collected.
+    of the carry and the buffers belong to the current step; the others are accumulated.
     """
 
     def __init__(
@@ -234,5 +233,5 @@ class Saved(NamedTuple):
 
 
 def space_for_states(plan: Plan, carry: Sequence[Any]) -> list[Any]:
-    """The slots: copies of the initial state, so that they are sharded alike."""
+    """The slots: copies of the initial state, so that they have its sharding."""
     return [jnp.broadcast_to(x, (plan.slots, *x.shape)) for x in carry]

@@ -1,4 +1,4 @@
-"""`map`: a function of one slice after another."""
+"""`map`: a function called on one slice after another."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,24 +25,24 @@ def map(
 ) -> Any:
     """Calls `f` on every slice of `xs`, one after the other, and stacks the results.
 
-    It is `jax.lax.map` for any Python objects. Where `vmap` computes all slices at once, this
-    needs the memory of one (or of `batch_size`) at a time.
+    Like `jax.lax.map`, for any Python objects. Use it where `vmap`, which computes all slices at once,
+    needs too much memory: `map` needs that of one slice (or of `batch_size`) at a time.
 
     Args:
         f: takes a slice, returns any tree. Traced as in `while_loop`.
         xs: any tree with arrays in it. They are sliced along their first axis; all other leaves
-            are given to every call as they are.
-        batch_size: how many slices to compute at once, by `vmap`; by default one, without `vmap`. A check
-            that fails tells the step, and the index in its batch: element `step * batch_size + index`.
+            are passed to every call unchanged.
+        batch_size: how many slices to compute at once, by `vmap`; by default one, without `vmap`. A failed
+            check reports the step and the index in its batch: element `step * batch_size + index`.
         kind: `"lax"` or `"checkpointed"`, as in `scan`.
         checkpoints: for `"checkpointed"`, as in `scan`.
 
     Returns:
-        The results: their arrays stacked, all else once.
+        The results, with arrays stacked and everything else returned once.
 
     Raises:
         TypeError: if `f` cannot be called, or an option has the wrong type.
-        ValueError: if the arrays in `xs` have different numbers of slices, or as `scan`.
+        ValueError: if the arrays in `xs` have different numbers of slices, or as in `scan`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -63,7 +63,7 @@ def map(
 def _run(
     functions: Sequence[Any], xs: Any, *, batch_size: int | None, kind: str, checkpoints: Any
 ) -> Any:
-    """`map` whose options are known to be right."""
+    """`map` with options that have been checked."""
     (f,) = functions
     n = number_of_steps("map", xs, None)
     if batch_size is None:
@@ -75,7 +75,7 @@ def _run(
     out = _mapped(lambda y: y.reshape(-1, *y.shape[2:]), out)
     if whole == n:
         return out
-    # Its checks report the step after the last one.
+    # The checks of the remainder report the step after the last one.
     last = jnp.int32(whole // batch_size)
     tail = sow_if(None, batched, _mapped(lambda x: x[whole:], xs), step=last)
     return _mapped(lambda y, z: jnp.concatenate([y, z]), out, tail)

@@ -1,8 +1,8 @@
 """Loops outside of compiled code, compiled once for the same functions and types.
 
-The user's functions are known by identity, as those of `jax.lax` and of `filter_jit`; a module, or a method of one, by
-its structure. A program must not keep a function alive, nor the arrays that it closes over: it holds weak
-references, and is dropped with the first function that is.
+The cache knows the user's functions by identity, as `jax.lax` and `filter_jit` do; a module, or a method of one, by
+its structure. A program must not keep alive a function or the arrays that it closes over: it holds weak references,
+and is dropped as soon as one of its functions is.
 """
 
 import types
@@ -26,10 +26,10 @@ class _Program:
     """A compiled function that runs a loop, with some of the user's functions.
 
     Args:
-        name: of the loop.
+        name: the name of the loop.
         run: runs the loop, given a tuple of functions.
-        functions: the functions; None in the place of one that is given at each call.
-        key: of the program in the cache.
+        functions: the functions; None in place of one that is passed at each call.
+        key: the key of the program in the cache.
     """
 
     def __init__(self, name: str, run: Callable[..., Any], functions: Sequence[Any], key: Any):
@@ -42,7 +42,7 @@ class _Program:
         self.compiled = filter_jit(self)
 
     def is_of(self, functions: Sequence[Any]) -> bool:
-        """Whether these are its functions, and none of them has taken the place of another in memory."""
+        """Whether these are its functions, and none is a new function at the address of a dead one."""
         pairs = zip(self._references, functions, strict=True)
         return all(reference is None or reference() is fn for reference, fn in pairs)
 
@@ -53,7 +53,7 @@ class _Program:
 
 
 def _holds_tracer(fn: Any) -> bool:
-    """Whether a function closes over a value of a transformation outside, and so is another function at every call."""
+    """Whether a function closes over a value of an outer transformation, and so differs at every call."""
     cells = getattr(fn, "__closure__", None) or ()
     return any(cell != _EMPTY and isinstance(cell.cell_contents, Tracer) for cell in cells)
 
@@ -64,14 +64,14 @@ _EMPTY = types.CellType()
 def compiled_once(
     name: str, run: Callable[..., Any], functions: Sequence[Any], *args: Any, **options: Any
 ) -> Any:
-    """Calls `run(functions, *args, **options)`, which runs a loop; outside of compiled code, as a compiled function.
+    """Calls `run(functions, *args, **options)`, which runs a loop; outside of compiled code, compiles it first.
 
     Args:
-        name: of the loop.
+        name: the name of the loop.
         run: a function that lives as long as the package.
         functions: the user's functions; None for one that was not given.
-        *args: arguments.
-        **options: more of them.
+        *args: the arguments of `run`.
+        **options: its keyword arguments.
 
     Returns:
         What `run` returns.
@@ -89,6 +89,6 @@ def compiled_once(
             if not is_array(x):
                 hash(x)
     except TypeError:
-        # Not hashable, or not weakly referable: there is no key to find a program by.
+        # Not hashable, or not weakly referable: such functions cannot be a key of the cache.
         return run(functions, *args, **options)
     return program.compiled(trees, *args, **options)

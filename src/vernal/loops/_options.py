@@ -1,4 +1,4 @@
-"""What the options of a loop may be: the refusals that all loops share."""
+"""The checks of options that all loops share."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from ..show import short, type_error, value_error
 def check_kind(
     loop: str, kind: Any, kinds: Sequence[str], *, checkpoints: Any = None, base: Any = None
 ) -> None:
-    """Refuses a kind of loop that there is not, and options that are wrong or of no use to it."""
+    """Refuses an unknown kind of loop, and options that are wrong or that it does not use."""
     if kind not in kinds:
         raise value_error(
             f"{loop} has no such kind",
@@ -28,7 +28,7 @@ def check_kind(
 
 
 def check_unused(loop: str, kind: str, option: str, given: bool, used_by: str) -> None:
-    """Refuses an option that this kind of loop would ignore, if it was given; `used_by` says what has a use for it."""
+    """Refuses an option that was given and that this kind of loop would ignore; `used_by` says what uses it."""
     if given:
         raise value_error(
             f"{loop} of kind {kind!r} does not use `{option}`",
@@ -39,7 +39,7 @@ def check_unused(loop: str, kind: str, option: str, given: bool, used_by: str) -
 
 
 def check_count(loop: str, option: str, value: Any, least: int, also: str = "") -> None:
-    """Refuses what is not a Python int, or too small a one; `also` says what else may be."""
+    """Refuses anything but a Python int of at least `least`; `also` says what else is allowed."""
     if type(value) is not int:
         raise type_error(
             f"`{option}` of {loop} must be known while tracing",

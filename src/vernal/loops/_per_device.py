@@ -1,10 +1,9 @@
-"""Loops and branches of which the devices of `jax.shard_map` take different ways: what is done there, each device does
-by itself.
+"""Loops and branches in which the devices of `jax.shard_map` go different ways, each independently.
 
-The difficulty: an array that is the same on all devices has as its gradient the sum over all of them, and JAX puts that
+The difficulty: the gradient of an array that is the same on all devices is a sum over all of them, and JAX puts that
 sum where the array is first combined with one that differs. In a loop that one device has left already, or in a branch
-that it does not take, the others wait for it for ever. So the array is declared to vary before the loop, which moves
-the sum behind the loop; and a collective that the user's function makes is refused.
+that it does not take, the others would wait for it for ever. So the array is declared to vary before the loop, which
+moves the sum behind the loop; and a collective in the user's function is refused.
 """
 
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from ..trees import is_array
 
 
 def vary_inside(tree: Any, axes: frozenset[Any]) -> Any:
-    """Callables whose arrays vary over axes of `shard_map`, those that functions close over included.
+    """Makes the arrays of callables vary over axes of `shard_map`, arrays that functions close over included.
 
     Args:
         tree: any tree of callables and arrays.
@@ -39,11 +38,11 @@ def vary_inside(tree: Any, axes: frozenset[Any]) -> Any:
 
 
 def without_gradient(x: Any, axes: frozenset[Any], where: str) -> Any:
-    """An array that a step or a branch depends on, and that `vary_inside` has not found: its gradient is refused.
+    """Refuses the gradient of an array that a step or a branch depends on, and that `vary_inside` has not found.
 
     Args:
         x: the array.
-        axes: the axes over which the devices take different ways.
+        axes: the axes over which the devices go different ways.
         where: what depends on it, for the message.
     """
     if not is_traced(x) or not axes - varying_axes(x) or not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -69,11 +68,11 @@ def without_gradient(x: Any, axes: frozenset[Any], where: str) -> Any:
 
 
 def refuse_collectives(jaxpr: Any, axes: frozenset[Any], where: str) -> None:
-    """Refuses a program in which devices wait for others that may never come.
+    """Refuses a program with a collective in which devices may wait for others for ever.
 
     Args:
         jaxpr: the program.
-        axes: the axes over which the devices take different ways.
+        axes: the axes over which the devices go different ways.
         where: what was traced, for the message.
     """
     for name, over in _collectives(jaxpr):
@@ -99,7 +98,7 @@ def _collectives(jaxpr: Any) -> Iterator[tuple[str, frozenset[Any]]]:
         for key in ("axes", "axis_name"):
             over = eqn.params.get(key, ())
             over = over if isinstance(over, tuple) else (over,)
-            # Positions of axes have no names.
+            # An axis given by position is one of the array, not of the mesh.
             yield eqn.primitive.name, frozenset(a for a in over if isinstance(a, str))
         hidden = program_of(eqn)
         if hidden is not None:

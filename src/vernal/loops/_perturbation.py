@@ -1,8 +1,8 @@
-"""Which results of a function have a derivative: JAX's own symbolic zeros, asked for in public.
+"""Which results of a function have a derivative: JAX's symbolic zeros, through its public API.
 
-A loop must know which parts of its carry are differentiated before it runs: the others need no cotangents, and what is
-done to them need not even have a derivative. Inside `jax.jvp` a value without a derivative has a tangent that is known
-to be zero. The rule of a `jax.custom_jvp` is shown these, so the identity function with such a rule can tell.
+A loop must know before it runs which parts of its carry are differentiated: the others need no cotangents, and their
+operations need not even have a derivative. Inside `jax.jvp` a value without a derivative has a tangent that is known
+to be zero. The rule of a `jax.custom_jvp` sees these zeros, so an identity function with such a rule reports them.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""How a checkpointed loop keeps its states, decided before it runs: see `_schedule.py`."""
+"""Which states a checkpointed loop keeps, as far as that is decided before it runs: see `_schedule.py`."""
 
 import functools
 import math
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 # The largest number of steps: counters are 32 bits wide.
 MOST_STEPS = 2**31 - 1
-# How many states are kept by default when the number of steps is not bounded: from the first number for large states
-# to the second for small ones.
+# How many states are kept by default when the number of steps has no bound: from FEWEST for large states to MOST for
+# small ones.
 FEWEST, MOST = 82, 256
-# If all states together take no more bytes than this, all are kept by default.
+# All states are kept by default if together they take at most this many bytes.
 SMALL = 2**13
 
 
@@ -18,9 +18,9 @@ class Plan(NamedTuple):
 
     `positions`: after how many steps the forward pass keeps a state, if that is fixed beforehand.
     `online`: how many slots it may fill, if it is not (else 0).
-    `flat`: whether every segment between two positions fits into the slots that are free when its
-    turn comes, so that none has to be divided.
-    `capacities`: `capacity(slots, sweeps)` for all that may be asked for; none if that is too much.
+    `flat`: whether every segment between two positions fits into the slots that are free when the
+    backward pass gets there, so that none has to be divided.
+    `capacities`: `capacity(slots, sweeps)` for all arguments that may occur; empty if there are too many.
     `every`: whether every state is kept.
     """
 
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """How many states there is room for: the checkpoints and the state being worked on."""
+        """The number of states that fit: the checkpoints and the state being worked on."""
         return self.checkpoints + 1
 
 
@@ -47,8 +47,8 @@ def capacity(slots: int, sweeps: int) -> int:
 
 
 def default_checkpoints(max_steps: int | None, state_bytes: int | None = None) -> int:
-    """The fewest states with which no step is computed more than twice, about `sqrt(2 max_steps)`; or
-    all, if they are small. Without a bound a fixed number; more if they are small."""
+    """The fewest states with which no step is computed more than twice, about `sqrt(2 max_steps)`; all
+    of them if they are small. Without a bound, a fixed number, greater for small states."""
     if max_steps is None:
         fitting = FEWEST if state_bytes is None else SMALL // max(1, state_bytes)
         return min(max(FEWEST, fitting), MOST)
@@ -74,16 +74,16 @@ def make_plan(
         flat = all(end - positions[k] - 1 <= checkpoints - k for k, end in ends)
         capacities = _capacities(checkpoints, checkpoints, max_steps)
         return Plan(checkpoints, positions, 0, flat, capacities, checkpoints == max_steps)
-    # Three quarters for the forward pass: the last segment is reversed in what is left.
+    # Three quarters for the forward pass: the last segment is reversed in the rest.
     online = 3 * checkpoints // 4
     online -= 1 - online % 2
-    # One slot cannot double its gap: only the initial state is kept.
+    # With fewer than three slots the gap cannot double: only the initial state is kept.
     online = online if online >= 3 else 0
     free = checkpoints - online + 1 if online else checkpoints
     return Plan(checkpoints, (0,), online, False, _capacities(checkpoints, free, MOST_STEPS), False)
 
 
-# How many numbers of sweeps are kept in a table; beyond that they are counted up one by one.
+# How many numbers of sweeps the table covers; beyond that `split_at` counts them up one by one.
 _MOST_SWEEPS = 32
 
 
@@ -111,10 +111,10 @@ def _positions(max_steps: int, checkpoints: int) -> tuple[int, ...]:
 
 
 def split_at(m: Any, length: Any, slots: Any, capacities: Any = ()) -> Any:
-    """After how many of `length` steps to keep a state, when `slots` are free or at the start.
+    """After how many of `length` steps to keep a state, with `slots` slots, the one at the start included.
 
-    The least number of sweeps that suffices is counted up. Then as much as can be reversed in one
-    sweep less comes first, but what comes after it is left no less than what that number can do.
+    Finds the least number of sweeps that suffices. The first part then has as many steps as can be
+    reversed with one sweep less, but the second part keeps at least as many as can be reversed so.
     """
 
     def more(state: Any) -> Any:
@@ -123,12 +123,12 @@ def split_at(m: Any, length: Any, slots: Any, capacities: Any = ()) -> Any:
         grown = m.div(m.where(fits, now, 0) * (slots + sweeps + 1), sweeps + 1)
         return sweeps + 1, before, now, m.where(fits, grown, MOST_STEPS)
 
-    # One slot holds nothing but the start, and `rest` is right at once; the count would take as long as the steps.
+    # With one slot only the start is kept, and `rest` is right at once; counting would take as long as the steps.
     several = slots > 1
     if capacities:
         two_less, one_less = m.last_below(capacities, slots, length)
     else:
-        # Integers of the machine's own kind.
+        # One and zero as integers of the machine's own kind.
         one, zero = slots - slots + 1, slots - slots
         _, two_less, one_less, _ = m.while_loop(
             lambda state: (state[3] < length) & several, more, (one, zero, one, slots + 1)

@@ -1,8 +1,8 @@
 """A loop as pure functions of lists of arrays: what every kind of loop runs.
 
-The user's functions may be anything that can be called, on any tree, and may close over any array.
-Each is traced here, once, to a jaxpr whose constants are what it closes over. So JAX never hashes
-or compares a user's function, everything that a step depends on is an argument of it (and gets its
+The user's functions may be any callables, on any tree, and may close over any array. Each is traced
+here, once, to a jaxpr whose constants are the arrays that it closes over. So JAX never hashes or
+compares a user's function, everything that a step depends on is an argument of it (and gets its
 gradient), and a loop that runs a step in several places runs the same one.
 
 `body` is traced again only if
@@ -11,8 +11,8 @@ gradient), and a loop that runs a step in several places runs the same one.
 * the condition differs between those devices;
 * a weakly typed part of the initial carry must take the dtype that a step returns, as in
   `jax.lax.while_loop`;
-* the loop is one that replays steps (`kind="checkpointed"`) and it has buffers, of which a replay
-  makes another use (see `_buffers.py`).
+* the loop replays steps (`kind="checkpointed"`) and has buffers, which a replay uses differently (see
+  `_buffers.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ Body = Callable[[Any, Arrays], tuple[Any, Any]]
 
 @runtime_checkable
 class Layout(Protocol):
-    """The structure of a carry (see `Carry`): between what the functions of a loop see and lists of arrays."""
+    """The structure of a carry (see `Carry`): converts between what a loop's functions see and lists of arrays."""
 
     def start(self, tree: Any) -> tuple[Arrays, Arrays]:
         """The arrays and the buffers of the carry."""
@@ -64,14 +64,14 @@ class Layout(Protocol):
 
 
 class _Constants:
-    """What the functions of a loop close over; what several close over is there once."""
+    """What the functions of a loop close over, without duplicates."""
 
     def __init__(self) -> None:
         self.values: Arrays = []
         self._places: dict[int, int] = {}
 
     def place(self, value: Any) -> int:
-        """Where a value is among them, from now on."""
+        """The index of a value, which is added if it is new."""
         if id(value) not in self._places:
             self._places[id(value)] = len(self.values)
             self.values.append(value)
@@ -88,7 +88,7 @@ class _Traced:
     Args:
         fn: the function. It returns a tree of arrays.
         args: its arguments, or their types.
-        constants: those of the loop; what `fn` closes over is added.
+        constants: the constants of the loop, to which those of `fn` are added.
     """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], constants: _Constants):
@@ -111,9 +111,9 @@ class Functions:
         cond: the condition, or None for a loop of a fixed number of steps.
         body: a step.
         again: a step that is computed again, when the buffers have their final contents.
-        of_cond: how many constants those of the condition are; those of the step come after them, and after those a
-            carry for which it is safe to make a step, and whether any step is made.
-        max_steps: how many steps are made at most, or None.
+        of_cond: the number of constants of the condition. They come first; then those of the step, a carry with which
+            a step is safe, and whether any step is made.
+        max_steps: the greatest number of steps, or None.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class Functions:
         self._checked_cond = cond is not None and checks(cond.jaxpr)
         self._checked_step = checks(body.jaxpr)
         self.checked = self._checked_cond or self._checked_step
-        # Whether a step has a derivative in reverse mode alone.
+        # Whether a step has a derivative in reverse mode only.
         self.one_way = one_way(body.jaxpr)
 
     def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any) -> Any:
-        """Whether to make the step of this index, which is only for messages: bool[]."""
+        """Whether to take the step of this index: bool[]. The index is only for messages."""
         own_cond = self._cond
         assert own_cond is not None
         if self._checked_cond:
@@ -144,7 +144,7 @@ class Functions:
             def asked() -> Any:
                 return sow_if(None, own_cond, consts, carry, buffers, step=index)
 
-            # Some kinds of loops ask once more after the last step that they may make: nothing depends on it.
+            # Some kinds of loops ask once more after the last step that they may take: nothing depends on it.
             if self._most is None:
                 return asked()
             return jax.lax.cond(index < self._most, asked, lambda: jnp.array(False))
@@ -154,7 +154,7 @@ class Functions:
         self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any, x: Arrays, replay: bool
     ) -> tuple[Arrays, Arrays, Arrays]:
         """One step; returns `(carry, buffers, y)`. The index is only for messages. An element of a batch for which
-        `cond` does not hold stays as it is, and is computed with a safe carry. With `replay` the buffers have their
+        `cond` does not hold stays unchanged, and is computed with a safe carry. With `replay` the buffers have their
         final contents."""
         active, actives, given = None, None, carry
         if self._cond is not None:
@@ -162,7 +162,7 @@ class Functions:
             *safe, ever = consts[len(consts) - len(carry) - 1 :]
             given = select_if_vmap(active, carry, safe)
             if buffers:
-                # What it reads is read by another one, from a carry that is another one's too.
+                # An element that makes no step reads what another one reads, so it needs the other one's carry too.
                 given = borrow_if_vmap(ever, given)
             actives = Active(active, ever)
         body, args = self._bodies[replay], (consts[self._of_cond :], actives, given, buffers, x)
@@ -183,13 +183,13 @@ class Program(NamedTuple):
 
     Attributes:
         functions: its condition and its step.
-        consts: all arrays that these depend on beside the carry (see `Functions`).
+        consts: all arrays that these depend on besides the carry (see `Functions`).
         carry: the arrays of the initial carry.
         buffers: its buffers.
         layout: the structure of the carry.
-        out: the structure of what a step returns beside the carry.
-        types: of the arrays of the final carry, which are weak where JAX's own loop would have a weak one.
-        out_types: of what a step returns beside the carry.
+        out: the structure of what a step returns besides the carry.
+        types: the types of the arrays of the final carry, weak where they are weak in JAX's own loop.
+        out_types: the types of what a step returns besides the carry.
     """
 
     functions: Functions
@@ -222,13 +222,12 @@ def trace_loop(
     Args:
         init: the carry.
         layout: its structure.
-        body: takes the carry and the list of what is given to this step alone; returns the next carry and a tree of
-            arrays.
+        body: takes the carry and the list of this step's slices; returns the next carry and a tree of arrays.
         cond: the user's condition, or None for a loop of a fixed number of steps.
-        xs: what is given to the steps, in stacks.
+        xs: the arrays that the steps take slices of.
         replays: whether steps may be computed again.
         of: what `body` returns, for messages.
-        max_steps: how many steps are made at most, if there is a condition; or None.
+        max_steps: the greatest number of steps of a loop with a condition, or None.
     """
     one = jax.ShapeDtypeStruct((), jnp.bool_)
     active = None if cond is None else Active(one, one)
@@ -252,12 +251,12 @@ def trace_loop(
             start = settled
             continue
         layout.check_types(list(map(jax.typeof, start)), traced.types, of)
-        # The carry is weakly typed only while it is traced, so that `x * 2` gets the right type, and in the result.
+        # The carry is weakly typed only during the trace, so that `x * 2` gets the right type, and in the result.
         carry, buffers = list(map(strong, start[:count])), start[count:]
         of_cond = None if cond is None else _trace_cond(cond, layout, carry, buffers, those_of_cond)
         if of_cond is None or of_cond.types[0].manual_axis_type.varying <= axes:
             break
-        # Each device stops by itself, so everything that is carried differs between them.
+        # Each device stops independently, so the whole carry differs between them.
         (one,) = of_cond.types
         active, axes = Active(one, one), one.manual_axis_type.varying
         cond, body = vary_inside((cond, body), axes)
@@ -280,17 +279,17 @@ def trace_loop(
 
 
 def _safe(ever: Any, consts: Arrays, axes: frozenset[Any], body: _Traced) -> Arrays:
-    """What a step of an element of a batch closes over; of one that makes no step, what that of another one does."""
+    """The arrays that a step closes over; for an element of a batch that makes no step, those of another element."""
     if sows(body.jaxpr):
-        # A state is changed where it is, so it must not be another element's.
+        # A state is changed in place, so it must not be another element's.
         return consts
-    # What is the same on all devices of `jax.shard_map` stays so.
+    # Arrays that are the same on all devices of `jax.shard_map` stay the same.
     return [x if axes - varying_axes(x) else borrow_if_vmap(ever, [x])[0] for x in consts]
 
 
 def _settled(x: Any, out: Any) -> Any:
-    """An initial value, varying over the axes of `shard_map` that what a step returns varies over, and in the dtype of
-    that if it gives way to it."""
+    """An initial value, made to vary over the axes of `shard_map` that a step's result varies over, and, if weakly
+    typed, promoted to its dtype."""
     x = varying_over(x, out.manual_axis_type.varying)
     own = jax.typeof(x)
     if not own.weak_type or same_type(own, out):
@@ -300,7 +299,7 @@ def _settled(x: Any, out: Any) -> Any:
 
 
 def _varying_like(new: Arrays, old: Arrays) -> Arrays:
-    """What a step returns, varying at least over the axes that it varied over before."""
+    """What a step returns, varying over at least the axes that the step's input varied over."""
     return [varying_over(x, varying_axes(y)) for x, y in zip(new, old, strict=True)]
 
 
@@ -329,7 +328,7 @@ def _state_in_condition(cond: Any) -> NotImplementedError:
 
 
 def _as_bool(pred: Any, name: str) -> Any:
-    """What a condition returned, as bool[]."""
+    """The result of a condition, as bool[]."""
     scalar = is_array(pred) and pred.shape == () and pred.dtype == jnp.bool_
     if type(pred) is bool or scalar:
         return jnp.asarray(pred)

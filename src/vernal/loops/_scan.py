@@ -35,41 +35,41 @@ def scan(
 ) -> tuple[T, Any]:
     """Repeats `carry, y = f(carry, x)` for every slice `x` of `xs`, and stacks the results `y`.
 
-    It is `jax.lax.scan` for any Python objects, and one of two kinds:
+    Like `jax.lax.scan`, for any Python objects. There are two kinds:
 
     | `kind` | derivatives | memory of reverse mode |
     | --- | --- | --- |
     | `"lax"` | forward and reverse mode in any order | for every step, what it computes |
     | `"checkpointed"` | forward and reverse mode in any order | `checkpoints` carries |
 
-    By default every carry is kept if all of them take no more than 8 KiB; else the number grows as
-    the square root of the number of steps.
+    By default `checkpoints` covers every carry if together they take at most 8 KiB; otherwise it grows
+    as the square root of the number of steps.
 
     Args:
         f: takes the carry and a slice; returns the next carry, with the same structure, shapes and
-            dtypes, and a result. Traced as in `while_loop`: the gradient reaches all arrays that it
-            closes over.
+            dtypes, and a result. Traced as in `while_loop`: gradients reach all arrays that it closes
+            over.
         init: the first carry: any tree, as in `while_loop`.
-        xs: any tree. Its arrays are sliced along their first axis; all other leaves are given to
-            every step as they are.
+        xs: any tree. Its arrays are sliced along their first axis; all other leaves are passed to
+            every step unchanged.
         length: the number of steps; needed if `xs` has no arrays.
         reverse: whether to go through `xs`, and to stack the results, from the end.
         unroll: for `"lax"`: how many steps to compile into one, as in `jax.lax.scan`.
-        kind: as above.
+        kind: `"lax"` or `"checkpointed"`, see above.
         checkpoints: for `"checkpointed"`: how many carries are kept for reverse mode, or `"all"`.
             Fewer need less memory and more time.
         buffers: as in `while_loop`.
 
     Returns:
-        `(carry, ys)`: the last carry, and the results of all steps: their arrays stacked, all else
-        once.
+        `(carry, ys)`: the last carry, and the results of all steps, with arrays stacked and
+        everything else returned once.
 
     Raises:
         TypeError: if `f` cannot be called or does not return a pair, or an option has the wrong
             type.
-        ValueError: if the carry changes in structure, shape, dtype or in what is not an array; if
-            the number of steps is not known, or the arrays in `xs` do not agree on it; if `kind`
-            is unknown or does not use an option; if `buffers` selects what is not an array.
+        ValueError: if the carry changes in structure, shape, dtype or a leaf that is not an array;
+            if the number of steps is unknown, or the arrays in `xs` disagree on it; if `kind` is
+            unknown or does not use an option; if `buffers` selects a leaf that is not an array.
 
     Example:
         >>> import jax.numpy as jnp
@@ -125,8 +125,8 @@ def run_scan(
     name: str,
     of: str,
 ) -> tuple[Any, Any]:
-    """`scan` of a known number of steps, whose options are known to be right. `name` and `of` are what the user
-    calls the carry and what `f` returns."""
+    """`scan` of a known number of steps, with options that have been checked. `name` and `of` are the user's names for
+    the carry and for what `f` returns."""
     arrays, rest = split(xs)
     arrays = numbers_to_arrays(arrays)
 

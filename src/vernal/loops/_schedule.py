@@ -1,36 +1,34 @@
 """Which states a checkpointed loop keeps, which it computes again, and when: integers only, no JAX.
 
-**The difficulty.** Reverse mode needs the states of a loop last to first, and a loop makes them first to last.
-Keeping all of them takes too much memory, and how many there are is known only when the loop has ended.
+**The difficulty.** Reverse mode needs the states of a loop last to first, but a loop makes them first to last.
+Keeping all of them takes too much memory, and their number is known only when the loop has ended.
 
-**The plan.** The forward pass (`fill`) keeps some states. The backward pass (`sweep`) always looks at the last
-state that is kept, runs the loop on from there, keeping some of the states in between in the slots that are free by
-now, and takes the derivative of the steps behind the last one. Where to keep a state is the binomial rule: if
-`slots` states can be kept and no step may be computed more than `sweeps` times, then at most `binomial(slots +
-sweeps, sweeps)` steps can be reversed, so the next state to keep is the one after which the rest just fits
-(`split_at`).
+**The plan.** The forward pass (`fill`) keeps some states. The backward pass (`sweep`) repeatedly takes the last
+state that is kept, runs the loop on from there, keeping some of the states in between in the slots that are now free,
+and takes the derivative of the steps after the last one. The binomial rule says where to keep a state: if `slots`
+states can be kept and no step may be computed more than `sweeps` times, then at most `binomial(slots + sweeps,
+sweeps)` steps can be reversed, so the next state to keep is the one after which the rest just fits (`split_at`).
 
 - If at most N steps are made, `fill` keeps the states that this rule chooses for N steps. A loop that makes exactly
   N then computes nothing more often than the optimum of Griewank and Walther; one that stops early has slots left
   over.
 - If there is a slot for every state, both passes are one plain loop.
-- If no bound is known, `fill` keeps every `gap`-th state in `online` slots, and when these are full every other one
-  is given up and `gap` doubles. No state is ever moved: with an odd number M of slots, the state after `k * gap`
-  steps has its place at `k * gap mod M`, and because the gap is a power of two, the survivors already lie where
-  they belong.
+- If no bound is known, `fill` keeps every `gap`-th state in `online` slots; when these are full, it drops every other
+  one and doubles `gap`. No state is ever moved: with an odd number M of slots, the state after `k * gap` steps is in
+  slot `k * gap mod M`, and because the gap is a power of two, the remaining states are already where they belong.
 
 **What holds.** States are kept on a stack, `k = 0, 1, ...` from the bottom. Each is an earlier state of the loop
 than the one above it; the lowest is the initial state. `sweep` reverses the steps between the uppermost state and
-`end`, and then forgets that state: `end` falls until it is zero. At most `checkpoints` states lie on the stack, and
-one more slot holds the state that is being worked on.
+`end`, and then drops that state: `end` falls until it is zero. The stack has at most `checkpoints` states, and one
+more slot holds the state that is being worked on.
 
 **The bound.** With N known, no step is computed again more than `r - 1` times, where `r` is the least number with
 `binomial(checkpoints + r, r) >= N`, wherever the loop stops. Without a bound, after n steps, it is `r` times at
 most, for the least `r` with `binomial(free + r, r) >= gap`. Here `free = checkpoints - online + 1` are the slots
 that the last segment has, and the gap is at most the least power of two with `(online - 1) * gap >= n`.
 
-**What it costs.** Forward evaluations of each step, the first included: with a bound that is just reached, which is the
-binomial optimum, / without a bound (`python benchmarks/loops.py --schedule`):
+**What it costs.** Forward evaluations of each step, the first included: with a bound that is just reached (the
+binomial optimum) / without a bound (`python benchmarks/loops.py --schedule`):
 
 | checkpoints | 100 steps | 1,000 | 10,000 | 100,000 | 1,000,000 |
 |---|---|---|---|---|---|
@@ -43,24 +41,24 @@ binomial optimum, / without a bound (`python benchmarks/loops.py --schedule`):
 | 256 | 1.00 / 1.00 | 1.74 / 1.88 | 1.97 / 1.98 | 2.67 / 2.79 | 2.97 / 2.98 |
 | default number | 13 / 82 | 44 / 82 | 140 / 82 | 446 / 82 | 1413 / 82 |
 
-**How it is written.** `fill` and `sweep` are the walk itself, and know nothing of what a state is: the machine that
-they are given has the states, the slots, and the loop construct. The tests run them with a machine of Python
+**How it is written.** `fill` and `sweep` decide what to compute, and do not depend on what a state is: the machine
+that they are given has the states, the slots, and the loop construct. The tests run them with a machine of Python
 integers over every number of steps; `_machines.py` has those that JAX compiles. A machine has
 
 - `while_loop`, `where(pred, yes, no)`, and for integers that are not negative `div`, `rem`;
 - tables of integers: `table(values)`, `table_of(entry, length)`, `load(table, index)`, `store(table, index, value)`;
 - `last_below(rows, row, bound)`, the last two entries below a bound in an ascending row, with a 0 before the first;
 - `put(slots, place, state)` and `take(slots, place)`;
-- forward: `going(index, state)`, whether the loop makes step `index`, and `step(index, state)`, which makes it;
+- forward: `going(index, state)`, whether the loop takes step `index`, and `step(index, state)`, which takes it;
 - backward: `step` as well, and `back(index, state, cotangents)`, the cotangents before step `index`.
 
-Glossary: `slots` where states are kept; `depth` where on the stack a state is, `places[depth]` where in `slots`,
-`steps[depth]` after how many steps it was reached; `gap` the number of steps between kept states; `count` how many
-steps were made.
+Glossary: `slots` where states are kept; `depth` the position of a state on the stack, `places[depth]` its position
+in `slots`, `steps[depth]` the number of steps after which it was reached; `gap` the number of steps between kept
+states; `count` the number of steps made.
 
 Source: A. Griewank and A. Walther, Algorithm 799: revolve, 2000, doi:10.1145/347837.347846. Keeping states
-when the number of steps is not known: P. Stumm and A. Walther, New algorithms for optimal online checkpointing, 2010,
-doi:10.1137/080742439 (with other places than here).
+when the number of steps is unknown: P. Stumm and A. Walther, New algorithms for optimal online checkpointing, 2010,
+doi:10.1137/080742439 (which keeps other states than here).
 """
 
 from typing import Any, NamedTuple
@@ -71,7 +69,7 @@ from ._plan import MOST_STEPS, Plan, split_at
 class Filled(NamedTuple):
     """What the forward pass leaves behind: how many steps it made, and the stack.
 
-    `places` is None if the stack is in order, `steps` too if every state is kept.
+    `places` is None if the stack is in order; so is `steps` if every state is kept.
     """
 
     count: Any
@@ -82,7 +80,7 @@ class Filled(NamedTuple):
 
 
 def fill(m: Any, plan: Plan, state: Any, slots: Any, zero: Any) -> Any:
-    """The forward pass: makes the steps from `state`, and puts states into `slots`. Returns the final state, and
+    """The forward pass: takes the steps from `state`, and puts states into `slots`. Returns the final state, and
     what the backward pass needs."""
     if plan.every:
         return _fill_every(m, state, slots, zero)
@@ -133,7 +131,7 @@ def _fill_doubling(m: Any, plan: Plan, state: Any, slots: Any, zero: Any) -> Any
     turn = m.rem(gap, online)
 
     def place(depth: Any) -> Any:
-        # Above the states of the forward pass, any permutation of what is free would do.
+        # Above the states of the forward pass, any permutation of the free slots will do.
         return m.where(depth < online, m.rem(depth * turn, online), depth)
 
     steps = m.table_of(lambda depth: depth * gap, plan.slots)
@@ -142,7 +140,7 @@ def _fill_doubling(m: Any, plan: Plan, state: Any, slots: Any, zero: Any) -> Any
 
 
 def _run_until(m: Any, count: Any, state: Any, until: Any) -> Any:
-    """Makes steps until the loop ends or `until` is reached."""
+    """Takes steps until the loop ends or `until` is reached."""
     return m.while_loop(
         lambda run: (run[0] < until) & m.going(*run),
         lambda run: (run[0] + 1, m.step(*run)),
@@ -151,7 +149,7 @@ def _run_until(m: Any, count: Any, state: Any, until: Any) -> Any:
 
 
 def sweep(m: Any, plan: Plan, filled: Filled, cotangents: Any) -> Any:
-    """The backward pass: cotangents of the final state in, of the initial state out."""
+    """The backward pass: takes the cotangents of the final state, returns those of the initial state."""
     count, depth, steps, places, slots = filled
     if plan.every:
         return _back(m, count, 0, lambda index: m.take(slots, index), cotangents)
@@ -160,7 +158,7 @@ def sweep(m: Any, plan: Plan, filled: Filled, cotangents: Any) -> Any:
         return depth if places is None else m.load(places, depth)
 
     def record(top: Any, start: Any, state: Any, end: Any, steps: Any, slots: Any) -> Any:
-        """Keeps every state up to the last one: there is a slot for each."""
+        """Keeps every state up to the last one: each has a slot."""
 
         def keep(run: Any) -> Any:
             index, state, slots = run
@@ -171,8 +169,8 @@ def sweep(m: Any, plan: Plan, filled: Filled, cotangents: Any) -> Any:
         return top, start, steps, slots
 
     def descend(top: Any, start: Any, state: Any, end: Any, steps: Any, slots: Any) -> Any:
-        """Keeps states up to the last one: some on the way, then, when each has a slot, all. Which
-        these are, from which on there is no gap, is what is returned."""
+        """Keeps states up to the last one: some on the way, then, once each has a slot, all. Also
+        returns from which state on there is no gap."""
 
         def keep(descent: Any) -> Any:
             top, start, state, steps, slots, from_top, from_start = descent
@@ -209,7 +207,7 @@ def sweep(m: Any, plan: Plan, filled: Filled, cotangents: Any) -> Any:
 
 
 def _back(m: Any, end: Any, start: Any, kept: Any, cotangents: Any) -> Any:
-    """The cotangents at step `start` from those at `end`, where `kept(index)` is a state."""
+    """The cotangents at step `start` from those at `end`; `kept(index)` is the state at a step in between."""
 
     def back(run: Any) -> Any:
         index, cotangents = run[0] - 1, run[1]

@@ -1,4 +1,4 @@
-"""How far the inputs that are differentiated reach through a loop."""
+"""Which parts of a loop depend on the inputs that are differentiated."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ from ._perturbation import perturbed_outputs
 
 
 class Spread(NamedTuple):
-    """Where there are tangents: `seeds` in the inputs that are given, `which` in the inputs of a
-    step, `out` in its outputs."""
+    """Where there are tangents: `seeds` in the inputs of the loop, `which` in the inputs of a step,
+    `out` in its outputs."""
 
     seeds: Inputs
     which: Inputs
@@ -19,7 +19,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(step: Callable[..., Any], z: Inputs, seeds: Inputs) -> Spread:
-    """Follows the tangents through the carry until no more of it is reached."""
+    """Follows the tangents through the carry until they reach no new part of it."""
 
     def outputs(*flat: Any) -> list[Any]:
         consts, carry, buffers, xs = z.like(flat)

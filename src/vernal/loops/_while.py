@@ -1,4 +1,4 @@
-"""`while_loop`: any carry, any functions, derivatives in both directions."""
+"""`while_loop`: any carry, any functions, derivatives in forward and reverse mode."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from ._program import trace_loop
 
 T = TypeVar("T")
 KINDS = "lax", "checkpointed", "bounded"
-# No loop makes so many steps.
+# More steps than any loop makes.
 _ENDLESS = 2**62
 
 
@@ -35,7 +35,7 @@ def while_loop(
 ) -> T:
     """Repeats `carry = body_fun(carry)` while `cond_fun(carry)` holds.
 
-    It is `jax.lax.while_loop` for any Python objects, and one of three kinds:
+    Like `jax.lax.while_loop`, for any Python objects. There are three kinds:
 
     | `kind` | derivatives | memory of reverse mode, in carries |
     | --- | --- | --- |
@@ -43,22 +43,21 @@ def while_loop(
     | `"checkpointed"` | forward and reverse mode in any order | `checkpoints` |
     | `"bounded"` | forward and reverse mode in any order | about `base * log(max_steps) / log(base)` |
 
-    By default every carry is kept if all of them take no more than 8 KiB; else the number grows as
-    `sqrt(max_steps)`. It is fixed if `max_steps` is None, or so large (2**31) that no checkpointed loop
-    takes as many steps.
+    By default `checkpoints` covers every carry if together they take at most 8 KiB; otherwise it grows
+    as `sqrt(max_steps)`. It is a fixed number if `max_steps` is None, or at least 2**31, more steps than
+    a checkpointed loop takes.
 
-    The functions may be anything that can be called (modules, methods, closures), and the
-    gradient reaches all arrays that `body_fun` closes over. They are traced once (`body_fun`
-    sometimes twice); outside of compiled code, once for the same function objects and types, as by
-    `filter_jit`.
+    The functions may be any callables (modules, methods, closures), and gradients reach all arrays
+    that `body_fun` closes over. They are traced once (`body_fun` sometimes twice); outside of compiled
+    code, once for the same function objects and types, as by `filter_jit`.
 
-    Under `vmap` the loop runs until every element of the batch has finished. One that has keeps
-    its carry, and its writes to buffers are not made.
+    Under `vmap` the loop runs until every element of the batch has finished. A finished element
+    keeps its carry, and its later writes to buffers are dropped.
 
-    Inside `jax.shard_map` the carry may start with what is the same on all devices. If `cond_fun`
-    varies between them, each device takes its own number of steps, and everything in the carry
-    varies as it does. No device waits for another then: the gradient of what they share is summed
-    over them after the loop, and the functions may not contain a collective over such an axis.
+    Inside `jax.shard_map` the initial carry may be the same on all devices. If `cond_fun` varies
+    between devices, each takes its own number of steps, and the whole carry varies over the same axes.
+    Devices then do not wait for each other: gradients of arrays that they share are summed over them
+    after the loop, and the functions must not contain a collective over such an axis.
 
     Args:
         cond_fun: takes the carry and returns bool[]: whether to take another step.
@@ -66,27 +65,27 @@ def while_loop(
         init_val: the first carry: any tree. Python numbers become arrays; all other leaves that
             are not arrays (strings, functions) must be the same after every step.
         max_steps: the greatest number of steps, or None for no limit. Needed by `"bounded"`.
-        kind: as above.
+        kind: `"lax"`, `"checkpointed"` or `"bounded"`, see above.
         checkpoints: for `"checkpointed"`: how many carries are kept for reverse mode. Fewer need
-            less memory and more time. By default as above.
+            less memory and more time. The default is described above.
         buffers: takes a carry and returns some of its arrays (one, or a tree of them). `cond_fun`
-            and `body_fun` are given a `Buffer` in place of each: to write in every place once, and
-            to read what has been written. They are never copied, nor kept in checkpoints.
+            and `body_fun` get a `Buffer` in place of each, to write every element once and to read
+            what has been written. Buffers are never copied, nor kept in checkpoints.
         base: for `"bounded"`: how many carries are kept at each level. Fewer need less memory and
-            more time. By default 16; with more than `16**8` steps so many that there are 8 levels.
+            more time. By default 16, or for more than `16**8` steps as many as 8 levels need.
 
     Returns:
-        The last carry. As in `jax.lax.while_loop`, what starts as a Python number, and stays as weakly typed as one,
-        is weakly typed.
+        The last carry. As in `jax.lax.while_loop`, a Python number in `init_val` is weakly typed in the result if
+        `body_fun` keeps it so.
 
     Raises:
         TypeError: if `cond_fun` does not return a scalar bool, if a function cannot be called, or
-            if `max_steps`, `checkpoints` or `base` is not a Python int.
-        ValueError: if the carry changes in structure, shape, dtype or in what is not an array; if
-            `kind` is unknown, an option is not used by it, or `"bounded"` has no `max_steps`; if
-            `buffers` selects something that is not an array of the carry; if a collective waits for
-            devices that stop by themselves, or the gradient would need one in the loop, because the
-            array is hidden in an object that is neither a callable nor a pytree.
+            if `max_steps` (None too, for `"bounded"`), `checkpoints` or `base` is not a Python int.
+        ValueError: if the carry changes in structure, shape, dtype or a leaf that is not an array; if
+            `kind` is unknown or does not use an option; if `buffers` selects something that is not an
+            array of the carry; if a collective waits for devices that stop independently, or the
+            gradient would need one in the loop, because the array is hidden in an object that is
+            neither a callable nor a pytree.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -142,8 +141,8 @@ def run_while(
     name: str,
     of: str,
 ) -> Any:
-    """`while_loop` whose options are known to be right. `name` and `of` are what the user calls the carry and what
-    `body` returns."""
+    """`while_loop` with options that have been checked. `name` and `of` are the user's names for the carry and for
+    what `body` returns."""
     layout = Carry(init, buffers, name)
 
     def step(carry: Any, _: Any) -> tuple[Any, Any]:
@@ -168,7 +167,7 @@ def run_while(
     elif kind == "bounded":
         assert max_steps is not None
         last = bounded_while(program, min(max_steps, _ENDLESS), base)
-        # Scans keep the types that they start with.
+        # A scan keeps the types of its initial carry.
         program = program._replace(types=list(map(jax.typeof, layout.start(init)[0])))
     else:
         if max_steps is not None and max_steps > MOST_STEPS:
@@ -190,5 +189,5 @@ def run_while(
 
 
 def _base(max_steps: int | None) -> int:
-    """How many carries are kept at each level: so many that there are at most 8 levels. Each takes time to compile."""
+    """How many carries are kept at each level, for at most 8 levels: each level takes time to compile."""
     return max(DEFAULT_BASE, math.ceil(min(max_steps or 0, _ENDLESS) ** (1 / 8)))

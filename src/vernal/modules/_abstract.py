@@ -1,4 +1,4 @@
-"""Abstract attributes: `AbstractVar`, `AbstractClassVar`, and which of them a class still owes."""
+"""Abstract attributes: `AbstractVar`, `AbstractClassVar`, and those that a class does not provide yet."""
 
 import re
 import typing
@@ -113,12 +113,12 @@ def take_abstract(class_name: str, namespace: dict[str, Any]) -> dict[str, str]:
 
 
 def owed(cls: type, by_field: bool) -> dict[str, str]:
-    """The abstract attributes that `cls` does not provide yet: `{name: kind}`. `by_field` says whether a field of
-    instances may provide one of the class."""
+    """The abstract attributes that `cls` does not provide yet: `{name: kind}`. `by_field` says whether an instance
+    field may provide a class attribute."""
     names: dict[str, str] = {}
     for klass in cls.__mro__:
         for name, kind in klass.__dict__.get("_own_abstract", {}).items():
-            # Declared as a class variable anywhere, it must be one.
+            # If any class declares it as a class variable, it must be one.
             names[name] = (
                 "AbstractClassVar" if "AbstractClassVar" in (kind, names.get(name)) else kind
             )
@@ -136,8 +136,8 @@ def _provided(cls: type, name: str, kind: str, by_field: bool) -> bool:
             continue
         if kind == "AbstractVar" or by_field:
             return True
-        # A bare annotation gives a class attribute no value, unless it hides the abstract one as a
-        # ClassVar.
+        # A bare annotation does not give a class attribute a value, unless it hides the abstract one
+        # as a ClassVar.
         if typing.get_origin(annotation) is typing.ClassVar or "ClassVar" in str(annotation):
             return True
     return False

@@ -1,4 +1,4 @@
-"""What happens between `__init__` and a finished, frozen module."""
+"""The steps from the end of `__init__` to a finished, frozen module."""
 
 import dataclasses
 import functools
@@ -29,22 +29,22 @@ from ._structure import KEY, Layout, layout_of, structure_of
 
 
 class ClassInfo:
-    """What the library remembers of a module class. Filled in when the first instance is built.
+    """The library's notes on a module class, filled in when the first instance is built.
 
-    A pickle of a class by value (cloudpickle) must not carry it along: it is found again through
+    A pickle of a class by value (cloudpickle) must not contain them: they are found again through
     the class.
     """
 
     def __init__(self, cls: type, every_field_is_child: bool):
         self.cls = cls
         self.every_field_is_child = every_field_is_child
-        # Equinox's rule only warns; a transformed function answers for nothing that it wraps.
+        # Equinox's rule only warns. A transformed function is not responsible for what it wraps.
         self.may_hide_arrays = every_field_is_child or getattr(
             cls, "_vernal_may_hide_arrays", False
         )
         self.layouts: dict[Any, Layout] = {}
         self.by_kinds: dict[tuple[Kind | None, ...], Layout] = {}
-        # Fields whose annotation asks for no array when given a number of this type.
+        # Fields where a number of this type stays a number: their annotation does not ask for an array.
         self.stay_numbers: set[tuple[str, type]] = set()
         self.declared: frozenset[str] = frozenset()
         self.ready = False
@@ -79,8 +79,8 @@ class ClassInfo:
         self.ready = True
 
     def as_array(self, name: str, number: Any) -> Any:
-        """A Python number as the array that the field's annotation asks for; the number itself if
-        it asks for none."""
+        """A Python number as the array that the field's annotation asks for, or the number itself if
+        it does not ask for one."""
         if self.every_field_is_child or name not in self.annotations:
             return number
         if (name, type(number)) in self.stay_numbers:
@@ -103,7 +103,7 @@ NUMBERS = frozenset({bool, int, float, complex})
 
 
 def check_declared(info: ClassInfo, name: str) -> None:
-    """Refuses `self.name = value` in `__init__` where the class declares no such field."""
+    """Refuses `self.name = value` in `__init__` if the class does not declare the field."""
     if name not in info.filled().declared:
         raise dataclasses.FrozenInstanceError(refuse.undeclared(info.cls, name, info.names))
 
@@ -128,7 +128,7 @@ def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
                 kinds.append(None)
                 continue
             if every_field_is_child and not static:
-                # As in Equinox, a default that nobody set stays with the class, and is not a child.
+                # As in Equinox, the default of an unset field stays on the class, and is not a child.
                 del values[name]
                 kinds.append(None)
                 continue
@@ -157,8 +157,8 @@ def _number_as_array(info: ClassInfo, name: str, value: Any) -> Any:
 
 
 def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
-    """Whether an unset field has a value on the class, which then becomes the instance's; False
-    for a property."""
+    """Whether the class has a value for an unset field, which then becomes the instance's; False for
+    a property."""
     for klass in info.cls.__mro__:
         if name in klass.__dict__ and type(klass.__dict__[name]) is not LazyChild:
             value = klass.__dict__[name]
@@ -173,25 +173,24 @@ def _class_default(self: Any, info: ClassInfo, name: str) -> bool:
 
 
 def check_new(info: ClassInfo, name: str, value: Any) -> None:
-    """Refuses what surgery may not put into a field, as `__init__` would.
+    """Refuses a value that surgery may not put into a field, as `__init__` would.
 
     Args:
-        info: of the class.
-        name: of the field.
-        value: what is not a child, or not only.
+        info: the notes on the class.
+        name: the name of the field.
+        value: the new value, which is not a child, or not only.
     """
     new = object()
     _refuse_inside(new, info, name, value, (), (new,))
 
 
 def _look_closer(self: Any, info: ClassInfo, name: str, value: Any, static: bool) -> Kind:
-    """Sorts a value that its type alone does not decide, and refuses what could only go wrong
-    later."""
+    """Sorts a value whose type alone does not decide its kind, and refuses what would fail later."""
     if static:
         _refuse_static_arrays(info, name, value)
         _refuse_structure(info, name, (), value)
         return False
-    # The type is asked, because `functools.wraps` copies a whole `__dict__`.
+    # Look at the type, because `functools.wraps` copies a whole `__dict__`.
     if hasattr(type(value), "_vernal_class") and KEY in attributes_of(value):
         _refuse_inside_transformed(info, name, (), value)
         return True
@@ -200,7 +199,7 @@ def _look_closer(self: Any, info: ClassInfo, name: str, value: Any, static: bool
 
 
 def _leaves_of_static(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The leaves with their paths; also of a dict whose keys have no order, which no child may be."""
+    """The leaves with their paths, also of a dict whose keys have no order (which a child may not be)."""
     if type(value) is dict:
         for key, part in value.items():
             for path, leaf in _leaves_of_static(part):
@@ -221,8 +220,8 @@ def _refuse_static_arrays(info: ClassInfo, name: str, value: Any) -> None:
             return
 
 
-# The ids of modules that another module took hold of before they were finished. A stale id, of a
-# module whose construction failed, costs one look more and nothing else.
+# The ids of modules that another module holds although they were not finished. A stale id, of a
+# module whose construction failed, only costs one more check.
 _held_early: set[int] = set()
 
 
@@ -233,7 +232,7 @@ def _is_unfinished(value: Any) -> bool:
 def _refuse_return(
     self: Any, info: ClassInfo, node: Any, path: tuple[Any, ...], seen: set[int]
 ) -> None:
-    """Refuses a way from `self` back to it through modules that were given `self` while it was built."""
+    """Refuses a cycle from `self` back to itself through modules that were given `self` during its construction."""
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -271,7 +270,7 @@ def _refuse_inside(
 
 
 def _refuse_structure(info: ClassInfo, name: str, path: tuple[Any, ...], value: Any) -> None:
-    """Refuses structure that hides arrays, or that cannot be hashed by a hash that stays."""
+    """Refuses structure that hides arrays, or that has no stable hash."""
     if info.may_hide_arrays or is_data(value):
         return
     if hides_arrays(value):
@@ -283,9 +282,9 @@ def _refuse_structure(info: ClassInfo, name: str, path: tuple[Any, ...], value: 
             _refuse_structure(info, name, path, part)
     try:
         static_key(value)
-        # What is read from an iterator is gone, and a compiled program would read once for all calls.
+        # Reading from an iterator consumes it, and a compiled program would read once for all calls.
         changes = hasattr(type(value), "__next__")
-    except (TypeError, ValueError):  # ValueError: a memory that can be written to
+    except (TypeError, ValueError):  # ValueError: a writable memoryview
         changes = True
     if changes:
         raise refuse.unhashable(info.cls, name, path, value)
@@ -294,7 +293,7 @@ def _refuse_structure(info: ClassInfo, name: str, path: tuple[Any, ...], value: 
 def _refuse_inside_transformed(
     info: ClassInfo, name: str, path: tuple[Any, ...], module: Any
 ) -> None:
-    """Refuses `filter_vmap(f)` and its like, which may wrap anything, where `f` hides arrays."""
+    """Refuses `filter_vmap(f)` and its like, which may wrap anything, if `f` hides arrays."""
     if info.may_hide_arrays or not getattr(type(module), "_vernal_may_hide_arrays", False):
         return
     structure = attributes_of(module)[KEY][0]

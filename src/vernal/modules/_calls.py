@@ -1,12 +1,12 @@
 """Errors that say in which layer they were raised.
 
-An exception that leaves the call of a module within another one is given a note (PEP 678):
-`Raised in model.blocks[2].linear (Model > Block > Linear)`. It is made once, by the innermost call that the exception
-leaves, from Python's own stack: the calls that are running, and the modules that they belong to. So nothing is
-recorded while all is well, and the note is text: it keeps no module alive.
+An exception that leaves the call of a nested module gets a note (PEP 678):
+`Raised in model.blocks[2].linear (Model > Block > Linear)`. The innermost call that the exception leaves writes it,
+once, from Python's own stack: the running calls, and the modules that they belong to. So nothing is recorded while no
+error occurs, and the note is text: it does not keep a module alive.
 
-A module is found in another one by identity. One that was rebuilt on the way, as a `Stack` does with its layers, is
-found by its structure if nothing else there has the same; otherwise its class is all that is said.
+A module is found in another one by identity. One that was rebuilt on the way, as a `Stack` rebuilds its layers, is
+found by its structure if no other module there has the same one; otherwise the note gives only its class.
 """
 
 import functools
@@ -26,18 +26,18 @@ from ._structure import KEY
 
 _RAISED = "Raised in "
 
-# Calls of these make something that runs later, when the call is over.
+# Calls of these return something that runs later, after the call.
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def telling(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The `__call__` of a class of modules, whose errors say where they were raised.
+    """Wraps the `__call__` of a module class so that errors say where they were raised.
 
     Args:
-        call: as it stands in the class.
+        call: the function in the class body.
 
     Returns:
-        The same with the note, and with a hook (see `_hooks.py`); `call` itself if it returns before its body has run.
+        `call` with the note and the hook (see `_hooks.py`); `call` itself if it returns before its body runs.
     """
     if not isinstance(call, types.FunctionType) or call.__code__.co_flags & _LATER:
         return call
@@ -50,18 +50,17 @@ def telling(call: Callable[..., Any]) -> Callable[..., Any]:
             raise
         return handed_on(self, call, result)
 
-    # Unwrapped, because under the import hook of jaxtyping it could not travel with its class (cloudpickle).
+    # Unwrapped, because under jaxtyping's import hook cloudpickle could not pickle it with its class.
     return functools.update_wrapper(inspect.unwrap(__call__), call)
 
 
-# The files whose functions `__call__` run while a module is called, with the module, or a method of it, as `self`. (The
-# code of such a function has copies: cloudpickle makes some.)
+# The files whose functions `__call__` run while a module is called, with the module, or a method of it, as `self`. (By
+# file, because the code of such a function has copies: cloudpickle makes some.)
 files_of_calls = {sys._getframe().f_code.co_filename}
 
 
 def tell(module: Any, error: Exception) -> None:
-    """Notes on an exception in which module it was raised, if that is in another one and no call further inside has
-    noted it.
+    """Adds to an exception the note of the module that raised it, if that is nested and no inner call has added one.
 
     Args:
         module: whose call or method the exception is leaving.
@@ -81,10 +80,10 @@ def tell(module: Any, error: Exception) -> None:
 
 
 def _running(module: Any) -> list[Any]:
-    """The modules of which a call or a method is running in this thread, the outermost first, `module` last."""
+    """The modules with a call or method running in this thread, the outermost first, `module` last."""
     found: list[Any] = [module] if _is_layer(module) else []
-    # Nothing is read from the innermost call: Python would keep what it holds, the exception too, as long as the
-    # traceback of this very exception.
+    # Read nothing from the innermost call: Python would keep its locals, the exception included, alive as long as the
+    # traceback of that exception.
     for frame in itertools.islice(_frames(sys._getframe()), 1, None):
         owner = frame.f_locals["self"]
         outer = owner if hasattr(type(owner), "_vernal_class") else owner.__self__
@@ -103,7 +102,7 @@ def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def _is_layer(value: Any) -> bool:
-    """Whether a value is a module, and neither a function under a transformation nor under construction."""
+    """Whether a value is a finished module that is not a transformed function."""
     cls: Any = type(value)
     return (
         hasattr(cls, "_vernal_class")
@@ -113,18 +112,18 @@ def _is_layer(value: Any) -> bool:
 
 
 def _place(modules: list[Any]) -> str:
-    """The path to the last of some modules, from the first one as far as it is known."""
+    """The path from the first of some modules to the last, as far as it is known."""
     *outer, last = modules
     for i, module in enumerate(outer):
         paths = _paths(module, last)
         if paths:
             return _place(modules[: i + 1]) + " or ".join(paths)
-    # Of the outermost not the class, which is said beside it: so the path can be pasted.
+    # Not the class of the outermost, which the note has anyway: so the path can be pasted.
     return f"{_place(outer)} > {type(last).__name__}" if outer else "model"
 
 
 def _paths(tree: Any, module: Any) -> list[str]:
-    """Where a module is in a tree, which may be in several places."""
+    """The paths of a module in a tree; it may be in several places."""
     leaves = jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is module)
     found = [path_text(path) for path, leaf in leaves if leaf is module]
     if found:

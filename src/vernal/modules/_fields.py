@@ -1,4 +1,4 @@
-"""Declaring fields, and what a class knows about its own."""
+"""Declaring fields, and reading their annotations."""
 
 import dataclasses
 import sys
@@ -34,16 +34,16 @@ def field(
     Args:
         converter: called with the field's value once `__init__` has finished; its result is stored
             instead.
-        static: if True the value is always structure (part of the treedef), never a child. It must
-            hold no array.
-        trainable: if False the arrays in this field are buffers, such as running statistics: frozen
-            from construction on, as by `vernal.freeze`, and so are those in modules in this field.
-            Derivatives, optimisers and weight decay leave them alone; `vernal.unfreeze` does too.
+        static: if True, the value is always structure (part of the treedef), never a child. It must
+            not hold arrays.
+        trainable: if False, the arrays in this field, and in modules in this field, are buffers, such
+            as running statistics: frozen from construction on, as by `vernal.freeze`. Derivatives,
+            optimisers, weight decay and `vernal.unfreeze` leave them alone.
         **kwargs: as for `dataclasses.field`: `default`, `default_factory`, `init`, `repr`,
             `kw_only`, `metadata`, ...
 
     Returns:
-        The field, to be assigned in the class body.
+        The field, to assign in the class body.
 
     Raises:
         TypeError: if `metadata` already has an entry named `"converter"`, `"static"` or
@@ -90,7 +90,7 @@ def field(
 
 
 def resolve_annotation(cls: type, name: str, annotation: Any) -> Any:
-    """The annotation of a field as an object, or None where a string cannot be evaluated (yet)."""
+    """The annotation of a field as an object, or None if it is a string that cannot be evaluated (yet)."""
     if not isinstance(annotation, str):
         return annotation
     for owner in cls.__mro__:

@@ -1,11 +1,10 @@
-"""Freezing: which arrays of a model are not to be trained.
+"""Freezing: which arrays of a model are not trained.
 
-A frozen array is the array it was. Nothing wraps it, and the code of the model does not notice.
-What changes is the structure of the module that owns it, the innermost one around it: that gets a
-hidden static entry, the names within the module of its frozen arrays. So the mark is part of the
-treedef. It goes through every transformation, stays on a part that is taken out of its model, and
-costs a compiled call nothing; and since it says where, not what, an updated array is as frozen as
-the old one.
+A frozen array is the same array as before. Nothing wraps it, and the model's code does not notice.
+Only the structure of the module that owns it, the innermost one around it, changes: it gets a hidden
+static entry with the names of its frozen arrays. So the mark is part of the treedef. It goes through
+every transformation, stays on a part that is taken out of its model, and costs a compiled call
+nothing. It marks a place, not a value: an updated array stays frozen.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -91,12 +90,12 @@ def is_partly_frozen(module: Any) -> bool:
 
 
 def _covered_leaves(pytree: Any) -> list[bool]:
-    """For every leaf whether `freeze` was asked for it. Of a buffer the mark alone does not say so."""
+    """For every leaf, whether `freeze` was asked for it. For a buffer, the mark alone does not tell."""
 
     def below(node: Any) -> Iterator[bool]:
         for x in jtu.tree_leaves(node, is_leaf=is_module):
             if not is_module(x):
-                # In no module: a leaf that no mark can be on.
+                # A leaf outside of any module cannot be marked.
                 next(buffers)
                 yield False
                 continue
@@ -128,8 +127,7 @@ def _patterns(where: Any, transform: str) -> list[str]:
 def _covered(
     pytree: Any, where: Any, transform: str, apart: Sequence[bool] | None = None
 ) -> list[bool]:
-    """For every leaf, whether `where` names it or a part that it is in, and it is not set
-    apart."""
+    """For every leaf, whether `where` covers it and it is not set apart."""
     leaves = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
     paths = Paths(leaves)
     if callable(where):
@@ -162,33 +160,33 @@ def _only_buffers(idle: list[str], transform: str) -> ValueError:
 
 
 def freeze(model: T, where: Where) -> T:
-    """Marks arrays of a model as not to be trained.
+    """Excludes arrays of a model from training.
 
     `filter_grad` and the other derivatives of this library do not compute a gradient for a frozen
-    array (`vernal.NoGradient` stands in its place), an `Optimizer` has no state for it and leaves it as it is,
-    also with weight decay. A layer whose state is frozen, such as a `BatchNorm`, keeps its statistics,
-    and uses them. Nothing else changes: the arrays are the same objects in the same
-    places, with the same names in checkpoints. (`jax.grad` knows nothing of marks, and
-    differentiates all.)
+    array (`vernal.NoGradient` stands in its place). An `Optimizer` keeps no state for it and never changes
+    it, not even by weight decay. A layer whose state is frozen, such as a `BatchNorm`, keeps its
+    statistics, and uses them. Nothing else changes: the arrays are the same objects in the same
+    places, with the same names in checkpoints. (`jax.grad` ignores the marks, and differentiates
+    every array.)
 
-    The mark belongs to a place in the structure, of the module that the array is in: it stays
-    through `jit`, `scan`, `tree_at` of an array, pickling, and on a part that is taken out of the
-    model. A saved file does not hold it: `vernal.load` takes the marks of `like`. A module that is
-    put in the place of another brings its own marks.
+    The mark belongs to a place in the structure of the module that holds the array. It survives `jit`,
+    `scan`, `tree_at` of an array and pickling, and stays on a part that is taken out of the model. A
+    saved file does not hold it: `vernal.load` takes the marks of `like`. A module that replaces another
+    brings its own marks.
 
     Args:
         model: a module, or a tree of modules.
         where: which arrays. The path (see `vernal.trees.Pattern`) of arrays or of whole parts:
             `"encoder"` is everything in the encoder, `"**.bias"` all biases, `"**"` everything. Or a
-            list of paths, or a function that picks parts, as `tree_at` takes it:
+            list of paths, or a function that picks parts, as for `tree_at`:
             `lambda model: model.encoder`.
 
     Returns:
-        The model with these arrays frozen, besides those that were.
+        The model with these arrays frozen, in addition to those already frozen.
 
     Raises:
-        ValueError: if a path means no array, or a picked part has none in it; if an array is in
-            no module.
+        ValueError: if a path matches no array, or a picked part holds none; if an array is not in a
+            module.
         TypeError: if `where` is none of the above.
 
     Example:
@@ -209,18 +207,18 @@ def freeze(model: T, where: Where) -> T:
 def unfreeze(model: T, where: Where = "**") -> T:
     """Undoes `freeze`.
 
-    Buffers, arrays in a field that is declared `vernal.field(trainable=False)`, stay frozen: that
-    is no choice of the moment but what their class is made for.
+    Buffers, the arrays in a field declared `vernal.field(trainable=False)`, stay frozen: their class
+    decides that.
 
     Args:
         model: a module, or a tree of modules.
         where: which arrays, as for `freeze`. All of them by default. They need not be frozen.
 
     Returns:
-        The model with these arrays trainable, but for buffers.
+        The model with these arrays trainable, except for buffers.
 
     Raises:
-        ValueError: as for `freeze`; if a path means nothing but buffers.
+        ValueError: as for `freeze`; if a path matches only buffers.
         TypeError: as for `freeze`.
 
     Example:
@@ -249,7 +247,7 @@ def _is_parameter(x: Any) -> bool:
 
 
 def trainable(model: T, where: Where | None = None) -> T:
-    """What of a model is trained, as a tree of bools: a mask for `partition`, for Optax, and for
+    """Which leaves of a model are trained, as a tree of bools: a mask for `partition`, for Optax, and for
     `wrt` of the derivatives.
 
     Args:
@@ -261,7 +259,7 @@ def trainable(model: T, where: Where | None = None) -> T:
         chooses and that are not frozen, False for every other leaf.
 
     Raises:
-        ValueError: if a path means no array, or a picked part has none in it.
+        ValueError: if a path matches no array, or a picked part holds none.
         TypeError: if `where` is neither a path, a list of paths nor a function.
 
     Example:
@@ -283,13 +281,14 @@ def trainable(model: T, where: Where | None = None) -> T:
 
 
 def params(model: T, where: Where | None = None) -> T:
-    """What of a model is trained: the model with `vernal.NoGradient` in place of everything else.
+    """The trained arrays of a model: the model with `vernal.NoGradient` in place of every other leaf.
 
     It has the structure of the gradients, so plain Optax and `jax.tree.map` accept the two side by
     side: `opt.init(params(model))`, `opt.update(grads, state, params(model))`, then
-    `vernal.apply_updates(model, updates)`. What is frozen has no state and is not decayed. Zeros to
-    add gradients to, and averages of weights, begin with it too. `vernal.combine(params, model)` is the
-    whole model again. (A `vernal.Optimizer` takes the model as it is.)
+    `vernal.apply_updates(model, updates)`. Frozen arrays have no optimiser state and are not decayed.
+    Start from it, too, for zeros to accumulate gradients in and for averages of weights.
+    `vernal.combine(params, model)` is the whole model again. (A `vernal.Optimizer` takes the model
+    itself.)
 
     Args:
         model: any pytree. (Its arrays may be `jax.ShapeDtypeStruct`.)

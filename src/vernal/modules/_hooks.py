@@ -1,7 +1,7 @@
-"""Hooks: a module that hands what its call returns to a function first.
+"""Hooks: a module that passes the result of its call through a function.
 
-The function is a hidden static entry of the module, as the mark of frozen arrays is: it goes through every
-transformation with the module, whose class and fields stay what they are.
+Like the mark of frozen arrays, the function is a hidden static entry of the module: it goes through every
+transformation with the module, whose class and fields do not change.
 """
 
 import inspect
@@ -18,11 +18,11 @@ HOOK = "__hook__"
 
 
 def hooked(module: T, hook: Callable[[Any], Any]) -> T:
-    """A module that hands what its call returns to a function first.
+    """Passes the result of a module's call through a function.
 
     Args:
         module: any module whose class has a `__call__`.
-        hook: given what the call returns; what it returns goes on. It takes the place of another one.
+        hook: takes the result of the call; its own result is returned instead. It replaces an earlier hook.
 
     Returns:
         The module with this hook, which is part of its structure.
@@ -40,8 +40,8 @@ def hooked(module: T, hook: Callable[[Any], Any]) -> T:
 
 
 def handed_on(module: Any, call: Callable[..., Any], result: Any) -> Any:
-    """What goes on of what a call of a module has returned. `call` is the function that has run: a class may call that
-    of its base class, and only its own counts."""
+    """The result of a module's call, passed through its hook if it has one. `call` is the function that has run: a
+    class may call the `__call__` of its base class, and the hook applies only to its own."""
     # (A function found in a class may be called with anything.)
     hook = attributes_of(module).get(HOOK) if isinstance(module, Attributes) else None
     if hook is None or inspect.unwrap(type(module).__call__) is not inspect.unwrap(call):

@@ -1,18 +1,18 @@
-"""Flat modules: what a compiled call remembers of a module, and modules that are lazy.
+"""Flat modules: the flat form that a compiled call caches in a module, and lazy modules.
 
-A compiled call needs a module's arrays as a flat list, and a key for everything else. Both are a
-`Flat`. A module that has been an argument before keeps its own, for the next call.
+A compiled call needs a module's arrays as a flat list, and a key for everything else. Together they
+are a `Flat`. A module that has been an argument before keeps its `Flat` for the next call.
 
-A training loop hands the model that one compiled step returns to the next one and never looks at
-it. Building the tree of modules, only to flatten it again, would be most of the time of such a
-call. So a compiled function returns a module that is *lazy*: it has its class and its structure,
-and in place of its children a `Flat`. The first look at a child, by whatever means, unflattens it:
-its attribute (a `LazyChild`, which the class is given when the first of its instances is lazy, finds
-that the instance has none), `module.__dict__`, or flattening (`_module.py`).
+A training loop passes the model that one compiled step returns to the next step and never looks at
+it. Building the tree of modules, only to flatten it again, would take most of the time of such a
+call. So a compiled function returns a *lazy* module: it has its class and its structure, and a `Flat`
+in place of its children. The first access to a child unflattens it, whether through its attribute
+(a `LazyChild`, added to the class with its first lazy instance, runs when the instance has no such
+attribute), through `module.__dict__`, or by flattening (`_module.py`).
 
-Modules do not change, but the lists and dicts in them may, and `object.__setattr__` goes past every
-guard. So a `Flat` that a module keeps is used again only if everything on the way to its arrays is
-still the very same object.
+Modules do not change, but the lists and dicts in them may, and `object.__setattr__` bypasses every
+guard. So a module's `Flat` is used again only if every object on the way to its arrays is still the
+same one.
 """
 
 import inspect
@@ -29,8 +29,8 @@ from ._structure import KEY, Structure
 
 FLAT = "_vernal_flat"
 
-# What stands behind a list or dict, so that items cannot seem to move from one to the next. (Behind
-# the attributes of a module stands its structure.)
+# Follows the items of a list or dict, so that an item cannot seem to move from one to the next. (The
+# attributes of a module end with its structure.)
 _END: Any = (object(),)
 _is, _all_of = operator.is_, itertools.chain.from_iterable
 
@@ -40,14 +40,14 @@ class Flat:
 
     Args:
         arrays: its arrays, in order.
-        key: everything else, as an object that two modules share exactly if one compiled program may
-            stand for both.
-        unflatten: makes the module from the arrays; only that of a lazy module is set.
+        key: everything else, as an object that two modules share exactly if one compiled program
+            serves both.
+        unflatten: makes the module from the arrays; set only for a lazy module.
 
     Attributes:
-        own: the module's attributes, but for this one, which is the last.
+        own: the module's attributes, without this one, which is the last.
         parts: what else leads to the arrays: the attributes of modules in it, lists, dicts.
-        items: what was in them.
+        items: the contents of `parts`.
     """
 
     __slots__ = ("arrays", "items", "key", "own", "parts", "unflatten")
@@ -66,7 +66,7 @@ class Flat:
         self.items: list[Any] = []
 
     def fits(self, module: Any) -> bool:
-        """Whether the module is what it was when it was flattened."""
+        """Whether the module is unchanged since it was flattened."""
         values = attributes_of(module)
         return (
             len(values) == len(self.own) + 1
@@ -79,20 +79,20 @@ _SEEN = object()
 
 
 def remember_flat(module: Any, flat: Flat) -> None:
-    """Leaves a flat form in a module that has come along before; the first time it is only noted.
+    """Caches a flat form in a module from its second call on; the first call only marks the module as seen.
 
     Args:
         module: the module.
-        flat: what it has just been flattened to.
+        flat: its flat form, just made.
     """
     values = attributes_of(module)
     if KEY not in values:  # made without `__init__`, or inside of it
         return
     if FLAT not in values:
-        # Looking for what may change costs as much as flattening: not for one call.
+        # Looking for what may change costs as much as flattening: too much for a single call.
         values[FLAT] = _SEEN
         return
-    # Last, behind what it is compared with. It does not refer to the attributes that it is one of.
+    # Last, after the attributes that it is compared with. It holds no reference to the dict that it is in.
     values.pop(FLAT, None)
     flat.own, flat.parts = tuple(values.values()), []
     known = all(_watch(values[name], flat.parts) for name in values[KEY][0].layout.children)
@@ -122,16 +122,16 @@ def _watch(value: Any, parts: list[Iterable[Any]]) -> bool:
 def lazily(
     module: Any, key: Any, unflatten: Callable[[list[Any]], Any]
 ) -> Callable[[list[Any]], Any] | None:
-    """How to make lazy modules like this one.
+    """Makes a function that builds lazy modules like this one.
 
     Args:
         module: the pattern.
-        key: of its flat form.
+        key: the key of its flat form.
         unflatten: makes the whole module from its arrays.
 
     Returns:
-        A function from the arrays to a lazy module; None if not every look at a child of such a
-        module could be seen.
+        A function from the arrays to a lazy module; None if some access to a child of such a module
+        would go unnoticed.
     """
     structure: Structure = unflattened(module)[KEY][0]
     cls: Any = structure.cls
@@ -142,7 +142,7 @@ def lazily(
         if found is _END:
             setattr(cls, name, LazyChild(name))
         elif type(found) is not LazyChild:
-            # A default of the class would be found in place of the child.
+            # The class's default would be found in place of the child.
             return None
     new, template = object.__new__, {**structure.rest, KEY: structure.aux}
     own = tuple(template.values())
@@ -161,26 +161,26 @@ _unflattening = threading.RLock()
 
 
 def unflattened(module: Any) -> dict[str, Any]:
-    """The attributes of a module, which is lazy no longer."""
+    """The attributes of a module, which is no longer lazy."""
     values = attributes_of(module)
     flat = values.get(FLAT)
     if type(flat) is Flat and flat.unflatten is not None:
-        with _unflattening:  # two threads that look first shall see the same objects
+        with _unflattening:  # two threads that both access it first must see the same objects
             if values.get(FLAT) is flat:
                 children = attributes_of(flat.unflatten(flat.arrays))
                 for name in values[KEY][0].layout.children:
-                    # What was put there by force stays.
+                    # Keep what `object.__setattr__` has put there.
                     values.setdefault(name, children[name])
-                # From now on somebody may hold, and change, a list or dict in it.
+                # From now on a caller may hold, and change, a list or dict in it.
                 values.pop(FLAT, None)
     return values
 
 
 class LazyChild:
-    """What a class has under the name of a child. Instances that hold the child go before it.
+    """The class attribute under the name of a child. An instance that holds the child takes precedence.
 
     Args:
-        name: of the child.
+        name: the name of the child.
     """
 
     __slots__ = ("name",)

@@ -1,9 +1,9 @@
-"""The mark of a frozen array: a hidden static entry of the module that owns it, the innermost one
-around it, with the names within the module of its frozen arrays.
+"""The mark of frozen arrays: a hidden static entry of the innermost module around them, with their
+names within that module.
 
-Marks are made in two ways: by the functions in `_frozen.py`, and for fields that a class declares
-with `field(trainable=False)`, of which this file also keeps the promise: whatever comes into such
-a field, at construction or by surgery, is frozen.
+Marks come from the functions in `_frozen.py`, and from fields declared with
+`field(trainable=False)`: this file freezes whatever is put into such a field, at construction or by
+surgery.
 """
 
 import itertools
@@ -19,8 +19,8 @@ from ._sorting import Kind, Mixed
 from ._structure import KEY, assemble
 
 _SHOWN = 10
-# In the mark, before the name of a buffer that `freeze` was asked for. Its class freezes it anyway; now its value stays
-# as well.
+# In a mark, the prefix of a buffer's name that `freeze` was asked for. Its class freezes it anyway; now its value
+# stays as well.
 HELD = "="
 
 
@@ -36,16 +36,16 @@ def is_marked(x: Any) -> bool:
 
 
 def own(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """What a node itself holds: its arrays and the modules in it, with their paths."""
+    """The arrays and modules that a node holds directly, with their paths."""
     return jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node and is_module(x))
 
 
 def freeze_fields(
     cls: type, kinds: dict[str, Kind], values: dict[str, Any], fields: Iterable[str]
 ) -> dict[str, Kind]:
-    """Freezes what these fields hold, of a module of this class that is about to be assembled: puts the mark into
-    `values`, and frozen modules in place of those in the fields. Returns the kinds with the mark; they themselves if
-    there is nothing to freeze."""
+    """Freezes the contents of these fields in a module that is about to be assembled: puts the mark into `values`, and
+    frozen modules in place of those in the fields. Returns the kinds with the mark, or `kinds` itself if there is
+    nothing to freeze."""
     names = set(values.get(FROZEN, ()))
     for field in fields:
         kind = kinds.get(field, False)
@@ -58,7 +58,7 @@ def freeze_fields(
         for path, x in held:
             if not is_module(x):
                 names.add(path_name((field_key(cls, field), *path)))
-            elif KEY in attributes_of(x):  # otherwise it is still being built, and cannot be copied
+            elif KEY in attributes_of(x):  # a module that is still being built cannot be copied
                 x = remark(x, itertools.repeat(True), set.union)
             parts.append(x)
         if any(part is not x for part, (_, x) in zip(parts, held, strict=True)):
@@ -70,8 +70,8 @@ def freeze_fields(
 
 
 def buffer_leaves(pytree: Any) -> list[bool]:
-    """Which leaves of a tree are in a field that is declared `trainable=False`, or in a module in
-    such a field.
+    """Which leaves of a tree are buffers: in a field declared `trainable=False`, or in a module in such a
+    field.
 
     Args:
         pytree: the tree.
@@ -90,7 +90,7 @@ def buffer_leaves(pytree: Any) -> list[bool]:
 
 
 def _with_mark(module: Any, names: set[str]) -> Any:
-    """The module with just these arrays of its own frozen."""
+    """The module with exactly these of its own arrays frozen."""
     current = attributes_of(module)
     kinds = dict(current[KEY][0].layout.kinds)
     kinds.pop(FROZEN, None)
@@ -101,9 +101,9 @@ def _with_mark(module: Any, names: set[str]) -> Any:
 
 
 def remark(node: Any, chosen: Iterator[bool], change: Callable[[set[str], set[str]], Any]) -> Any:
-    """A module or tree with its marks changed where `chosen`, one bool for each leaf, says so. `change` computes
-    the names of the frozen arrays of a module from the old ones, and those of its arrays that are chosen. Raises
-    `ValueError` if a chosen array is in no module."""
+    """A module or tree with its marks changed where `chosen`, one bool for each leaf, is true. `change` computes the
+    names of a module's frozen arrays from the old names and the names of its chosen arrays. Raises `ValueError` if a
+    chosen array is not in a module."""
     held, treedef = own(node)
     here: set[str] = set()
     parts: list[Any] = []

@@ -1,7 +1,7 @@
-"""Methods of a module that can cross a transformation together with the module they belong to.
+"""Methods of a module that go through a transformation together with their module.
 
-`module.method` is an object of two slots, not a module: it costs about what Python's own bound
-methods cost.
+`module.method` is an object with two slots, not a module: it costs about as much as Python's own
+bound methods.
 """
 
 import inspect
@@ -56,11 +56,11 @@ class BoundMethod:
         if self.__func__ is not other.__func__ and self.__func__ != other.__func__:
             return False
         try:
-            # With other hashes there are other traced arrays in it, which only the device could compare.
+            # Different hashes mean different traced arrays, which only the device could compare.
             if hash(self) != hash(other):
                 return False
         except TypeError:
-            # Of a class with Equinox's rule, which has no hash but can be compared.
+            # A class with Equinox's rule has no hash but can be compared.
             pass
         return bool(self.__self__ == other.__self__)
 
@@ -116,10 +116,10 @@ jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flat
 
 
 class Method:
-    """What a module class holds in place of a function of its body: reading it from an instance binds it.
+    """Replaces a function of the body of a module class: reading it from an instance binds it.
 
-    Whoever finds it in the `__dict__` of the class (a base class in `__init_subclass__`, a decorator of classes,
-    `inspect`) may call it, wrap it and look into it as the function that it stands for, whose class it says it has.
+    Code that finds it in the `__dict__` of the class (a base class in `__init_subclass__`, a class decorator,
+    `inspect`) may call, wrap and inspect it like the function that it stands for. Its `__class__` is that of functions.
     """
 
     __slots__ = ("__wrapped__",)
@@ -128,7 +128,7 @@ class Method:
         self.__wrapped__ = func
 
     @property
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride] (it is read only)
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride] (read-only)
         return types.FunctionType
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,7 @@ class Method:
         return func if instance is None else BoundMethod(func, instance)
 
     def __getattribute__(self, name: str) -> Any:
-        # This class has these for itself, too.
+        # This class has its own, too.
         if name in ("__module__", "__doc__"):
             return getattr(_function_of(self), name)
         return object.__getattribute__(self, name)
@@ -167,15 +167,15 @@ _function_of: Callable[[Method], Callable[..., Any]] = Method.__dict__["__wrappe
 
 
 def as_method(name: str, value: Any, *declared: Collection[str]) -> Any:
-    """What a module class holds under a name that its body, or an assignment to the class, gives a value.
+    """The value to store under a name in a module class, for a value from its body or from an assignment.
 
     Args:
         name: the name.
         value: the value.
-        *declared: names of what stays a function: fields, whose default it may be.
+        *declared: names of fields, where a function is a default and stays a function.
 
     Returns:
-        A `Method` in place of a function; anything else as it is.
+        A `Method` in place of a function; any other value unchanged.
     """
     if (
         type(value) is not types.FunctionType

@@ -2,8 +2,8 @@
 
 The metaclass turns a class body into a dataclass, registers it with JAX, and finishes every
 instance when its construction ends (see `_building.py`). Flattening reads the instance's
-`__dict__` through its `Structure`; unflattening makes a bare object and fills its `__dict__`:
-neither ever runs code of the user.
+`__dict__` through its `Structure`; unflattening makes a bare object and fills its `__dict__`.
+Neither ever runs user code.
 """
 
 import abc
@@ -54,13 +54,13 @@ def _flatten(module: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def _flatten_unready(module: Any) -> tuple[tuple[Any, ...], Any]:
-    """Flattens a module that is lazy, inside its own `__init__`, made without it, or changed past every guard."""
+    """Flattens a module that is lazy, inside its own `__init__`, made without it, or changed despite every guard."""
     values = unflattened(module)
     if KEY in values:
         layout = values[KEY][0].layout
         aux = values[KEY] = structure_of(layout, values).aux
     else:
-        # The fields set until now: children but for the static ones.
+        # The fields set so far: all children except the static ones.
         named = type(module)._vernal_class.filled().named
         kinds: dict[str, Kind] = {name: not static for name, static in named if name in values}
         aux = structure_of(layout_of(type(module), kinds), values).aux
@@ -100,8 +100,7 @@ def _check_defaults(cls: type, namespace: dict[str, Any]) -> None:
 
 
 def _accept_unconverted(cls: Any) -> None:
-    """Annotates the generated `__init__` with what it takes, which is not always what the field
-    holds."""
+    """Annotates the generated `__init__` with the types it takes, which may differ from the types of the fields."""
     annotations = cls.__init__.__annotations__
     for f in dataclasses.fields(cls):
         if f.name not in annotations:
@@ -140,7 +139,7 @@ def _make_dataclass(cls: Any) -> None:
 
 
 def _is_transparent(bases: tuple[type, ...], namespace: dict[str, Any]) -> bool:
-    """Whether a new class is of functions that wrap others, which are no layers and too fast to bind their calls."""
+    """Whether a new class wraps functions: its instances are not layers, and binding their calls would be too slow."""
     return "_vernal_may_hide_arrays" in namespace or any(
         getattr(base, "_vernal_may_hide_arrays", False) for base in bases
     )
@@ -231,11 +230,11 @@ class ModuleMeta(abc.ABCMeta):
 class Module(Attributes, metaclass=ModuleMeta):
     """Base class of models: a frozen dataclass that is a tree of arrays.
 
-    Declare fields as in a dataclass and write methods as in any class. Instances are immutable,
-    and are pytrees: what is an array (or a module, or another pytree) is a child; everything else,
-    such as an activation function, a name or a size, is structure and travels in the treedef. So
-    every JAX transformation accepts a module as it is. An error in the call of a module within another
-    one has a note: `Raised in model.blocks[2].linear (Model > Block > Linear)`.
+    Declare fields as in a dataclass and write methods as in any class. Instances are immutable pytrees:
+    arrays, modules and other pytrees are children; everything else, such as an activation function, a
+    name or a size, is structure and travels in the treedef. So every JAX transformation accepts a
+    module directly. An error raised in the call of a nested module carries a note:
+    `Raised in model.blocks[2].linear (Model > Block > Linear)`.
 
     Class options:
         layout: `"arrays"` (default) sorts fields by their values, as above. `"fields"` makes every
@@ -268,7 +267,7 @@ class Module(Attributes, metaclass=ModuleMeta):
     """
 
     if not TYPE_CHECKING:
-        # Hidden from type checkers, which would otherwise allow assignment to any attribute.
+        # Hidden from type checkers: they would otherwise allow assignment to any attribute.
 
         @property
         def __dict__(self) -> dict[str, Any]:
@@ -278,7 +277,7 @@ class Module(Attributes, metaclass=ModuleMeta):
             values = attributes_of(self)
             if KEY in values:
                 if name == "__orig_class__":
-                    # What `typing` notes on what `G[int](...)` has made is not part of the structure.
+                    # The note that `typing` puts on the result of `G[int](...)` is not part of the structure.
                     values[name] = value
                     return
                 raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "assign"))
@@ -293,8 +292,7 @@ class Module(Attributes, metaclass=ModuleMeta):
             raise dataclasses.FrozenInstanceError(refuse.frozen(type(self), name, "delete"))
 
     def __hash__(self) -> int:
-        # By structure, shapes and dtypes: no value is ever looked at, and equal modules have equal
-        # hashes.
+        # By structure, shapes and dtypes: never by array values. Equal modules have equal hashes.
         leaves, treedef = jtu.tree_flatten(self)
         return hash((type(self), treedef, tuple(map(hashed, leaves))))
 
@@ -321,11 +319,11 @@ class Module(Attributes, metaclass=ModuleMeta):
         return assemble, (type(self), kinds, values)
 
     def __copy__(self) -> Any:
-        # What cannot change is its own copy.
+        # An immutable object is its own copy.
         return self
 
     def __tree_fields__(self) -> dict[str, Any]:
-        """What surgery may reach: every field that is not declared static, with its value."""
+        """The fields that surgery may reach: those not declared static, with their values."""
         info = type(self)._vernal_class.filled()
         values = unflattened(self)
         return {name: values[name] for name, static in info.named if not static and name in values}
@@ -353,12 +351,12 @@ _WRAPPER_NAMES = ("__module__", "__name__", "__qualname__", "__doc__", "__annota
 
 
 def module_update_wrapper(wrapper: Any, wrapped: Any = None) -> Any:
-    """`functools.update_wrapper` for a module: gives it the name, the documentation and the
-    signature of what it wraps.
+    """`functools.update_wrapper` for a module: copies the name, the documentation and the signature of
+    what it wraps.
 
     Args:
         wrapper: a module whose class defines the property `__wrapped__`.
-        wrapped: what to take them from; `wrapper.__wrapped__` if not given.
+        wrapped: the object to copy them from. Default: `wrapper.__wrapped__`.
 
     Returns:
         A copy of `wrapper` with `__module__`, `__name__`, `__qualname__`, `__doc__` and

@@ -10,13 +10,12 @@ Return = TypeVar("Return")
 
 
 class Partial(Module, Generic[Return]):
-    """A function with some of its arguments already given, as a pytree: arrays among them are
-    traced and trained.
+    """`functools.partial` as a pytree: arrays among the stored arguments are traced and trained.
 
-    The arguments given here come first; the ones of the call follow.
+    Stored arguments come first; those of the call follow.
 
     Raises:
-        TypeError: at the call, if a keyword argument was already given.
+        TypeError: at the call, if a keyword argument is stored already.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -28,8 +27,8 @@ class Partial(Module, Generic[Return]):
         1
     """
 
-    # A function that closes over arrays may be given here, as to any transformation; a module that
-    # holds this in a field refuses it.
+    # As in any transformation, the function may close over arrays. A module refuses such a `Partial`
+    # in a field.
     _vernal_may_hide_arrays = True
 
     func: Callable[..., Return]
@@ -40,9 +39,9 @@ class Partial(Module, Generic[Return]):
         """Stores the function and its first arguments.
 
         Args:
-            func: what to call.
+            func: the function to call.
             *args: its first positional arguments.
-            **kwargs: keyword arguments; they cannot be given again at the call.
+            **kwargs: keyword arguments; the call cannot give them again.
         """
         self.func = func
         self.args = args

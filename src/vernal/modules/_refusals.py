@@ -1,5 +1,5 @@
-"""The sentences that refuse a badly built module. Each names class, field and path, and says what
-to write instead."""
+"""The errors for a badly built module. Each names the class, the field and the path, and says what to
+write instead."""
 
 import collections
 from typing import Any

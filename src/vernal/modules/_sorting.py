@@ -1,12 +1,12 @@
-"""The rule of the house: arrays are leaves, everything else is structure.
+"""How fields are sorted: arrays are leaves, everything else is structure.
 
 Every value that a field may hold has a *kind*:
 
 * `True`: a child, exactly as JAX expects it (an array, a module, another registered pytree, None);
 * `False`: structure, part of the treedef (a function, a string, a number, a tuple of those);
 * a tuple of kinds, one for each immediate child of a container that mixes both. Flattening such a
-  container shows its
-  arrays and modules under their ordinary key paths and keeps the rest in the treedef.
+  container shows its arrays and modules under their ordinary key paths and keeps the rest in the
+  treedef.
 
 Kinds are decided once, when construction ends, and remembered by the treedef: a tree made by
 `jax.tree.map` keeps the sorting of the original whatever its leaves have become.
@@ -26,7 +26,7 @@ from ..trees import Rest, everything_in, is_array
 
 Kind = bool | tuple[Any, ...]
 
-# Decided by type alone. Types that are not here are looked at one value at a time.
+# Kinds that the type alone decides. For other types, each value is looked at.
 _BY_TYPE: dict[type, bool] = {
     type(None): True,
     jax.ShapeDtypeStruct: True,
@@ -43,7 +43,7 @@ kind_by_type = _BY_TYPE.get
 _never_data: set[type] = {kind for kind, is_child in _BY_TYPE.items() if not is_child}
 
 CONTAINERS = (list, tuple, dict)
-# How many things are looked at where ordinary objects are opened.
+# The most objects to look at when ordinary objects are opened.
 _MOST = 1_000
 # Structure that needs no second look.
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, types.FunctionType})
@@ -73,8 +73,8 @@ def sort_value(value: Any) -> Kind:
         return _sort_container(value)
     if is_node(value):
         if not hasattr(cls, "_vernal_class") and not hasattr(value, "__self__"):
-            # Registered once is registered for ever. (A module or a method may lead back to the one
-            # that is being built, and is looked at every time.)
+            # A registration is permanent. (A module or a method may lead back to the module being
+            # built, so each is looked at.)
             _BY_TYPE[cls] = True
         return True
     if isinstance(value, jax.Array):
@@ -98,18 +98,17 @@ def _joined(value: Any, kinds: tuple[Kind, ...]) -> Kind:
         return True
     if all(kind is False for kind in kinds) and isinstance(value, tuple):
         return False
-    # A list or dict of structure only stays a node: what it holds is read when it is flattened, so
-    # that a change in place is seen. (A tuple cannot change.)
+    # A list or dict that holds only structure stays a node: flattening reads its contents, and so
+    # sees a change in place. (A tuple cannot change.)
     return kinds
 
 
 def sort_again(old: Any, kind: Kind, new: Any) -> Kind:
-    """The kind of a value that replaces another: afresh, except where the old tree had left the
-    sorting behind.
+    """The kind of a value that replaces another: sorted afresh, unless the old value no longer fitted its
+    kind.
 
-    In a mask, an axes tree or a gradient, the leaves of children are bools, ints or other things
-    that would count as structure in a model. Replacing one of them by another of their like must
-    keep the shape of the tree.
+    In a mask, an axes tree or a gradient, the leaves of children are bools, ints or other values that
+    would be structure in a model. Replacing one by another such value must keep the shape of the tree.
     """
     if new is old:
         return kind
@@ -148,7 +147,7 @@ def _kinds_now(mixed: Mixed, children: list[Any]) -> tuple[Kind, ...]:
 
 
 def _outgrown(child: Any, kind: Kind) -> bool:
-    """Whether something else stands where structure, or a mixed container, was when it was sorted."""
+    """Whether structure, or a mixed container, has been replaced by something else since it was sorted."""
     if kind is False:
         return type(child) not in _never_data and sort_value(child) is not False
     return kind is not True and not isinstance(child, CONTAINERS)
@@ -196,10 +195,10 @@ jtu.register_pytree_with_keys(Mixed, _flatten_mixed_with_keys, _unflatten_mixed,
 
 
 def hides_arrays(value: Any) -> bool:
-    """Whether a value that is structure holds arrays where no transformation can see them: a
-    callable in its closure, defaults or attributes, a container or dataclass inside.
+    """Whether structure holds arrays where no transformation can see them: in the closure, defaults or
+    attributes of a callable, or inside a container or dataclass.
 
-    `jax.vmap(layer)`, `functools.partial(f, weights)` and their like are plain functions to JAX:
+    To JAX, `jax.vmap(layer)`, `functools.partial(f, weights)` and their like are plain functions:
     arrays inside would become constants that are never trained.
     """
     if type(value) is types.FunctionType and not (
@@ -208,7 +207,7 @@ def hides_arrays(value: Any) -> bool:
         return False
     if any(map(is_array, everything_in(value, closed=is_array))):
         return True
-    # In ordinary objects tables of NumPy's are fine. What leads to more than so many things (a logger) leads to the
-    # rest of the program.
+    # In ordinary objects, NumPy arrays (tables) are fine. An object that leads to more than `_MOST` others (a logger)
+    # leads to the rest of the program.
     reached = itertools.islice(everything_in(value, closed=is_array, objects=True), _MOST)
     return any(isinstance(x, jax.Array) for x in reached)

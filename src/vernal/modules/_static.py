@@ -1,4 +1,4 @@
-"""Any value as structure."""
+"""`Static`: any value as structure."""
 
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 def _settled(path: tuple[Any, ...], leaf: Any) -> Any:
-    """A leaf that stays what it is."""
+    """The leaf, if it cannot change in place."""
     if is_traced(leaf):
         raise value_error(
             "a traced value cannot be structure: every trace has another one",
@@ -40,12 +40,12 @@ def _settled(path: tuple[Any, ...], leaf: Any) -> Any:
 
 
 class Static(Module, Generic[Value]):
-    """Holds any value as structure: a module without leaves, so that the value passes through
-    every transformation.
+    """Holds any value as structure: a module without leaves, whose value passes through every
+    transformation.
 
-    Two of them are equal when their values have the same tree structure and the same leaves. NumPy
-    arrays are copied, and compare by content. A JAX array compares by identity, and is a constant
-    here: never trained, updated, saved or moved.
+    Two are equal if their values have the same tree structure and the same leaves. NumPy arrays are
+    copied, and compare by content. A JAX array compares by identity, and is a constant here: never
+    trained, updated, saved or moved.
 
     Raises:
         ValueError: for a leaf that can change in place, such as a set, and for a traced value.
@@ -73,6 +73,6 @@ class Static(Module, Generic[Value]):
 
     @property
     def value(self) -> Value:
-        """What was wrapped."""
+        """The wrapped value."""
         leaves = [leaf.value if type(leaf) is Itself else leaf for leaf in self._rest.fixed]
         return self._rest.treedef.unflatten(leaves)

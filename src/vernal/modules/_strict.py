@@ -1,8 +1,7 @@
-"""Abstract or final, enforced.
+"""Enforces "abstract or final".
 
-A class is either abstract, and meant to be subclassed, or final, and meant to be instantiated.
-Then the code that runs for `model.method` is found by looking at one class, and nobody has to know
-which overridden method calls which.
+A class is either abstract, and meant to be subclassed, or final, and meant to be instantiated. So
+the code that runs for `model.method` is found in one class, without following overridden methods.
 """
 
 import types
@@ -52,12 +51,12 @@ def check_strict(cls: Any, strict: bool | None) -> None:
         if not isinstance(value, _METHODS) or name.startswith("_vernal"):
             continue
         if name in cls.__dict__.get("__annotations__", {}):
-            # The default of a field.
+            # A field's default.
             continue
         _check_override(cls, name, bases)
 
 
-# Made by the machinery for every class.
+# Generated for every class.
 _GENERATED = frozenset({"__replace__", "__init_subclass__"})
 
 

@@ -1,10 +1,10 @@
-"""What a treedef knows of a module: its class, which fields are children, and the values of those
-that are not.
+"""The part of a module in the treedef: its class, which fields are children, and the values of the
+others.
 
-Every instance points at its `Structure`, inside a one-element tuple: that tuple is what JAX
-compares, and tuples compare their items by identity first, in C. Structures of the very same values
-are one object, so that two models built alike share them and a jitted call compares pointers. Equal
-values that are not the same object stay apart: a module keeps the functions that it was given.
+Every instance points at its `Structure`, inside a one-element tuple: JAX compares that tuple, and
+tuples compare their items by identity first, in C. Structures of identical values are one object, so
+two models built alike share them and a jitted call compares pointers. Equal values that are not the
+same object stay apart: a module keeps the functions that it was given.
 """
 
 import linecache
@@ -31,7 +31,7 @@ def _nothing() -> None:
 
 
 class Layout:
-    """Which fields of a class are children and which are structure. One object per class and
+    """Which fields of a class are children and which are structure. One object for each class and
     combination of kinds."""
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Layout:
         self.rest = tuple(name for name, kind in kinds.items() if kind is False)
         self.keys = tuple(field_key(cls, name) for name in self.children)
         self.flatten, self.make = _functions(self)
-        # Weak, so that what a structure holds lives no longer than the modules that have it.
+        # Weak, so that the values of a structure live no longer than its modules.
         self.latest: Callable[[], Structure | None] = _nothing
 
 
@@ -74,10 +74,9 @@ def make(children, template):
 def _functions(layout: "Layout") -> tuple[types.FunctionType, types.FunctionType]:
     """The functions that flatten and unflatten.
 
-    The first takes the children out of an instance's `__dict__`, given its static values, which
-    nobody may have exchanged meanwhile; the second makes a copy of the static values with the
-    children put in. They run for every module of a model at every call, so they are generated: no
-    loop, no attribute protocol, no code of the user.
+    The first takes the children out of an instance's `__dict__`, if its static values are still the
+    given ones; the second copies the static values and adds the children. They run for every module
+    of a model at every call, so they are generated: no loop, no attribute protocol, no user code.
     """
     cls: Any = layout.cls
     kinds = layout.kinds.items()
@@ -97,7 +96,7 @@ def _functions(layout: "Layout") -> tuple[types.FunctionType, types.FunctionType
     file = f"<vernal pytree of {cls.__module__}.{cls.__qualname__}>"
     # Debuggers and tracebacks find the source here.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    # Assigning a whole `__dict__` is the fastest way to fill an object whose attributes are frozen.
+    # Assigning the whole `__dict__` is the fastest way to fill an object whose attributes are frozen.
     namespace: dict[str, Any] = {
         "new": object.__new__,
         "cls": cls,
@@ -114,8 +113,8 @@ def _with_defaults(fn: types.FunctionType, *defaults: Any) -> types.FunctionType
 
 
 class Structure:
-    """A layout together with the values of what is not a child. Equal structures are those whose
-    values may stand for each other in a compiled program.
+    """A layout together with the values of the fields that are not children. Structures are equal if
+    one compiled program serves both.
 
     Args:
         layout: the layout.
@@ -137,11 +136,11 @@ class Structure:
         self.layout = layout
         self.rest = rest
         try:
-            # Annotations are a dict, and do nothing.
+            # Annotations are a dict, and have no effect.
             compared = (x for name, x in rest.items() if name != "__annotations__")
             self.key: Any = tuple(map(static_key, compared))
         except TypeError:
-            # Of a class with Equinox's rule: compared by value, whenever somebody asks.
+            # A class with Equinox's rule: compared by value in `__eq__`.
             self.key = None
         self.cls = layout.cls
         self.aux = (self,)
@@ -171,7 +170,7 @@ class Structure:
         return restore_structure, (self.cls, self.layout.kinds, by_name(self.rest))
 
 
-# By identity, except of plain values: no function or object ever takes the place of an equal one.
+# By identity, except for plain values: a function or object never replaces an equal one.
 _interned: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
 
 
@@ -179,13 +178,13 @@ def _identity(value: Any) -> Any:
     kind = type(value)
     if kind is tuple:
         return kind, *map(_identity, value)
-    # An interned structure holds the object, whose address is then nobody else's.
+    # An interned structure keeps the object alive, so its address stays its own.
     return static_key(value) if kind in _PLAIN else id(value)
 
 
 def structure_of(layout: Layout, values: dict[str, Any]) -> Structure:
-    """The structure with this layout and, from `values`, the static values that the layout calls
-    for. What is plain there becomes the very object that the structure has."""
+    """The structure with this layout and its static values, taken from `values`. Plain values there are
+    replaced by the structure's own objects."""
     rest = layout.rest
     latest = layout.latest()
     if latest is not None:
@@ -199,7 +198,7 @@ def structure_of(layout: Layout, values: dict[str, Any]) -> Structure:
     structure = _interned.get(identity)
     if structure is None:
         found = {name: values[name] for name in rest}
-        # In one step, for threads that make the first module at the same time.
+        # In one step: two threads may make the first module at the same time.
         structure = _interned.setdefault(identity, Structure(layout, found))
     values.update(structure.rest)
     layout.latest = weakref.ref(structure)
@@ -212,7 +211,7 @@ def layout_of(cls: Any, kinds: dict[str, Kind]) -> Layout:
     key = (*kinds.items(),)
     layout = layouts.get(key)
     if layout is None:
-        # In one step: layouts are compared by identity, and two threads may make the first module.
+        # In one step: layouts are compared by identity, and two threads may make the first module at the same time.
         layout = layouts.setdefault(key, Layout(cls, kinds))
     return layout
 

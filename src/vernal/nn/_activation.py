@@ -1,4 +1,4 @@
-"""Activation functions that learn, and what an activation must be."""
+"""`PReLU`, and checks of activation functions."""
 
 from typing import Any
 
@@ -24,11 +24,10 @@ class PReLU(Module):
     He, Zhang, Ren, Sun, "Delving Deep into Rectifiers", 2015, arXiv:1502.01852.
 
     Args:
-        init_alpha: the slope to begin with: a number, or an array to learn several slopes; it is then broadcast
-            against the last axes of the input, as NumPy does. (For one slope a channel of a `(channels, height,
-            width)` input: shape `(channels, 1, 1)`.) The default is the paper's. The shape is all that says which slope
-            is for what: an ensemble of layers with one slope each, called without `vernal.filter_vmap`, is taken for
-            one layer with as many slopes.
+        init_alpha: the initial slope: a number, or an array to learn several slopes, which broadcasts against the last
+            axes of the input, as in NumPy. (For one slope a channel of a `(channels, height, width)` input, use shape
+            `(channels, 1, 1)`.) The default is the paper's. Only the shape says which slope applies where: an ensemble
+            of layers with one slope each, called without `vernal.filter_vmap`, acts as one layer with that many slopes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -40,12 +39,12 @@ class PReLU(Module):
     negative_slope: Array
 
     def __init__(self, init_alpha: ArrayLike = 0.25):
-        # Not weakly typed, as a bare number would become: its first update would change its type,
-        # and everything would compile again. A copy: `asarray` may go on using the memory of a NumPy array.
+        # Not weakly typed, as a bare number would become: the first update would change its type, and everything would
+        # compile again. A copy: `asarray` may share the memory of a NumPy array.
         if isinstance(init_alpha, Array) and jnp.issubdtype(init_alpha.dtype, jnp.inexact):
             self.negative_slope = init_alpha
         else:
-            # Integers would be no parameters.
+            # Integers are not parameters.
             self.negative_slope = jnp.array(init_alpha, jnp.result_type(float))
 
     @jax.named_scope("vernal.nn.PReLU")
@@ -53,13 +52,12 @@ class PReLU(Module):
         """Applies the rectifier to each element.
 
         Args:
-            x: an array that the slopes broadcast to: any array, if there is one slope; in front of
-                them any number of further axes, such as those of a batch.
+            x: an array that the slopes broadcast to: any array, if there is one slope. It may have any number of
+                further axes in front, such as batch axes.
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input
-            gives floats.)
+            An array of the shape and dtype of `x`, computed in at least float32. (An integer input gives floats.)
 
         Raises:
             ValueError: if the slopes do not broadcast to the shape of `x`.
@@ -77,8 +75,8 @@ class PReLU(Module):
 
 
 def check_activation(layer: str, activation: Any, argument: str) -> None:
-    """Refuses what is not a function, and what needs a random key: which neuron, step and example has which would be a
-    guess."""
+    """Refuses an activation that is not a function, or needs a random key: which neuron, step and example gets which
+    key would be a guess."""
     if not callable(activation):
         raise value_error(
             f"an activation of `{layer}` must be a function",

@@ -1,4 +1,4 @@
-"""Pooling to a given size, whatever the size of the input."""
+"""Pooling to a given size, for inputs of any size."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -19,22 +19,22 @@ class AdaptivePool(Module):
     """Divides each spatial dimension into a given number of parts, and reduces each part to one
     number.
 
-    Of a dimension of size `n` in `t` parts, part `i` goes from `floor(i * n / t)` up to, but without,
-    `ceil((i + 1) * n / t)`, as in PyTorch: parts overlap where `t` does not divide `n`, and there may be
-    more of them than entries. Dimensions are reduced one after the other.
+    In a dimension of size `n` with `t` parts, part `i` goes from `floor(i * n / t)` up to, but
+    excluding, `ceil((i + 1) * n / t)`, as in PyTorch: parts overlap where `t` does not divide `n`,
+    and there may be more parts than entries. Dimensions are reduced one after the other.
 
     Args:
         target_shape: the number of parts: one integer, or one for each dimension.
         num_spatial_dims: the number of spatial dimensions.
         operation: a function from an array of shape `(length,)` to a number, such as
             `jax.numpy.mean`.
-        disjoint: True for Equinox's parts, which do not overlap: the first `n % t` are one longer than
-            the others.
+        disjoint: True for parts that do not overlap, as in Equinox: the first `n % t` are one entry
+            longer than the others.
 
     Raises:
         ValueError: for sizes that are not positive integers, or a sequence of the wrong length;
-            when called, for an input of the wrong shape, or without entries; for disjoint parts,
-            for one that is smaller than the target.
+            when called, for an input of the wrong shape or without entries or, with disjoint parts,
+            one smaller than the target.
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,7 +68,7 @@ class AdaptivePool(Module):
 
     @jax.named_scope("vernal.nn.AdaptivePool")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
-        """Reduces the parts.
+        """Reduces each part to one number.
 
         Args:
             x: shape `(..., channels, *spatial)`, where `...` are batch axes: any number of them, or
@@ -129,7 +129,7 @@ def _reduce_parts(
 
 
 def _ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The places from each start to its end, all as long as each other: one row for each."""
+    """The indices from each start to its end, one row for each; all have the same length."""
     return starts[:, None] + np.arange(ends[0] - starts[0])
 
 
@@ -149,8 +149,7 @@ class _AdaptiveMaxPool(AdaptivePool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """The mean of each of a given number of parts, over one spatial dimension:
-    `(..., channels, length)`.
+    """Average pooling to a given size over one spatial dimension: `(..., channels, length)`.
 
     Args:
         target_shape: as for `AdaptivePool`; so is `disjoint`.
@@ -166,7 +165,7 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    """The mean of each of a given number of parts, over two spatial dimensions:
+    """Average pooling to a given size over two spatial dimensions:
     `(..., channels, height, width)`.
 
     Args:
@@ -183,7 +182,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
-    """The mean of each of a given number of parts, over three spatial dimensions:
+    """Average pooling to a given size over three spatial dimensions:
     `(..., channels, depth, height, width)`.
 
     Args:
@@ -200,8 +199,7 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPool):
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    """The maximum of each of a given number of parts, over one spatial dimension:
-    `(..., channels, length)`.
+    """Max pooling to a given size over one spatial dimension: `(..., channels, length)`.
 
     Args:
         target_shape: as for `AdaptivePool`; so is `disjoint`.
@@ -217,8 +215,7 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    """The maximum of each of a given number of parts, over two spatial dimensions:
-    `(..., channels, height, width)`.
+    """Max pooling to a given size over two spatial dimensions: `(..., channels, height, width)`.
 
     Args:
         target_shape: as for `AdaptivePool`; so is `disjoint`.
@@ -234,7 +231,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):
-    """The maximum of each of a given number of parts, over three spatial dimensions:
+    """Max pooling to a given size over three spatial dimensions:
     `(..., channels, depth, height, width)`.
 
     Args:

@@ -1,4 +1,4 @@
-"""`apply`: a call of a model that returns the model with its state updated."""
+"""`apply`: calls a model, and returns it with its state updated."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
@@ -53,14 +53,14 @@ def apply(
     capture: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Calls a model; returns the result, and the model with the state that the call has left.
+    """Calls a model, and returns the result and the model with its state updated.
 
-    This is how a model with `BatchNorm`, `SpectralNorm`, or any other layer with a `Variable` is trained: the layers
-    are simply called (`x = self.norm(x)`), and `apply` gathers what they changed, from inside `jax.jit`, `jax.vmap`,
-    `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint` and `jax.grad` as well. A layer that is called twice sees at its
-    second call what the first one left; one that is called in a loop sees what the step before left.
+    Use it to train a model with `BatchNorm`, `SpectralNorm`, or any other layer with a `Variable`. The layers are
+    simply called (`x = self.norm(x)`), and `apply` collects their updates, also from inside `jax.jit`, `jax.vmap`,
+    `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint` and `jax.grad`. The second call of a layer sees the state that the
+    first one left; in a loop, each step sees the state of the step before.
 
-    A step of training:
+    A training step:
 
         @vernal.filter_jit
         def step(model, opt_state, x, labels, key):
@@ -72,48 +72,46 @@ def apply(
             model, opt_state = optimiser.update(model, grads, opt_state)
             return model, opt_state
 
-    And in use, `nn.inference_mode(model)(x)`, or `nn.apply(model, x, train=False)[0]`.
+    For inference, call `nn.inference_mode(model)(x)`, or `nn.apply(model, x, train=False)[0]`.
 
-    A layer trains unless it is told not to: by its own flag (`BatchNorm(..., inference=True)`, or
-    `nn.inference_mode(model.backbone)` for a part), or because its state is frozen
-    (`vernal.freeze(model, "backbone")`). Such a layer keeps its statistics, and normalises by them, so this is how a
-    model is fine-tuned.
+    A layer trains unless its own flag says otherwise (`BatchNorm(..., inference=True)`, or
+    `nn.inference_mode(model.backbone)` for a part), or its state is frozen (`vernal.freeze(model, "backbone")`). A
+    layer that does not train keeps its statistics and normalises by them: use this to fine-tune a model.
 
-    Arrays that are `vernal.nn.Parametrised` are resolved.
+    `vernal.nn.Parametrised` arrays are resolved.
 
-    The gradient is that of the plain call: state is a buffer, through which no derivative passes. The model that comes
-    back has the structure of the one given, so it can be carried through `jax.lax.scan`. `apply` traces the model, as
-    `jax.jit` does: compile what is around it, and do not branch on values of arrays in Python.
+    The gradient is that of the plain call: state is a buffer, and no derivative passes through it. The returned model
+    has the structure of the one given, so it can be the carry of a `jax.lax.scan`. `apply` traces the model, as
+    `jax.jit` does: compile the code around it, and do not branch on values of arrays in Python.
 
     Args:
-        model: what is called.
+        model: the model to call.
         *args: its arguments, any Python objects.
-        key: a random key, from which every layer that needs randomness is given its own (see `vernal.nn.keys`). A layer
-            that is used several times, or at every step of a loop, draws anew each time. The key is not passed on:
-            for a model whose own call wants a `key`, write
-            `nn.apply(model, x, method=lambda model, x: model(x, key=key))`.
-        train: False puts every layer into inference, for this call. With True or None each layer does as it is told:
-            nothing takes one out of inference but `nn.inference_mode(model, False)`.
+        key: a random key, from which every layer that needs randomness gets its own (see `vernal.nn.keys`). A layer
+            that is used several times, or at every step of a loop, draws anew each time. The key is not passed on: for
+            a model whose own call takes a `key`, write `nn.apply(model, x, method=lambda model, x: model(x, key=key))`.
+        train: False puts every layer in inference for this call. With True or None each layer follows its own setting:
+            only `nn.inference_mode(model, False)` takes layers out of inference.
         method: what to call instead of the model itself: the name of one of its methods, or a function that takes
             the model first.
-        capture: paths of layers (see `vernal.trees.Pattern`), such as `"layers.0"` or `["**.norm"]`: what they return
-            is returned as well. A layer that is called several times gives what it returned last. In a `Stack`, or any
-            `jax.lax.scan`, it gives what it returned at every step, along a leading axis; under a `jax.vmap` inside of
-            the model, for every element (axes of loops come first). Derivatives pass through.
-        **kwargs: further arguments.
+        capture: paths of layers (see `vernal.trees.Pattern`), such as `"layers.0"` or `["**.norm"]`, whose results are
+            returned as well. A layer that is called several times gives its last result. In a `Stack`, or any
+            `jax.lax.scan`, it gives the results of all steps, along a leading axis; under a `jax.vmap` inside the
+            model, those of all elements (axes of loops come first). Derivatives pass through.
+        **kwargs: its keyword arguments.
 
     Returns:
-        `(result, model)`: the model is the one given, but for the values of its variables. With `capture`,
-        `(result, model, captured)`, with a dictionary from the names of the layers to what they returned.
+        `(result, model)`, where the model is the one given with new values of its variables. With `capture`,
+        `(result, model, captured)`, where `captured` maps the names of the layers to their results.
 
     Raises:
-        ValueError: if one `Variable` is in two places of the model; if the elements of a `jax.vmap` inside of the
-            model disagree about a state that they share; if a path in `capture` means no layer, or one that is not
+        ValueError: if one `Variable` appears twice in the model; if the elements of a `jax.vmap` inside the model
+            disagree about a state that they share; if a path in `capture` matches no layer, or only layers that are not
             called.
         TypeError: if the model cannot be called or has no method of this name, `train` is not a bool, or `key` is not a
             random key.
         RuntimeError: if the state of the model is in a `State`.
-        NotImplementedError: if the model changes its state, or something is to be captured, where that cannot be: see
+        NotImplementedError: if the model changes its state, or a result is captured, where that is not supported: see
             `vernal.harvest.reap`.
 
     Example:
@@ -179,7 +177,7 @@ def _with_values(model: Any, values: list[Any]) -> Any:
 
 
 def _to_call(model: Any, method: Any) -> Callable[..., Any]:
-    """What to call, with the model as its first argument."""
+    """The function to call, with the model as its first argument."""
     if method is None:
         if not callable(model):
             raise type_error(

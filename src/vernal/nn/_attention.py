@@ -1,4 +1,4 @@
-"""The core of attention: one function for grouped heads and all kinds of masks, which chooses how to compute."""
+"""`attention`: one function for grouped heads and all kinds of masks, which chooses how to compute."""
 
 import math
 from collections.abc import Callable
@@ -33,11 +33,10 @@ def attention(
     key_positions: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    r"""Means of values, weighted by how well keys match a query: `softmax(scale * query @ key.T + bias) @ value`, for
-    each head.
+    r"""Dot-product attention: `softmax(scale * query @ key.T + bias) @ value`, for each head.
 
-    Which query sees which key is said by structure, `causal`, `window` and `segments`, rather than by a mask of the
-    size `(T, S)`; all conditions that are given must hold. A query that sees nothing gives zeros.
+    Where you can, say which query sees which key by `causal`, `window` and `segments`, rather than by a mask of shape
+    `(T, S)`. A query sees the keys for which all given conditions hold; a query that sees no key gives zeros.
 
     A. Vaswani et al., "Attention Is All You Need", arXiv:1706.03762; for grouped heads, J. Ainslie et al., "GQA",
     arXiv:2305.13245.
@@ -48,32 +47,32 @@ def attention(
             `heads // key_value_heads` query heads share the first key/value head, and so on.
         value: shape `(..., S, key_value_heads, value_size)`.
         causal: whether a query sees only keys at its own position and before.
-        window: a query sees only keys fewer than so many positions away. With `causal`, these are the last `window`
+        window: a query sees only keys fewer than `window` positions away. With `causal`, these are the last `window`
             positions, its own included.
-        segments: integers of shape `(T,)` or `(..., T)`, if T is S, or a tuple of those for queries and those for
-            keys. A query sees only keys of its own segment.
+        segments: integers of shape `(T,)` or `(..., T)` for both queries and keys (T = S), or a tuple
+            `(query_segments, key_segments)`. A query sees only keys of its own segment.
         mask: bools of shape `(T, S)`, `(heads, T, S)` or `(..., heads, T, S)`, where any axis may be 1. True where a
             query sees a key.
-        bias: numbers that are added to the scores, of a shape as `mask`.
-        scale: what the products are multiplied by, before the bias is added; by default `1 / sqrt(size)`.
+        bias: numbers that are added to the scores, of one of the shapes of `mask`.
+        scale: the factor of the products of queries and keys, before the bias is added; `1 / sqrt(size)` by default.
         query_positions: integers of shape `(T,)` or `(..., T)`, for `causal` and `window`; 0, 1, 2, ... by default.
         key_positions: integers of shape `(S,)` or `(..., S)` likewise. A negative position marks an empty place,
             which no query sees.
-        implementation: how to compute. By default the choice is made by sizes, types and device:
+        implementation: how to compute. By default the choice depends on sizes, dtypes and device:
 
-            * `"dense"`: all scores at once, if they are few.
-            * `"blockwise"`: a block of queries at a time, if they are many. The memory needed grows linearly with
-              the length, also for the derivative, and the time is no longer.
-            * `"cudnn"`: the fused kernel of NVIDIA's GPUs, by `jax.nn.dot_product_attention`; for half precision, sizes
-              of heads up to 128 that are multiples of 8, and no conditions but `causal` (for T = S), with or without
+            * `"dense"`: all scores at once; chosen if they are few.
+            * `"blockwise"`: a block of queries at a time; chosen if the scores are many. Memory grows linearly with the
+              length, also for the derivative, and it takes no more time.
+            * `"cudnn"`: the fused kernel for NVIDIA GPUs, by `jax.nn.dot_product_attention`; for half precision, head
+              sizes up to 128 that are multiples of 8, and no conditions but `causal` (with T = S), with or without
               `window`. It has no forward-mode derivative.
 
     Returns:
-        Shape `(..., T, heads, value_size)`, of the dtype of `query`. Scores and sums are computed in float32 at least.
+        Shape `(..., T, heads, value_size)`, of the dtype of `query`. Scores and sums are computed in at least float32.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit each other, a window is not at least 1, a mask is not bool,
-            or the implementation that was asked for cannot do it.
+        ValueError: if shapes or dtypes do not fit each other, `window` is below 1, `mask` is not bool, or the requested
+            implementation cannot compute this attention.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -118,13 +117,13 @@ def attend(
     """`attention`, with two more arguments.
 
     Args:
-        query: as for `attention`, and so are all that are not named here.
+        query: as for `attention`, as are all arguments not listed here.
         key: likewise.
         value: likewise.
-        drop: a function of the weights, of shape `(*batch, key_value_heads, group, T, S)`, which gives those to
+        drop: a function of the weights, of shape `(*batch, key_value_heads, group, T, S)`, that returns the weights to
             use.
-        offset: says of positions that are given that those of queries and those of keys follow each other without
-            gaps, and that the first query has the position of the key of this index.
+        offset: states that the given positions of queries and of keys each have no gaps, and that the first query is at
+            the position of the key with this index.
     """
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     sizes = check_sizes(query, key, value)
@@ -155,7 +154,7 @@ def attend(
     if implementation is None and jax.default_backend() == "gpu" and obstacle is None:
         implementation = "cudnn"
     if implementation is None:
-        # A symbolic number of queries, of a program for export, cannot be cut into blocks.
+        # A symbolic number of queries, in a program for export, cannot be split into blocks.
         whole = not isinstance(sizes.queries, int) or sizes.queries <= rows
         implementation = "dense" if whole else "blockwise"
     if implementation == "cudnn":
@@ -207,7 +206,7 @@ def check_sizes(query: Array, key: Array, value: Array) -> Sizes:
 def _obstacle_to_cudnn(
     query: Array, value: Array, sizes: Sizes, pairs: Pairs, given: bool
 ) -> str | None:
-    """What keeps the fused kernel from being used, if anything does: which condition would have to be met."""
+    """The condition that the fused kernel needs and this attention does not meet; None if there is none."""
     size = query.shape[-1]
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"float16 or bfloat16, not {query.dtype}"
@@ -225,7 +224,7 @@ def _obstacle_to_cudnn(
 
 
 def _cudnn(query: Array, key: Array, value: Array, pairs: Pairs, scale: float) -> Array:
-    """The fused kernel, which knows one batch axis."""
+    """The fused kernel, which takes one batch axis."""
     n = math.prod(query.shape[:-3])
     flat = (a.reshape((n, *a.shape[-3:])) for a in (query, key, value))
     out = jax.nn.dot_product_attention(

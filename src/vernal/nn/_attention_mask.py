@@ -1,9 +1,9 @@
-"""Which query sees which key: positions, segments, masks and biases, brought to one form.
+"""Which query sees which key: positions, segments, masks and biases in one form.
 
 Attention is computed in the layout `(*batch, key/value heads, group, rows, features)`, where a group is the query heads
-that share one key/value head. Everything that is said about pairs of a query and a key has the axes
-`(*batch, key/value heads, group, queries, keys)`, each of its own size or 1, so that a block of the pairs is a block of
-every array, and nothing of the size queries x keys is made that was not given.
+that share one key/value head. Every array over pairs of a query and a key has the axes
+`(*batch, key/value heads, group, queries, keys)`, each of full size or 1. So a block of the pairs is a block of every
+array, and no array of size queries x keys is made unless it was given.
 """
 
 from typing import Any
@@ -18,18 +18,18 @@ from ..show import short, type_error, value_error
 
 
 class Pairs(Module):
-    """What is known about pairs of queries and keys, besides their scores.
+    """The conditions on pairs of queries and keys, and the bias of their scores.
 
     Attributes:
-        query_positions: with 1 for the axis of the keys; None if positions do not matter.
-        key_positions: with 1 for the axis of the queries.
+        query_positions: with size 1 along the axis of keys; None if positions do not matter.
+        key_positions: with size 1 along the axis of queries.
         query_segments: as the positions.
         key_segments: as the positions.
-        mask: bool: True for pairs that see each other.
-        bias: is added to the scores.
+        mask: bools, True where a query sees a key.
+        bias: numbers added to the scores.
         causal: whether a query sees only keys at its own position and before.
-        window: a query sees only keys that are fewer positions away; None is not a limit.
-        may_be_empty: whether there may be negative positions of keys: places that hold no key.
+        window: a query sees only keys fewer than this many positions away; None for no limit.
+        may_be_empty: whether key positions may be negative, for places that hold no key.
     """
 
     query_positions: Array | None
@@ -43,7 +43,7 @@ class Pairs(Module):
     may_be_empty: bool = field(static=True)
 
     def visible(self) -> Array | None:
-        """Whether a query sees a key; None if every query sees every key."""
+        """Which query sees which key; None if every query sees every key."""
         conditions = []
         query, key = self.query_positions, self.key_positions
         if query is not None and key is not None:
@@ -68,14 +68,14 @@ class Pairs(Module):
 
 
 class Sizes(Module):
-    """The sizes that the arrays of one attention agree about; symbolic ones in a program for export.
+    """The sizes that the arrays of one attention share; symbolic in a program for export.
 
     Attributes:
         batch: the batch axes.
-        queries: how many.
-        keys: how many.
-        key_value_heads: how many.
-        group: how many query heads share one of them.
+        queries: the number of queries.
+        keys: the number of keys.
+        key_value_heads: the number of key/value heads.
+        group: the number of query heads that share one key/value head.
     """
 
     batch: tuple[Any, ...] = field(static=True)
@@ -122,7 +122,7 @@ def make_pairs(
     query_positions: ArrayLike | None,
     key_positions: ArrayLike | None,
 ) -> Pairs:
-    """Checks the arguments of `vernal.nn.attention` that these are, and brings them to the form of `Pairs`."""
+    """Checks these arguments of `vernal.nn.attention`, and converts them to `Pairs`."""
     window = _known_window(window)
     may_be_empty = key_positions is not None
     if causal or window is not None or may_be_empty:
@@ -183,7 +183,7 @@ def _segments(sizes: Sizes, segments: Any) -> tuple[Array | None, Array | None]:
 
 
 def _counted(n: Any) -> ArrayLike:
-    # NumPy cannot count to a symbolic size, of a program for export.
+    # NumPy cannot count to a symbolic size, in a program for export.
     return (np if isinstance(n, int) else jnp).arange(n, dtype=np.int32)
 
 
@@ -208,7 +208,7 @@ def _line(sizes: Sizes, name: str, a: ArrayLike, axis: tuple[str, Any]) -> Array
             expected=f"integers of shape ({axis[1]},) or {(*sizes.batch, axis[1])}",
             got=f"{a.dtype} of shape {a.shape}",
         )
-    # Between the batch and this axis come those of the two kinds of heads.
+    # The axes of key/value heads and of groups go between the batch and this axis.
     a = a.reshape((1,) * (batch + 1 - a.ndim) + a.shape)
     return a[..., None, None, :]
 

@@ -1,6 +1,7 @@
 """Leading batch axes: every layer takes any number of them, with the meaning of `jax.vmap(layer)` over each.
 
-Most layers compute a whole batch as they compute one example. This is for the others, and for weights beside a batch.
+Most layers compute a whole batch as they compute one example. This module is for the others, and for weights that are
+combined with a batch.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,8 @@ _T = TypeVar("_T")
 
 
 def batched(function: Callable[..., _T], x: Array, ndim: int, *others: Any) -> _T:
-    """Calls `function(x, *others)` for every example of a batch, or just once if `x`, of which an example has
-    `ndim` axes, is a single one. `others` are arrays, pytrees of them or None, with the same batch axes in front;
-    so are the results."""
+    """Calls `function(x, *others)` for every example of a batch, or once if `x` is a single example, which has `ndim`
+    axes. `others` are arrays, pytrees of arrays or None, with the same batch axes in front, as are the results."""
     batch = x.ndim - ndim
     if batch and others:
         leaves, structure = jax.tree.flatten((x, others))
@@ -28,5 +28,6 @@ def batched(function: Callable[..., _T], x: Array, ndim: int, *others: Any) -> _
 
 
 def in_front(a: Array, ndim: int) -> Array:
-    """`a` with axes of size 1 in front, `ndim` in all: beside a batch, where JAX may refuse to add them by itself."""
+    """`a` with axes of size 1 in front, `ndim` in all, to combine it with a batch: JAX may refuse to add them
+    itself."""
     return a if a.ndim == ndim else lax.expand_dims(a, range(ndim - a.ndim))

@@ -1,9 +1,8 @@
 """`BatchNorm`.
 
-The one layer for which a batch is more than many examples: while training, what comes out for one
-example depends on the others. So it must know which axes are the batch, and it must be able to see
-all of them: leading axes of its input, axes that `jax.vmap` has taken away, or axes of a mesh
-under `jax.shard_map`. The mean over several of those is taken one after the other, which is exact
+This is the one layer whose result for an example depends, while training, on the other examples of the batch. So it
+must know which axes are the batch, and see all of them: leading axes of its input, axes mapped by `jax.vmap`, or axes
+of a mesh under `jax.shard_map`. The mean over several of these axes is taken one after the other, which is exact
 because every element of an axis holds equally many values.
 """
 
@@ -43,34 +42,35 @@ class BatchNorm(StatefulLayer):
 
         y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
-    Mean and variance are over the batch and all positions. While training they are those of the batch at hand (with the
-    biased variance), and the layer keeps running averages of them; for inference it takes the running averages.
+    Mean and variance are over the batch and all positions. While training they are those of the current batch (with the
+    biased variance), and the layer keeps running averages of them; in inference it uses the running averages.
+
     S. Ioffe and C. Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
     Shift", ICML 2015, arXiv:1502.03167.
 
     **Which axes are the batch.** One example has the shape `(channels, *spatial)`, with `num_spatial_dims` spatial
-    axes, and all axes in front of it are the batch: `(*batch, channels, *spatial)`. `BatchNorm(3)` takes `(batch, 3)`;
-    anything with more axes needs their number: `BatchNorm(3, num_spatial_dims=2)` takes `(batch, 3, height, width)`,
-    and `num_spatial_dims=0` several axes of batch, `(batch, time, 3)`. With `axis_name` the batch
-    is (also) over those named axes: `jax.vmap(layer, axis_name="batch")`, or those of the mesh in `jax.shard_map`, so
-    that all devices normalise by the statistics of the whole batch. (Under plain `jax.jit` a batch that is sharded over
-    devices is one array: no name is needed.) An `axis_name` alone means that one example has as many spatial axes as it
-    happens to have, and no batch axes in front, as in Equinox.
+    axes, and all axes in front of it are the batch: `(*batch, channels, *spatial)`. `BatchNorm(3)` takes `(batch, 3)`.
+    Inputs with more axes need `num_spatial_dims`: `BatchNorm(3, num_spatial_dims=2)` takes `(batch, 3, height, width)`,
+    and `num_spatial_dims=0` takes several batch axes, `(batch, time, 3)`. With `axis_name` the batch is (also) over
+    those named axes: `jax.vmap(layer, axis_name="batch")`, or axes of the mesh in `jax.shard_map`, so that all devices
+    normalise by the statistics of the whole batch. (Under plain `jax.jit` a batch that is sharded over devices is one
+    array, and needs no name.) With `axis_name` alone an example may have any number of spatial axes, and no batch axes
+    in front, as in Equinox.
 
-    In inference the leading axes are mapped over as in any other layer. While training they are not: `layer(xs)`
+    In inference the leading axes are mapped over, as in any other layer. While training they are not: `layer(xs)`
     normalises over them, and `jax.vmap(layer)(xs)` without a name would normalise each example by itself.
 
-    **Running statistics** are buffers (see `vernal.field`): `running_mean`, `running_var`, and `num_batches_tracked`,
-    of how many batches they are. They start as 0 and 1, so that inference before any training changes nothing. After
-    `n` batches they are the average of all of them, the last with weight 1, the one before with `momentum`, then
-    `momentum**2`, ...; the starting values do not count. So one batch is enough for a sensible inference. The variance
-    in them is the unbiased one. (PyTorch's `momentum=0.1` is `momentum=0.9` here. There the starting values count, by
-    `momentum**n`; statistics loaded from PyTorch are used as they are. If they were saved without their count, set
-    `num_batches_tracked` to `jnp.array(jnp.inf)`, and training goes on by PyTorch's rule; with a count of 0 they
-    would give way to the first batch. Such a count has no place in PyTorch: `to_torch(...,
-    ignore="**.num_batches_tracked")`.) The new statistics come back from `vernal.nn.apply`, or through `state`.
-    They stay as they are in inference, and if any of them is frozen (`vernal.freeze(model, "norm")`): then the
-    layer normalises by them.
+    **Running statistics** are buffers (see `vernal.field`): `running_mean`, `running_var` (of the unbiased variance),
+    and `num_batches_tracked`, the number of batches in them. Mean and variance start as 0 and 1, so that inference
+    before any training changes nothing. After `n` batches they are the weighted average of those of all batches: the
+    last has weight 1, the one before `momentum`, then `momentum**2`, ...; the starting values do not count, so one
+    batch is enough for sensible inference. (PyTorch's `momentum=0.1` is `momentum=0.9` here. In PyTorch the starting
+    values count, with weight `momentum**n`; statistics loaded from PyTorch are used as they are. If they were saved
+    without their count, set `num_batches_tracked` to `jnp.array(jnp.inf)`, and training continues by PyTorch's rule;
+    with a count of 0 the first batch would replace them. PyTorch cannot store an infinite count: use
+    `to_torch(..., ignore="**.num_batches_tracked")`.) The new statistics are returned by `vernal.nn.apply`, or through
+    `state`. They do not change in inference, nor if any of them is frozen (`vernal.freeze(model, "norm")`): the layer
+    then normalises by them.
 
     Args:
         input_size: the number of channels.
@@ -78,20 +78,20 @@ class BatchNorm(StatefulLayer):
         eps: added to the variance.
         channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and `bias`
             (zeros).
-        momentum: how much less a batch counts than the next one, from 0 to 1. None: all count alike. With 0 the
-            statistics are those of the last batch. With 1 they stay what they are: the starting values, or what was
-            loaded; in mode "ema" those of the first batch.
-        inference: True normalises by the running statistics, and leaves them as they are.
+        momentum: the weight of a batch relative to the next one, from 0 to 1. With None all batches count equally. With
+            0 the statistics are those of the last batch. With 1 they keep the starting or loaded values; in mode "ema"
+            those of the first batch.
+        inference: True to normalise by the running statistics and leave them unchanged.
         dtype: of `weight` and `bias`; JAX's default float if None. The statistics have at least float32.
-        mode: by what to normalise while training. `"batch"`: the statistics of the batch. `"ema"`: the running
-            statistics, this batch included, so that training and inference do the same (gradients go through the part
-            of this batch); the first batch sets them, each further one counts by `1 - momentum`, and the variance in
-            them is the biased one, as in Equinox.
-        num_spatial_dims: how many axes one example has behind its channels. None: any number if `axis_name` is given;
-            otherwise the input is `(batch, channels)`.
+        mode: what to normalise by while training. `"batch"`: the statistics of the batch. `"ema"`: the running
+            statistics, this batch included, so that training and inference do the same (gradients pass through this
+            batch's share); the first batch sets them, each further one has weight `1 - momentum`, and their variance is
+            the biased one, as in Equinox.
+        num_spatial_dims: the number of axes of an example after its channels. None for any number if `axis_name` is
+            given; otherwise the input is `(batch, channels)`.
 
     Raises:
-        ValueError: if a size is wrong, `momentum` is not within 0 and 1, the mode is unknown, or `dtype` is complex.
+        ValueError: if a size is wrong, `momentum` is not between 0 and 1, the mode is unknown, or `dtype` is complex.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -176,25 +176,26 @@ class BatchNorm(StatefulLayer):
         """Normalises a batch.
 
         Args:
-            x: an array of shape `(*batch, channels, *spatial)`; which axes these are is said above.
-            state: the state that `vernal.nn.make_with_state` gave, for who threads it explicitly.
+            x: an array of shape `(*batch, channels, *spatial)`; see the class for which axes these are.
+            state: the state from `vernal.nn.make_with_state`, for callers that thread the state explicitly.
             key: not used; every layer takes one.
             inference: overrides the layer's own setting, for this call.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.) With
+            An array of the shape and dtype of `x`, computed in at least float32. (An integer input gives floats.) With
             `state`: that array and the new state.
 
         Raises:
-            ValueError: if the channel axis of `x` has not the size `input_size`; if `x` is complex; while training, if
-                `axis_name` is no axis around this call, or there are not two values a channel (in mode "ema": one).
-            RuntimeError: while training, if nobody takes the new running statistics: outside of `vernal.nn.apply` and
+            ValueError: if the channel axis of `x` does not have size `input_size`; if `x` is complex; while training,
+                if `axis_name` is not an axis around this call, or there are fewer than two values a channel (in mode
+                "ema": one).
+            RuntimeError: while training, if the new running statistics would be lost: outside `vernal.nn.apply` and
                 without `state`.
         """
         x = as_array(self, x)
         channel = self._channel_axis(x)
         wide = widen(x)
-        # With 1 for every axis but the channels': then it can be combined with `x`.
+        # Size 1 for every axis but that of channels, to broadcast against `x`.
         shape = tuple(n if axis == channel else 1 for axis, n in enumerate(x.shape))
         variables = [self.running_mean, self.running_var, self.num_batches_tracked]
         check_state(self, state)
@@ -209,7 +210,7 @@ class BatchNorm(StatefulLayer):
         if not in_inference(self, variables, inference):
             batch_mean, batch_var, count = self._of_the_batch(wide, channel)
             unbiased = batch_var if self.mode == "ema" else batch_var * (count / (count - 1))
-            # Loaded statistics may bring an integer, PyTorch's.
+            # Loaded statistics may have PyTorch's integer count.
             tracked = widen(old[2]) + 1
             share = self._share(tracked).astype(wide.dtype)
             new_mean = mean + share * (batch_mean - mean)
@@ -219,7 +220,7 @@ class BatchNorm(StatefulLayer):
         y = (wide - mean) * inverse_root(var, self.eps)
         y = scale_and_shift(self, y, (self.input_size,), x.ndim - 1 - channel)
         y = narrow(y, x)
-        # In inference nothing is new.
+        # In inference `new` is empty.
         for variable, before, value in zip(variables, old, new, strict=False):
             value = lax.stop_gradient(value).reshape(before.shape).astype(before.dtype)
             if state is None:
@@ -229,7 +230,8 @@ class BatchNorm(StatefulLayer):
         return y if state is None else (y, state)
 
     def _check_statistics(self, mean: Array, var: Array, count: Array) -> None:
-        """Refuses what `vernal.tree_at` may have put there, and what the statistics of a batch would be rounded to."""
+        """Refuses statistics of the wrong shape or dtype, such as integers, to which new ones would be rounded.
+        `vernal.tree_at` may have put them in."""
         check_parameter("BatchNorm", "num_batches_tracked", count, ())
         if count.dtype == bool or jnp.iscomplexobj(count):
             raise _wrong("num_batches_tracked", "an integer or floating-point number", count)
@@ -238,14 +240,14 @@ class BatchNorm(StatefulLayer):
             check_kind("BatchNorm", name, values, jnp.floating)
 
     def _share(self, tracked: Array) -> Array:
-        """How much the last of so many batches counts in the running statistics."""
+        """The weight of the last of `tracked` batches in the running statistics."""
         if self.momentum is None:
             return 1 / tracked
         _check_momentum(self.momentum)
         kept = jnp.asarray(self.momentum, tracked.dtype)
         if self.mode == "ema":
             return jnp.where(tracked > 1, 1 - kept, 1)
-        # `1 - momentum` of `1 - momentum**tracked`, without the error of a difference of nearly equal numbers.
+        # `(1 - momentum) / (1 - momentum**tracked)`, without cancellation between nearly equal numbers.
         one, whole = jnp.expm1(jnp.log(kept)), jnp.expm1(tracked * jnp.log(kept))
         return jnp.where(kept < 1, one / jnp.where(kept < 1, whole, 1), 0)
 
@@ -281,7 +283,7 @@ class BatchNorm(StatefulLayer):
         return channel
 
     def _of_the_batch(self, x: Array, channel: int) -> tuple[Array, Array, int]:
-        """The mean and the biased variance of each channel, and over how many values they are."""
+        """The mean and the biased variance of each channel, and the number of values that they are over."""
         axes = tuple(axis for axis in range(x.ndim) if axis != channel)
 
         def average(values: Array) -> Array:
@@ -318,7 +320,7 @@ class BatchNorm(StatefulLayer):
 
 
 def _check_momentum(momentum: Any) -> None:
-    """Refuses what is known to be no share. `tree_at` may have put it in the layer."""
+    """Refuses a momentum known to be outside 0 to 1, which `tree_at` may have put in the layer."""
     known = None if momentum is None else known_value(momentum)
     if known is not None and not ((known >= 0) & (known <= 1)).all():
         raise _wrong("momentum", _MOMENTUM, momentum)

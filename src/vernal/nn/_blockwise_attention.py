@@ -1,21 +1,21 @@
 """Attention in memory that grows with the length, not with its square.
 
-The difficulty: there is one score for each pair of a query and a key, the derivative needs all of them again, and they
-do not fit. The plan (M. Rabe & C. Staats, "Self-attention Does Not Need O(n^2) Memory", arXiv:2112.05682; T. Dao et
-al., "FlashAttention", arXiv:2205.14135): the queries are cut into blocks, and a loop treats one after another under
-`jax.checkpoint`, so that the scores of one block only are alive at any time, forward and backward, where they are
-computed anew.
+There is one score for each pair of a query and a key, the derivative needs all of them again, and they do not fit in
+memory. So (M. Rabe & C. Staats, "Self-attention Does Not Need O(n^2) Memory", arXiv:2112.05682; T. Dao et al.,
+"FlashAttention", arXiv:2205.14135) the queries are split into blocks, and a loop computes one block after another under
+`jax.checkpoint`. Only the scores of one block are alive at any time, in the forward pass and in the backward pass,
+which recomputes them.
 
-A block has all the keys that its queries can see, so each softmax is whole: there is nothing to rescale as there is
-with blocks of keys, and no wider accumulator to carry. The blocks get lower as the keys get more (`block_rows`), which
-keeps their area constant, and small enough for a processor's cache: this is also faster than all scores at once.
+A block has all the keys that its queries can see, so each softmax is complete: unlike blocks of keys, it needs no
+rescaling and no wider accumulator in the carry. The more keys, the fewer queries in a block (`block_rows`): its number
+of scores stays constant, and small enough for a processor's cache, which is also faster than all scores at once.
 
-Keys that no query of a block can see are left out where it is known which position is where (`offset`):
+Keys that no query of a block can see are left out where the positions are known (`offset`):
 
-* causal: the blocks are dealt into a few groups one after the other, each with a loop of its own over the keys up to
-  its last query. Two groups are 3/4 of the work of all pairs, four are 5/8, and the least is 1/2. But every group is
-  compiled by itself, so there are more than two only where each has many blocks.
-* a window: each block takes a slice of the keys, of constant length, that moves with it.
+* causal: consecutive blocks form a few groups, each with its own loop over the keys up to its last query. Two groups do
+  3/4 of the work of all pairs, four do 5/8, and the limit is 1/2. But every group is compiled separately, so there are
+  more than two only where each has many blocks.
+* window: each block takes a slice of the keys, of constant length, that moves with it.
 """
 
 import math
@@ -33,7 +33,7 @@ _SMALLEST_BLOCK = 64
 
 
 def block_rows(sizes: Sizes, window: int | None) -> int:
-    """How many queries make one block: as many as have about two million scores (8 MiB of cache) in all heads of the
+    """The number of queries in one block: as many as have about two million scores (8 MiB of cache) in all heads of the
     whole batch; more on accelerators, which need more work at a time."""
     area = 2**21 if jax.default_backend() == "cpu" else 2**25
     seen = (
@@ -41,7 +41,7 @@ def block_rows(sizes: Sizes, window: int | None) -> int:
         if window is None or not isinstance(sizes.keys, int)
         else min(sizes.keys, 2 * window)
     )
-    # Symbolic sizes, of a program for export, are not known here: they count as one.
+    # Symbolic sizes, in a program for export, are unknown here: they count as one.
     others = math.prod(n for n in (*sizes.batch, sizes.heads, seen) if isinstance(n, int))
     return max(_SMALLEST_BLOCK, area // max(others, 1))
 
@@ -58,17 +58,17 @@ def blockwise(
     """`dense`, with the scores of one block of at most `rows` queries at a time.
 
     Args:
-        query: as for `dense`, and so are all that are not named here.
-        rows: how many queries are in a block, at most.
-        offset: if queries and keys are at positions without gaps, the index of the key at the position of the first
-            query, so that it is known which are far apart. None if they are not.
+        query: as for `dense`, as are all arguments not listed here.
+        rows: the maximal number of queries in a block.
+        offset: if the positions of queries and of keys have no gaps, the index of the key at the position of the first
+            query, which tells which pairs are far apart; else None.
     """
     length = query.shape[-2]
     if not length:
         return dense(query, keys, values, pairs, scale)
     n = -(-length // rows)
     rows = -(-length // n)
-    # Rows are added at the end to make the blocks equal; what comes out of them is cut off.
+    # Rows are added at the end to make the blocks equal; their results are cut off.
     query = _with_rows(query, n * rows)
     parts, structure = jax.tree.flatten(pairs)
     parts = [_with_rows(a, n * rows) if a.shape[-2] > 1 else a for a in parts]
@@ -105,7 +105,7 @@ def _loop(
     rows: int,
     offset: int | None,
 ) -> Array:
-    """One group of blocks: the loop over them."""
+    """The loop over one group of blocks."""
     n = query.shape[-2] // rows
     parts, structure = jax.tree.flatten(pairs)
     by_block = [_blocks(a, n) if a.shape[-2] > 1 else None for a in parts]
@@ -119,7 +119,7 @@ def _loop(
         near_keys, near_values, here = around
         return None, dense(query, near_keys, near_values, structure.unflatten(here), scale)
 
-    # The scan itself keeps the forward pass from being merged with its repetition, so no barriers are needed.
+    # The scan itself keeps XLA from merging the forward pass with its recomputation, so no barriers are needed.
     block = jax.checkpoint(block, prevent_cse=False)
     _, out = lax.scan(block, None, (_blocks(query, n), by_block, jnp.arange(n, dtype=jnp.int32)))
     out = jnp.moveaxis(out, 0, -3)
@@ -135,8 +135,8 @@ def _blocks(a: Array, n: int) -> Array:
 def _near(
     keys: Array, values: Array, parts: list[Array], first: Array, rows: int, pairs: Pairs
 ) -> tuple[Array, Array, list[Array]]:
-    """The keys within the window of `rows` queries, the first of which is at the position of the key `first`; and what
-    belongs to them."""
+    """The keys, values and parts within the window of `rows` queries, the first of which is at the position of the key
+    `first`."""
     assert pairs.window is not None
     total, reach = keys.shape[-2], pairs.window - 1
     length = min(total, rows + (reach if pairs.causal else 2 * reach))

@@ -1,4 +1,4 @@
-"""Which layers `apply` captures, by path, and the model in which they do."""
+"""The layers that `apply` captures, chosen by path, and the hooks that capture their results."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,10 +12,10 @@ _WHERE = "apply(model, ..., capture=...)"
 
 
 class Captured:
-    """The hook of a layer whose results are captured, and their label: no other call of `apply` has the same.
+    """The hook of a layer whose results are captured, and their label, which no other call of `apply` has.
 
     Args:
-        patterns: the paths that asked for it.
+        patterns: the given paths that match the layer.
     """
 
     def __init__(self, patterns: list[str]):
@@ -26,7 +26,7 @@ class Captured:
 
 
 def hooks_for(model: Any, patterns: Any) -> dict[str, Captured]:
-    """The hooks of the layers in a model that some paths mean, by name."""
+    """The hooks of the layers in a model that match some paths, by name."""
     asked = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(asked, (list, tuple)) or not all(isinstance(p, str) for p in asked):
         raise type_error(
@@ -60,7 +60,7 @@ def _layers(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def with_hooks(node: Any, hooks: Mapping[str, Captured], path: tuple[Any, ...] = ()) -> Any:
-    """The model in which these layers have their hooks."""
+    """The model with these hooks on its layers."""
     parts = node_parts(node) or ()
     new = [(key, part, with_hooks(part, hooks, (*path, key))) for key, part in parts]
     changes = {key: after for key, before, after in new if after is not before}
@@ -70,7 +70,7 @@ def with_hooks(node: Any, hooks: Mapping[str, Captured], path: tuple[Any, ...] =
 
 
 def by_name(hooks: Mapping[str, Captured], caught: Mapping[Any, Any]) -> dict[str, Any]:
-    """What was captured, by the names of the layers. Raises if no layer that a path means was called."""
+    """The captured results, by the names of the layers. Raises if no layer that a path matches was called."""
     called = {text for hook in hooks.values() if hook in caught for text in hook.patterns}
     asked = dict.fromkeys(text for hook in hooks.values() for text in hook.patterns)
     missing = [repr(text) for text in asked if text not in called]

@@ -17,20 +17,20 @@ from ._places import Unrolled
 from ._state import State, StatefulLayer, is_stateful
 from ._variable import Variable
 
-# What remembers something from call to call, and must come back in the dtype that it had.
+# These hold state from call to call, which must keep its dtype.
 _MEMORY = (Variable, State, KVCache)
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """In which precision a model keeps its parameters, computes, and returns its results. See `cast`.
+    """The precisions in which a model keeps its parameters, computes, and returns its results. See `cast`.
 
     Args:
         params: the dtype of the parameters as they are stored, trained and saved.
         compute: the dtype of the parameters and of the inputs while the model computes.
         output: the dtype of what the model returns.
 
-    Each is a real floating-point dtype, or None for what it is anyway.
+    Each is a real floating-point dtype, or None to leave dtypes as they are.
 
     Raises:
         ValueError: for any other dtype.
@@ -87,12 +87,12 @@ def _all_to(tree: Any, dtype: Any) -> Any:
 
 
 class Cast(StatefulLayer):
-    """A model with a `Policy`; `cast` makes it. It wants `state` where the model does.
+    """A model with a `Policy`, as made by `cast`. It takes `state` if the model does.
 
     Attributes:
         model: the model, with its parameters as they are stored.
         policy: the precisions.
-        keep: pairs of a path and the dtype that the parameters there have instead.
+        keep: pairs of a path and the dtype of the parameters there.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -110,10 +110,10 @@ class Cast(StatefulLayer):
     keep: tuple[tuple[str, Any], ...]
 
     def computing(self) -> Any:
-        """The model as it computes, for what else than calling it is to be done with it.
+        """The model as it computes, for uses other than calling it.
 
         Returns:
-            The model with its parameters in `policy.compute`, or what `keep` says.
+            The model with its parameters in `policy.compute`, or in the dtypes of `keep`.
         """
         return _parameters_to(self.model, self.policy.compute, dict(self.keep))
 
@@ -122,17 +122,17 @@ class Cast(StatefulLayer):
         """Calls the model in the precision of `policy.compute`.
 
         Args:
-            *args: what the model takes. Floating-point arrays in it are converted.
+            *args: the arguments of the model. Floating-point arrays in them are converted.
             **kwargs: likewise.
 
         Returns:
-            What the model returns, with its floating-point arrays in `policy.output`.
+            The result of the model, with its floating-point arrays in `policy.output`.
         """
         args, kwargs = _all_to((args, kwargs), self.policy.compute)
         return _all_to(self.computing()(*args, **kwargs), self.policy.output)
 
     def is_stateful(self) -> bool:
-        """Whether the model wants `state`.
+        """Whether the model takes `state`.
 
         Returns:
             True if it is a `StatefulLayer` that says so.
@@ -155,34 +155,34 @@ def _parameters_to(model: Any, dtype: Any, keep: Mapping[str, Any]) -> Any:
 
 
 def cast(model: Any, policy: Policy, *, keep: Mapping[str, DTypeLike] | None = None) -> Cast:
-    """Mixed precision: a model that keeps its parameters in one precision and computes in another.
+    """Wraps a model for mixed precision: it keeps its parameters in one precision and computes in another.
 
-    The wrapped model converts its parameters and what it is given to `policy.compute` at every call, and what it
-    returns to `policy.output`. Gradients have the dtype of the stored parameters, and so have the states of an
-    optimiser and the files that the model is saved in.
+    At every call the wrapped model converts its parameters and arguments to `policy.compute`, and its results to
+    `policy.output`. Gradients, optimiser states and saved files have the dtype of the stored parameters.
 
-    Layers take sums over many numbers (the statistics of a normalisation, the softmax of an attention) in at
-    least float32, whatever they are given. A loss should too: let `policy.output` be float32.
+    Layers sum over many numbers (the statistics of a normalisation, the softmax of an attention) in at least float32,
+    whatever the dtype of their inputs. A loss should too: set `policy.output` to float32.
 
-    Only real floating-point arrays are converted. Integers, keys and complex numbers stay as they are; and so does what
-    is remembered from call to call: the state of layers (`BatchNorm`), a `State` and a `KVCache` among the
-    arguments and results. Other floating-point arguments are all converted, so give positions as integers.
+    Only real floating-point arrays are converted. Integers, keys and complex numbers are unchanged, and so is state
+    kept from call to call: that of layers (`BatchNorm`), and a `State` or a `KVCache` among the arguments and results.
+    All other floating-point arguments are converted, so give positions as integers.
 
-    In `vernal.nn.keys` the layers have the names that they have without the wrapper; everywhere else, such as in
-    `freeze`, `vernal.nn.initialise` and `vernal.save`, `model.` stands before them.
+    In `vernal.nn.keys` the layers have the same names as without the wrapper; everywhere else, such as in `freeze`,
+    `vernal.nn.initialise` and `vernal.save`, `model.` comes before them.
 
     Args:
-        model: a layer, or any module that is called.
+        model: a layer, or any module that can be called.
         policy: the precisions.
-        keep: dtypes by path in `model` (see `vernal.trees.Pattern`) of parameters, or of parts with all of theirs:
-            these parameters are stored and computed with in that dtype instead.
+        keep: dtypes by path in `model` (see `vernal.trees.Pattern`), of parameters or of parts with all their
+            parameters. These are both stored and used in that dtype, whatever the policy.
 
     Returns:
         The wrapped model; `.model` is the model inside.
 
     Raises:
         TypeError: if `policy` is not a `Policy`.
-        ValueError: if a path is for no parameter, or two for the same, or a dtype in `keep` is not floating-point.
+        ValueError: if a path matches no parameter, two paths match the same one, or a dtype in `keep` is not
+            floating-point.
 
     Example:
         >>> import jax, jax.numpy as jnp

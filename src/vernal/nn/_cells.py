@@ -1,7 +1,7 @@
 """`RNNCell`, `GRUCell` and `LSTMCell`: one step of a recurrent network.
 
-All are split in the same way, for the layers that run them over a sequence (`_recurrent.py`): `project` is the share
-of the input in all gates, which needs no state and may be computed for all steps at once; `step` is the rest.
+Each is split in two, for the layers that run it over a sequence (`_recurrent.py`): `project` is the contribution of the
+input to all gates, which needs no state and can be computed for all steps at once; `step` is the rest.
 """
 
 import abc
@@ -26,12 +26,12 @@ _State = TypeVar("_State")
 
 
 class RecurrentCell(Module, Generic[_State]):
-    """What `RNNCell`, `GRUCell` and `LSTMCell` have in common.
+    """The base of `RNNCell`, `GRUCell` and `LSTMCell`.
 
     Attributes:
-        weight_ih: the weights of the input, the gates one below the other.
+        weight_ih: the weights of the input, with the rows of one gate after those of another.
         weight_hh: the weights of the hidden state, in the same order.
-        bias: one number for each row of them, or None.
+        bias: one number for each row of the weights, or None.
     """
 
     weight_ih: Array
@@ -46,7 +46,7 @@ class RecurrentCell(Module, Generic[_State]):
     def _draw(
         self, input_size: int, hidden_size: int, use_bias: bool, dtype: Any, key: Any
     ) -> tuple[Any, Any]:
-        """Sets what the cells have in common; the dtype, and a key for what they have not."""
+        """Sets the fields that all cells have; returns the dtype, and a key for further weights."""
         name = type(self).__name__
         dtype = weight_dtype(name, dtype)
         self.input_size = check_size(name, "input_size", input_size)
@@ -68,19 +68,19 @@ class RecurrentCell(Module, Generic[_State]):
         """The next state, from the projected input of this step."""
 
     def project(self, x: Array) -> Array:
-        """The share of the input in all gates; `x` may have axes in front, such as that of time.
+        """The contribution of the input to all gates; `x` may have axes in front, such as time.
 
-        The bias is added by `step`, last: between the two products, it would keep XLA from adding up all three at once.
+        `step` adds the bias last: between the two products it would keep XLA from adding up all three at once.
         """
         weight = whole(self.weight_ih)
         check_parameter(type(self).__name__, "weight_ih", weight, (self._rows, self.input_size))
         return product(x, weight)
 
     def _recur(self, hidden: Array) -> Array:
-        """The share of the hidden state in all gates."""
+        """The contribution of the hidden state to all gates."""
         weight = whole(self.weight_hh)
         check_parameter(type(self).__name__, "weight_hh", weight, (self._rows, self.hidden_size))
-        # Gates are no integers.
+        # Gates are not integers.
         check_kind(type(self).__name__, "weight_hh", weight, jnp.inexact)
         if self.bias is not None:
             check_parameter(type(self).__name__, "bias", self.bias, (self._rows,))
@@ -88,7 +88,7 @@ class RecurrentCell(Module, Generic[_State]):
 
     @property
     def _rows(self) -> int:
-        """How long all gates are together."""
+        """The total length of all gates."""
         return self._gates * self.hidden_size
 
     def _next(self, x: Array, state: _State) -> _State:
@@ -102,7 +102,7 @@ class RecurrentCell(Module, Generic[_State]):
 
 
 class RNNCell(RecurrentCell[Array]):
-    r"""One step of a plain recurrent network, also called Elman's.
+    r"""One step of a plain recurrent network, also called an Elman network.
 
         h' = activation(W x + U h + b)
 
@@ -177,7 +177,7 @@ class RNNCell(RecurrentCell[Array]):
 
         Args:
             input: x, of shape `(..., input_size)`, where `...` are batch axes, if any.
-            hidden: h, of shape `(..., hidden_size)`, with the same.
+            hidden: h, of shape `(..., hidden_size)`, with the same batch axes.
             key: ignored; here so that all layers are called alike.
 
         Returns:
@@ -197,9 +197,9 @@ class GRUCell(RecurrentCell[Array]):
         n = tanh(W_n x + b_n + r * (U_n h + c))
         h' = (1 - z) * n + z * h
 
-    which is PyTorch's convention (the `weight_ih` and `weight_hh` of both are the same; here `bias` is the sum of
-    PyTorch's two biases for r and z, and its first for n, whose second is `bias_n`). Weights and biases are drawn
-    uniformly between `-1/sqrt(hidden_size)` and `1/sqrt(hidden_size)`.
+    which is PyTorch's convention (`weight_ih` and `weight_hh` are the same; `bias` is the sum of PyTorch's two biases
+    for r and z, and the first of them for n, where `bias_n` is the second). Weights and biases are drawn uniformly
+    between `-1/sqrt(hidden_size)` and `1/sqrt(hidden_size)`.
 
     K. Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation",
     EMNLP 2014, doi:10.3115/v1/D14-1179.
@@ -272,11 +272,11 @@ class GRUCell(RecurrentCell[Array]):
 
         Args:
             input: x, of shape `(..., input_size)`, where `...` are batch axes, if any.
-            hidden: h, of shape `(..., hidden_size)`, with the same.
+            hidden: h, of shape `(..., hidden_size)`, with the same batch axes.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            h', of shape `(..., hidden_size)`, in the dtype that JAX makes of those of x, h and the weights together.
+            h', of shape `(..., hidden_size)`, in the dtype to which JAX promotes x, h and the weights.
         """
         self._check(input, ("hidden", hidden))
         return batched(self._next, jnp.asarray(input), 1, jnp.asarray(hidden))
@@ -336,7 +336,7 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
         self._draw(input_size, hidden_size, use_bias, dtype, key)
 
     def zero_state(self, dtype: DTypeLike) -> tuple[Array, Array]:
-        """Hidden state and memory, each zeros of shape `(hidden_size,)`."""
+        """Hidden state and memory: zeros of shape `(hidden_size,)` each."""
         return jnp.zeros(self.hidden_size, dtype), jnp.zeros(self.hidden_size, dtype)
 
     def step(self, projected: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -361,12 +361,11 @@ class LSTMCell(RecurrentCell[tuple[Array, Array]]):
 
         Args:
             input: x, of shape `(..., input_size)`, where `...` are batch axes, if any.
-            hidden: `(h, c)`, each of shape `(..., hidden_size)`, with the same.
+            hidden: `(h, c)`, each of shape `(..., hidden_size)`, with the same batch axes.
             key: ignored; here so that all layers are called alike.
 
         Returns:
-            `(h', c')`, each of shape `(..., hidden_size)`, in the dtype that JAX makes of those of x, h, c and the
-            weights together.
+            `(h', c')`, each of shape `(..., hidden_size)`, in the dtype to which JAX promotes x, h, c and the weights.
         """
         if not (isinstance(hidden, tuple | list) and len(hidden) == 2):
             raise type_error(

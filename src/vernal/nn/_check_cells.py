@@ -1,4 +1,4 @@
-"""Whether the cells of a recurrent layer are those that it was made with."""
+"""Checks that a recurrent layer has the cells that it was made with."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from ..show import short, value_error
 def check_cells(
     layer: str, cells: Any, kind: Any, sizes: Sequence[int], hidden_size: int, directions: int
 ) -> None:
-    """Refuses other cells than a layer was made with, as `vernal.tree_at` may have put them there.
+    """Refuses cells other than those a layer was made with, which `vernal.tree_at` may have put in.
 
     Args:
         layer: the name of its class.
-        cells: for each layer a cell for each direction.
+        cells: for each layer, one cell for each direction.
         kind: the class of all of them.
-        sizes: how long the input of each layer is.
-        hidden_size: of every cell.
-        directions: how many there are.
+        sizes: the length of the input of each layer.
+        hidden_size: that of every cell.
+        directions: the number of directions.
 
     Raises:
         ValueError: if there are more or fewer cells, or one is of another kind or size.

@@ -1,4 +1,4 @@
-"""Convolutions, and what they share with their transposes."""
+"""Convolutions, and the base that they share with transposed convolutions."""
 
 import abc
 import math
@@ -37,8 +37,7 @@ _PAD_MODES = {"ZEROS": "constant", "REFLECT": "reflect", "REPLICATE": "edge", "C
 
 
 class AbstractConv(Module):
-    """What a convolution and a transposed convolution share: the fields, their checks, the initial
-    weights."""
+    """The base of convolutions and transposed convolutions: fields, checks, initial weights."""
 
     num_spatial_dims: int = field(static=True)
     weight: jax.Array
@@ -104,8 +103,8 @@ class AbstractConv(Module):
 
     @property
     def _window(self) -> tuple[int, ...]:
-        """How far the kernel reaches in each dimension, dilation included. `vernal.tree_at` may have put in one of
-        another size than `kernel_size`."""
+        """The extent of the kernel in each dimension, dilation included. It is that of the weight: `vernal.tree_at` may
+        have put in a kernel of another size than `kernel_size`."""
         kernel = self.weight.shape[2:]
         return tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, kernel, strict=True))
 
@@ -132,7 +131,7 @@ class AbstractConv(Module):
                 expected=f"as many out_channels as a multiple of groups={self.groups}",
                 got=str(self.weight.shape),
             )
-        # That of a NumPy array is the one that JAX will give it.
+        # For a NumPy array, this is the dtype that JAX will give it.
         dtype = jnp.result_type(self.weight)
         if x.dtype != dtype:
             raise type_error(
@@ -195,18 +194,18 @@ def _parse_mode(layer: str, mode: str, padding: Any) -> str:
 class Conv(AbstractConv):
     """Convolution over any number of spatial dimensions, channels first.
 
-    As everywhere in deep learning it is a cross-correlation: the kernel is not flipped. Weight and
-    bias are drawn uniformly between `-1/sqrt(n)` and `1/sqrt(n)`, where `n = in_channels/groups *
-    prod(kernel_size)`.
+    As usual in deep learning, it is a cross-correlation: the kernel is not flipped. Weight and bias
+    are drawn uniformly between `-1/sqrt(n)` and `1/sqrt(n)`, where
+    `n = in_channels/groups * prod(kernel_size)`.
 
     Args:
         num_spatial_dims: the number of spatial dimensions.
         in_channels: the number of channels of the input.
         out_channels: the number of channels of the output.
-        kernel_size: one integer, or one for each dimension. So are `stride` and `dilation`.
+        kernel_size: one integer, or one for each dimension, as for `stride` and `dilation`.
         stride: how far the kernel moves between two outputs.
         padding: how much is added to the input: an integer for every side, one for each dimension,
-            or a pair (before, after) for each; `"VALID"` (none) or `"SAME"` (the output has size
+            or a pair (before, after) for each; or `"VALID"` (none), `"SAME"` (the output has size
             `ceil(size / stride)`; an odd remainder goes after the input) or `"SAME_LOWER"` (an odd
             remainder goes before it).
         dilation: the distance between two entries of the kernel; 1 is an ordinary convolution.
@@ -225,8 +224,8 @@ class Conv(AbstractConv):
 
     Raises:
         ValueError: for sizes that are not positive integers, sequences of the wrong length,
-            channels that the groups do not divide, an unknown padding; when called, for an input
-            of the wrong shape or too small: for the kernel, or to be mirrored so far.
+            channels that the groups do not divide, an unknown padding; when called, for an input of
+            the wrong shape, or too small for the kernel or for mirrored padding.
         TypeError: when called, for an input of another dtype than the weights.
 
     Example:
@@ -284,10 +283,10 @@ class Conv(AbstractConv):
         return self._convolve(x, pads, window_strides=self.stride)
 
     def _check_reach(self, x: jax.Array, pads: Sequence[tuple[int, int]]) -> None:
-        """Refuses a padding that takes more from an axis than is there."""
+        """Refuses padding that takes more values from an axis than there are."""
         reflects = self.padding_mode == "REFLECT"
         for n, pair in zip(self._spatial(x), pads, strict=True):
-            # An edge is not mirrored with the rest. The other modes repeat what is there, if anything is.
+            # `REFLECT` does not repeat the edge itself. The other modes can repeat any values, but need at least one.
             if max(pair) > 0 and (n == 0 or reflects and max(pair) >= n):
                 raise value_error(
                     f"`{type(self).__name__}` was given an input without enough values to pad it with",
@@ -300,7 +299,7 @@ class Conv(AbstractConv):
                 )
 
 
-# A final class is not subclassed in this house, with one exception: `Conv2d(...)` is a `Conv`
+# Concrete classes are not subclassed in this library, with one exception: `Conv2d(...)` is a `Conv`
 # whose first argument is fixed, and code that asks `isinstance(layer, Conv)` means all of them.
 class _FixedConv(Conv):
     _dims: ClassVar[int]
@@ -340,7 +339,7 @@ class Conv1d(_FixedConv):
     """`Conv` over one spatial dimension: `(..., in_channels, length)`.
 
     Args:
-        in_channels: and all others: as for `Conv`, without `num_spatial_dims`.
+        in_channels: this and all other arguments are as for `Conv`, without `num_spatial_dims`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -356,7 +355,7 @@ class Conv2d(_FixedConv):
     """`Conv` over two spatial dimensions: `(..., in_channels, height, width)`.
 
     Args:
-        in_channels: and all others: as for `Conv`, without `num_spatial_dims`.
+        in_channels: this and all other arguments are as for `Conv`, without `num_spatial_dims`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -373,7 +372,7 @@ class Conv3d(_FixedConv):
     """`Conv` over three spatial dimensions: `(..., in_channels, depth, height, width)`.
 
     Args:
-        in_channels: and all others: as for `Conv`, without `num_spatial_dims`.
+        in_channels: this and all other arguments are as for `Conv`, without `num_spatial_dims`.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,9 +1,9 @@
 """Transposed convolutions.
 
-A convolution without bias is a linear map of its input; this is the transpose of such a map: the
-operation by which gradients flow back through it (exactly so if the kernel is flipped in space and
-its channel axes are swapped). It is computed as an ordinary convolution over the input with
-`stride - 1` zeros put between its entries.
+A convolution without bias is a linear map of its input. Its transpose is the operation that carries
+gradients back through it (exactly so if the kernel is flipped in space and its channel axes are
+swapped). It is computed as an ordinary convolution over the input with `stride - 1` zeros between
+its entries.
 """
 
 from collections.abc import Mapping
@@ -22,22 +22,22 @@ from ._layer_arguments import check_window_fits, per_dim
 class ConvTranspose(AbstractConv):
     """Transposed convolution over any number of spatial dimensions, channels first.
 
-    Where `Conv` with the same settings makes `small` from `large`, this makes something of the
-    size of `large` from something of the size of `small`. The initial weights are drawn as those
-    of `Conv`.
+    Where `Conv` with the same settings maps size `large` to size `small`, this layer maps size
+    `small` to size `large`. The initial weights are drawn as for `Conv`.
 
     Args:
         num_spatial_dims: the number of spatial dimensions.
         in_channels: the number of channels of the input.
         out_channels: the number of channels of the output.
-        kernel_size: one integer, or one for each dimension. So are `stride`, `output_padding` and
+        kernel_size: one integer, or one for each dimension, as for `stride`, `output_padding` and
             `dilation`.
-        stride: how far apart in the output two neighbours of the input act.
-        padding: what the `Conv` pads with, and this therefore cuts off; given as there.
-        output_padding: with a stride, several sizes of `large` give the same size of `small`; this
-            chooses among them, and must be less than the stride. It makes the output larger by so
-            much at its end, or, with `padding="SAME"` or `"SAME_LOWER"`, which otherwise give
-            `size * stride`, smaller.
+        stride: the distance in the output between the contributions of two neighbouring inputs.
+        padding: the padding of the `Conv`, which this layer therefore cuts off; given as for
+            `Conv`.
+        output_padding: with a stride, several sizes `large` give the same size `small`; this
+            chooses among them, and must be less than the stride. The output is that much larger at
+            its end or, with `padding="SAME"` or `"SAME_LOWER"`, that much smaller than
+            `size * stride`.
         dilation: the distance between two entries of the kernel.
         groups: the channels are divided into this many groups, and each group is convolved by
             itself.
@@ -55,9 +55,9 @@ class ConvTranspose(AbstractConv):
     Raises:
         ValueError: for sizes that are not positive integers, sequences of the wrong length,
             channels that the groups do not divide, an unknown padding, an `output_padding` that is
-            not less than the stride; when called, for an input of the wrong shape, or of
-            which all would be cut off.
-        NotImplementedError: for a `padding_mode` that this layer does not have.
+            not less than the stride; when called, for an input of the wrong shape, or if all of the
+            output would be cut off.
+        NotImplementedError: for a `padding_mode` that this layer does not support.
         TypeError: when called, for an input of another dtype than the weights.
 
     References:
@@ -127,14 +127,14 @@ class ConvTranspose(AbstractConv):
             )
 
     def _zeros_around(self) -> list[tuple[int, int]]:
-        """How many zeros stand before and after the input (spread out by the stride); negative
+        """The number of zeros before and after the input (spread out by the stride); negative
         numbers crop."""
         around: list[tuple[int, int]] = []
         for i, (window, stride, extra) in enumerate(
             zip(self._window, self.stride, self.output_padding, strict=True)
         ):
             if self.padding in ("SAME", "SAME_LOWER"):
-                # What `Conv` adds to an input of size `size * stride - extra`; if its kernel
+                # The padding of `Conv` for an input of size `size * stride - extra`; if its kernel
                 # leaves gaps, the last gap is made up for at the end.
                 total = window - stride + extra
                 less = max(total, 0) // 2
@@ -174,12 +174,12 @@ class ConvTranspose(AbstractConv):
     def _wrap(
         self, x: jax.Array, around: list[tuple[int, int]]
     ) -> tuple[jax.Array, list[tuple[int, int]]]:
-        """Repeats the input around itself, as far as the kernel reaches, and crops what is too
-        much of it.
+        """Repeats the input around itself as far as the kernel reaches; the remaining padding crops
+        the excess.
 
-        Spread out by the stride, the input has one period of `size * stride`, of which the last
-        `stride - 1` zeros are missing: a copy after it begins `stride` after its last entry, like
-        its own next entry would.
+        Spread out by the stride, the input is one period of `size * stride` without its last
+        `stride - 1` zeros: a copy after it begins `stride` after its last entry, as its own next
+        entry would.
         """
         copies: list[tuple[int, int]] = []
         rest: list[tuple[int, int]] = []
@@ -194,8 +194,8 @@ class ConvTranspose(AbstractConv):
 class _FixedConvTranspose(ConvTranspose):
     _dims: ClassVar[int]
 
-    # `output_padding` stands before `padding` here: an old slip of Equinox, which calls by
-    # position rely on.
+    # `output_padding` comes before `padding` here: an old slip of Equinox that positional calls
+    # rely on.
     def __init__(
         self,
         in_channels: int,
@@ -233,8 +233,8 @@ class ConvTranspose1d(_FixedConvTranspose):
     """`ConvTranspose` over one spatial dimension: `(..., in_channels, length)`.
 
     Args:
-        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by
-            position, `output_padding` comes before `padding`.
+        in_channels: this and all other arguments are as for `ConvTranspose`, without
+            `num_spatial_dims`; by position, `output_padding` comes before `padding`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -250,8 +250,8 @@ class ConvTranspose2d(_FixedConvTranspose):
     """`ConvTranspose` over two spatial dimensions: `(..., in_channels, height, width)`.
 
     Args:
-        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by
-            position, `output_padding` comes before `padding`.
+        in_channels: this and all other arguments are as for `ConvTranspose`, without
+            `num_spatial_dims`; by position, `output_padding` comes before `padding`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -268,8 +268,8 @@ class ConvTranspose3d(_FixedConvTranspose):
     """`ConvTranspose` over three spatial dimensions: `(..., in_channels, depth, height, width)`.
 
     Args:
-        in_channels: and all others: as for `ConvTranspose`, without `num_spatial_dims`; by
-            position, `output_padding` comes before `padding`.
+        in_channels: this and all other arguments are as for `ConvTranspose`, without
+            `num_spatial_dims`; by position, `output_padding` comes before `padding`.
 
     Example:
         >>> import jax, jax.numpy as jnp

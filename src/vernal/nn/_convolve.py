@@ -1,11 +1,11 @@
 """Convolution with a derivative that is right on every mesh.
 
 XLA computes the derivative of a grouped convolution with respect to its kernel wrongly if the batch is split over some
-axes of a mesh and replicated over others: it adds up the replicas too, and the gradient is too large by their number.
-(JAX 0.10.2 to 0.12, explicit and automatic axes; the operation is a convolution with `batch_group_count`.) So here that
-derivative is the one of a convolution without groups, for each group by itself. Convolutions without groups need it
-too: `vmap` over kernels makes groups of them. On a CPU it takes longer (depthwise 1.8 times), and so it is used only
-where there are several devices.
+axes of a mesh and replicated over others: it also adds up the replicas, so the gradient is too large by a factor of
+their number. (JAX 0.10.2 to 0.12, explicit and automatic axes; the operation is a convolution with
+`batch_group_count`.) So this module computes that derivative for each group separately, as that of a convolution
+without groups. Convolutions without groups need it too: `vmap` over kernels makes groups of them. On a CPU it takes
+longer (1.8 times for a depthwise convolution), so it is used only with several devices.
 """
 
 import functools
@@ -51,7 +51,7 @@ def _by_group(x: Array, cotangent: Array, groups: int, shape: Any, **options: An
     mesh = explicit_mesh(x, cotangent)
     if mesh is None:
         return all_groups(x, cotangent)
-    # To sum over a batch that is split is no matter of explicit types.
+    # The sum over a batch that is split is left to automatic axes.
     out = NamedSharding(mesh, PartitionSpec(*[None] * len(shape)))
     run: Any = jax.sharding.auto_axes(all_groups, out_sharding=out)
     return run(x, cotangent)

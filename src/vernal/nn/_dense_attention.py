@@ -1,6 +1,6 @@
-"""Attention of some queries to some keys, with all of their scores in memory at once.
+"""Attention of some queries to some keys, with all their scores in memory at once.
 
-It is the whole computation where that is small, and one block of `_blockwise_attention.py` where it is not.
+It computes a small attention as a whole, and each block of a large one (`_blockwise_attention.py`).
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ def dense(
         query: shape `(*batch, key/value heads, group, T, size)`.
         keys: shape `(*batch, key/value heads, S, size)`.
         values: shape `(*batch, key/value heads, S, value_size)`.
-        pairs: who sees whom.
-        scale: what the scores are multiplied by.
-        drop: what to do to the weights, before they are used: dropout.
+        pairs: which query sees which key, and the bias.
+        scale: the factor of the scores.
+        drop: a function applied to the weights before they are used, for dropout.
 
     Returns:
         Shape `(*batch, key/value heads, group, T, value_size)`, of the dtype of `query`.
@@ -51,8 +51,7 @@ def dense(
 
 
 def _softmax(scores: Array) -> Array:
-    """The softmax of every row; zeros, not nan, for a row in which everything is minus infinity: a query that sees
-    nothing."""
+    """The softmax of every row; zeros, not NaN, for a row of only minus infinity: a query that sees no key."""
     return call_with_jvp(_softmax_itself, _softmax_jvp, scores)
 
 
@@ -64,7 +63,7 @@ def _softmax_itself(scores: Array) -> Array:
 
 
 def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # By hand, because it needs only the weights; what JAX derives keeps the powers as well.
+    # By hand, because it needs only the weights; JAX's own derivative keeps the powers as well.
     (scores,), (tangent,) = primals, tangents
     weights = _softmax(scores)
     mean = jnp.sum(weights * tangent, axis=-1, keepdims=True)

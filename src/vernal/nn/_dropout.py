@@ -1,7 +1,7 @@
 """`Dropout`, of single elements or of whole channels, and `DropPath`, of a whole branch.
 
-All are one mechanism: a random mask that has axes of size 1 where elements live and die together. How many axes those
-are is a setting, because an array does not say what of it is a batch, a channel or a position.
+All use one mechanism: a random mask with axes of size 1 along which elements are dropped or kept together. The number
+of these axes is a setting, because an array does not say which of its axes are batches, channels or positions.
 """
 
 from typing import Any
@@ -23,24 +23,24 @@ from ._random import key_field, use_key
 
 
 class Dropout(Module):
-    r"""Sets each element to zero with probability `p`, and divides the others by `1 - p`, so that the mean stays.
+    r"""Sets each element to zero with probability `p`, and divides the others by `1 - p`, which keeps the mean.
 
     Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 15, 2014.
 
-    Both settings are structure, not leaves: no transformation traces them, no optimiser sees them. Change them with
-    `vernal.tree_at(lambda m: m.dropout.p, model, 0.1)` and `vernal.nn.inference_mode(model)`. A `p` given as a
-    JAX array is a leaf, and can be traced; it is a buffer, which no optimiser changes.
+    `p` and `inference` are structure, not leaves: transformations do not trace them, and optimisers do not see them.
+    Change them with `vernal.tree_at(lambda m: m.dropout.p, model, 0.1)` and `vernal.nn.inference_mode(model)`. A `p`
+    given as a JAX array is a leaf, and can be traced; it is a buffer, which optimisers do not change.
 
-    With `together=2` whole channels of images are dropped, whose shape is `(..., channels, height, width)`: PyTorch's
-    `Dropout2d`. Its `Dropout1d` and `Dropout3d` are 1 and 3.
+    With `together=2` whole channels of images of shape `(..., channels, height, width)` are dropped, as by PyTorch's
+    `Dropout2d`. For its `Dropout1d` and `Dropout3d` use 1 and 3.
 
     Args:
         p: the probability of zero, from 0 to 1.
-        inference: True lets everything through, as is wanted when the model is used rather than trained.
-        together: how many axes, the last ones, are dropped or kept as one; None for all axes, whatever their number.
+        inference: True to drop nothing, for a model that is used rather than trained.
+        together: the number of last axes that are dropped or kept as one; None for all axes.
 
     Attributes:
-        key: a random key for calls without one, from `vernal.nn.keys`; None at first.
+        key: a random key for calls without one, set by `vernal.nn.keys`; None at first.
 
     Raises:
         TypeError: if `p` is not a number.
@@ -87,20 +87,19 @@ class Dropout(Module):
         """Drops out some elements.
 
         Args:
-            x: an array of any shape, with or without batch axes: every element has its own chance, or every group of
-                them that `together` makes. (Under `jax.vmap` give one key to each example, or all of them lose the
-                same elements.)
-            key: a `jax.random` key; the layer's own by default. Not needed for inference, nor if `p` is 0. (Inside
-                `shard_map` devices that share a key and hold different parts of `x` draw different numbers; without
-                its check of varying axes nobody knows which do, and they draw the same.)
+            x: an array of any shape, with or without batch axes. Every element, or every group of elements that
+                `together` makes, is dropped independently. (Under `jax.vmap` give each example its own key, or all of
+                them lose the same elements.)
+            key: a `jax.random` key; the layer's own by default. Not needed in inference, nor if `p` is 0. (Inside
+                `shard_map`, devices that share a key and hold different parts of `x` draw different numbers. Without
+                its check of varying axes it is unknown which devices do, and they draw the same.)
             inference: overrides the layer's own setting, for this call.
 
         Returns:
-            An array of the shape and type of `x`. (An integer input gives floats, unless it passes
-            through.)
+            An array of the shape and dtype of `x`. (An integer input gives floats, unless it passes through.)
 
         Raises:
-            RuntimeError: if a key is needed, and neither given nor stored.
+            RuntimeError: if a key is needed, but neither given nor stored.
             ValueError: if `p` is known to be outside 0 to 1.
             TypeError: if `inference` is traced, or `key` is not a random key.
         """
@@ -126,32 +125,33 @@ class Dropout(Module):
         kept = jax.random.bernoulli(key, keep, shape, out_sharding=drawn_like(x, together))
         if known:
             return narrow(jnp.where(kept, wide / keep, 0), x)
-        # A traced `p` may turn out to be 1: then nothing is kept, but 0/0 would still poison the gradient. Or NaN,
-        # which must not look like zeros.
+        # A traced `p` may be 1: then nothing is kept, but 0/0 would still make the gradient NaN. It may be NaN, which
+        # must not look like zeros.
         scale = jnp.where(keep == 0, 1, keep).astype(wide.dtype)
         return narrow(jnp.where(kept, wide / scale, (0 * keep).astype(wide.dtype)), x)
 
 
 class DropPath(Dropout):
-    r"""Drops all of its input with probability `p`, and divides it by `1 - p` otherwise: stochastic depth.
+    r"""Drops its whole input with probability `p`, and divides it by `1 - p` otherwise: stochastic depth.
 
-    Put it at the end of a residual branch, `x + drop_path(branch(x), key=key)`, and the network is trained at a random
-    depth. There is one draw for each call. A batch in one call would be kept or dropped as a whole: use
-    `jax.vmap` with a key for each example, or say by `together` how many axes an example has.
+    Put it at the end of a residual branch, `x + drop_path(branch(x), key=key)`, to train the network at a random depth.
+    Each call draws once, so it keeps or drops a batch as a whole. To draw for each example, use `jax.vmap` with a key
+    for each, or set `together` to the number of axes of an example.
+
     Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016, arXiv:1603.09382.
 
-    It is a `Dropout` of everything together: `p`, `inference` and keys are as there.
+    It is a `Dropout` of all axes together: `p`, `inference` and keys work as there.
 
     Args:
-        p: the probability of zero, from 0 to 1. An array makes it a leaf: so a `Stack` has a `p` for each layer.
-        inference: True lets everything through.
-        together: how many axes an example has, behind those of a batch; None if the input is one example.
+        p: the probability of zero, from 0 to 1. An array is a leaf, so that a `Stack` can have a `p` for each layer.
+        inference: True to drop nothing.
+        together: the number of axes of an example, after those of the batch; None if the input is one example.
 
     Raises:
         TypeError: if `p` is not a number.
         ValueError: if `p` is several numbers, or outside 0 to 1, or `together` is negative; when called, for an input
             of fewer axes than `together`.
-        RuntimeError: when called, if a key is needed, and neither given nor stored.
+        RuntimeError: when called, if a key is needed, but neither given nor stored.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -201,7 +201,7 @@ def drops(dropout: Any, inference: Any = None) -> bool:
 
 
 def _check_probability(layer: str, p: Any) -> None:
-    """Refuses what is known to be no probability. `tree_at` may have put it in the layer."""
+    """Refuses a value known not to be a probability, which `tree_at` may have put in the layer."""
     is_number = isinstance(p, int | float | np.generic | np.ndarray | Array)
     if not is_number or np.ndim(p) != 0:
         raise (value_error if is_number else type_error)(
@@ -210,7 +210,7 @@ def _check_probability(layer: str, p: Any) -> None:
             expected="a number from 0 to 1, or an array of shape ()",
             got=f"p={short(p)}",
         )
-    # Under `vmap` that of a whole batch.
+    # Under `vmap`, the value of the whole batch.
     known = known_value(p)
     if known is not None and not np.all((known >= 0) & (known <= 1)):
         raise value_error(

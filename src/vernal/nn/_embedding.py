@@ -1,4 +1,4 @@
-"""`Embedding`: a vector for each of a number of things."""
+"""`Embedding`: a table of vectors, looked up by index."""
 
 from typing import Any
 
@@ -17,20 +17,19 @@ from ._mesh import following, product
 
 
 class Embedding(Module):
-    """A table of vectors; the input is the number of a row.
+    """A table of vectors, looked up by integer indices.
 
     Args:
-        num_embeddings: how many vectors.
-        embedding_size: how long each is.
+        num_embeddings: the number of vectors.
+        embedding_size: the length of each vector.
         weight: the table, of shape `(num_embeddings, embedding_size)`, if you have one. Otherwise
             it is drawn from a standard normal distribution.
-        dtype: of the table; JAX's default float (or that of `weight`) if None.
+        dtype: the dtype of the table; if None, that of `weight`, or else JAX's default float.
         key: a `jax.random` key for the table. Not used if `weight` is given.
 
     Raises:
-        ValueError: if neither a table nor all of `num_embeddings`, `embedding_size` and `key` is
-            given; if the table does not have the shape that they say; or if a size is not an integer of at
-            least 0.
+        ValueError: if neither `weight` nor all of `num_embeddings`, `embedding_size` and `key` are given; if `weight`
+            does not have the shape that they give; or if a size is not an integer of at least 0.
         TypeError: if `key` is not a random key.
 
     Example:
@@ -60,7 +59,7 @@ class Embedding(Module):
         if weight is None:
             weight = _draw(num_embeddings, embedding_size, weight_dtype("Embedding", dtype), key)
         else:
-            # A copy: `asarray` may go on using the memory of a NumPy array.
+            # A copy: `asarray` may share the memory of a NumPy array.
             weight = jnp.array(weight, dtype)
             _check_table(weight, num_embeddings, embedding_size)
         self.num_embeddings, self.embedding_size = weight.shape
@@ -71,14 +70,14 @@ class Embedding(Module):
         """Looks up rows.
 
         Args:
-            x: the number of a row, or an array of any shape of such numbers. Negative numbers
-                count from the end. A number outside the table gives its first or last row, because
-                compiled code cannot raise an error.
+            x: the index of a row, or an array of indices of any shape. Negative indices count from
+                the end. An index outside the table gives its first or last row, because compiled
+                code cannot raise an error.
             key: not used; every layer takes one.
 
         Returns:
-            An array of shape `(*x.shape, embedding_size)` and the type of the table. On a mesh
-            with explicit axes it is split as `x` and the columns of the table are.
+            An array of shape `(*x.shape, embedding_size)` and the dtype of the table. On a mesh
+            with explicit axes it is sharded as `x` and the columns of the table are.
 
         Raises:
             TypeError: if `x` does not hold integers.
@@ -104,15 +103,15 @@ class Embedding(Module):
                 got=short(table),
             )
         index = _wide(index, table.shape[0])
-        # An array of one index, because for a scalar JAX forgets `out_sharding` when it is batched.
+        # An array of one index, because for a scalar JAX drops `out_sharding` under `vmap`.
         indices = index if index.ndim else index[None]
-        # JAX must be told how the result lies: the rows may lie on other devices than the indices.
+        # JAX must be told how the result is sharded: the rows may be on other devices than the indices.
         out = following(indices, indices.ndim, table, 1)
         rows = table.at[indices].get(mode="clip", out_sharding=out)
         return rows if index.ndim else rows[0]
 
     def attend(self, x: ArrayLike) -> Array:
-        """The product of features with every row of the table: a head that shares the weights of the embedding.
+        """Multiplies features with every row of the table: an output head that shares the weights of the embedding.
 
         O. Press and L. Wolf, "Using the Output Embedding to Improve Language Models", arXiv:1608.05859.
 
@@ -120,8 +119,8 @@ class Embedding(Module):
             x: shape `(..., embedding_size)`, with any batch axes in front.
 
         Returns:
-            Shape `(..., num_embeddings)`. On a mesh with explicit axes it is split as the batch of `x` and the rows of
-            the table are.
+            Shape `(..., num_embeddings)`. On a mesh with explicit axes it is sharded as the batch of `x` and the rows
+            of the table are.
 
         Raises:
             ValueError: for another shape, or if the table is not a matrix.
@@ -147,7 +146,7 @@ class Embedding(Module):
 
 
 def _within(x: ArrayLike, rows: int) -> ArrayLike:
-    """Numbers of rows of which JAX, without 64-bit numbers, would cut the upper half off."""
+    """Clips 64-bit NumPy indices to the table: JAX, without 64-bit numbers, would cut off their upper half."""
     if not isinstance(x, np.ndarray | np.generic) or x.dtype not in (np.int64, np.uint64):
         return x
     below = np.minimum(x, max(rows - 1, 0))
@@ -155,9 +154,9 @@ def _within(x: ArrayLike, rows: int) -> ArrayLike:
 
 
 def _wide(index: Array, rows: int) -> Array:
-    """Numbers of rows in a type that holds the number of rows, and the negative ones."""
+    """Indices in a dtype that holds the number of rows, and negative indices."""
     if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
-        # JAX reads the largest as negative numbers.
+        # JAX reads the largest of these as negative numbers.
         last = min(max(rows - 1, 0), int(jnp.iinfo(index.dtype).max))
         index = jnp.minimum(index, jnp.asarray(last, index.dtype))
     elif jnp.iinfo(index.dtype).bits >= 32:

@@ -1,4 +1,4 @@
-"""`inference_mode`: from training to use, and back; and which of the two a layer is in."""
+"""`inference_mode`: switches a model between training and inference; and whether a layer is in inference."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from ..trees import set_attributes
 
 
 def inference_mode(pytree: Any, value: bool = True) -> Any:
-    """Sets every attribute named `inference` in a model, wherever it is.
+    """Sets every attribute named `inference` in a model, at any depth.
 
-    Layers that behave differently while training, such as `Dropout`, have that attribute; your own
-    modules may have it too.
+    Layers that behave differently while training, such as `Dropout`, have that attribute; your own modules can have it
+    too.
 
     Args:
         pytree: a model, or anything that holds models.
-        value: True for use, False for training.
+        value: True for inference, False for training.
 
     Returns:
         A copy of `pytree` in which only these attributes differ.
@@ -38,22 +38,23 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
 
 
 def in_inference(layer: Any, variables: Sequence[Any], inference: Any) -> bool:
-    """Whether a layer with state uses what it has, rather than train.
+    """Whether a layer with state uses that state, rather than train.
 
     Args:
         layer: the layer, with an attribute `inference`.
-        variables: its state. If anything of that is frozen the layer cannot train.
-        inference: what the call says, or None.
+        variables: its state. If any of it is frozen, the layer does not train.
+        inference: the setting of the call, or None.
     """
     flag = known_flag(layer, inference)
     if flag or inference is not None:
         return flag
-    # Of a state that is outside of the model, only the layer can be frozen.
+    # With a state outside the model, only the layer can be frozen.
     return any(map(is_partly_frozen, variables)) or is_frozen(layer)
 
 
 def known_flag(layer: Any, inference: Any) -> bool:
-    """The flag of a call or, if that is None, of the layer. Both ways make different programs, so it is not traced."""
+    """The flag of a call or, if that is None, of the layer. Its two values make different programs, so it cannot be
+    traced."""
     flag = layer.inference if inference is None else inference
     try:
         return bool(flag)

@@ -27,14 +27,14 @@ def weight_dtype(layer: str, dtype: DTypeLike | None) -> Any:
 
 
 def limit(fan_in: int) -> float:
-    """`1/sqrt(fan_in)`, where `fan_in` is how many numbers enter each output; 1 if there are
+    """`1/sqrt(fan_in)`, where `fan_in` is the number of inputs of each output; 1 if there are
     none."""
     return 1 / math.sqrt(fan_in) if fan_in else 1.0
 
 
 def uniform(key: PRNGKeyArray, shape: tuple[int, ...], lim: float, dtype: Any) -> jax.Array:
-    """Uniform numbers between `-lim` and `lim`; for a complex dtype, the real and the imaginary
-    part are each."""
+    """Uniform numbers between `-lim` and `lim`; for a complex dtype, both the real and the
+    imaginary part."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         part = jnp.finfo(dtype).dtype
         real, imag = (

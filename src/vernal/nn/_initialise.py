@@ -37,9 +37,9 @@ class _Weight:
 
     Attributes:
         path: where it is.
-        value: what it is now.
-        names: what the single layers call it, if it is stacked.
-        owners: the classes of the modules around it, and what its name is within each.
+        value: its current value.
+        names: its names in the single layers, if it is stacked.
+        owners: the classes of the modules around it, and its name within each.
     """
 
     path: tuple[Any, ...]
@@ -53,34 +53,34 @@ class _Weight:
 
 
 def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -> T:
-    """Draws initial values for the weights of a model anew, as rules say.
+    """Draws new initial values for the weights of a model, by rules.
 
     A rule is one of
 
-    * the path (see `vernal.trees.Pattern`) of arrays or of a part: `"**.bias"`, `"blocks.**.proj.weight"`;
-    * a class of layers, for the array called `weight` of all its instances: `nn.Linear`;
+    * a path (see `vernal.trees.Pattern`) of arrays or of a part: `"**.bias"`, `"blocks.**.proj.weight"`;
+    * a class of layers, for the array `weight` of all its instances: `nn.Linear`;
     * such a class and a path within it: `(nn.Linear, "bias")`, `(nn.GRUCell, "weight_*")`.
 
-    A `WeightNorm` keeps the length of its weight beside it: `g` follows where the weight is drawn anew, also if the
-    rule of the weight, such as `**`, would mean `g` too. (`**.g` means nothing else, and draws it.) A rule for an
-    array that is `vernal.nn.Parametrised` is for all arrays that it is made of.
+    A `WeightNorm` keeps the length of its weight as `g`. When the weight is drawn anew, `g` becomes its new length,
+    also if the rule of the weight, such as `**`, matches `g` too. (A rule that matches `g` but not the weight, such as
+    `**.g`, draws it.) A rule for an array that is `vernal.nn.Parametrised` applies to all arrays that it is made of.
 
-    A path that means weights passes over buffers, such as running statistics: `**` draws no mean anew.
-    `**.running_mean` does.
+    A path that matches weights skips buffers, such as running statistics: `**` leaves `running_mean` alone, and
+    `**.running_mean` draws it anew.
 
-    Two rules of one kind for one array are an error, and so is a rule for no array. Where a path in the whole model
-    and a class both apply, the path decides. An array without a rule stays as it is, and so do shapes, dtypes,
-    frozen marks, and everything that is not an array of floating-point (or complex) numbers.
+    Two rules of one kind for one array are an error, and so is a rule that matches no array. If a path in the whole
+    model and a class both match, the path wins. An array without a rule is unchanged, and so are shapes, dtypes, frozen
+    marks, and everything that is not an array of floating-point (or complex) numbers.
 
-    Initialisers are called `(key, shape, dtype)`, as those of `jax.nn.initializers`. These take the last axis of an
-    array for its outputs and the one before for its inputs, whereas weights here are `(outputs, inputs, *kernel)`; so
-    an initialiser is asked for `(*kernel, inputs, outputs)`, and what it returns is transposed. "Fan in" is then what
-    enters one output, in convolutions as well.
+    Initialisers are called with `(key, shape, dtype)`, as those of `jax.nn.initializers`. These take the last axis for
+    outputs and the one before for inputs, whereas weights here are `(outputs, inputs, *kernel)`. So an initialiser is
+    called with the shape `(*kernel, inputs, outputs)`, and its result is transposed. "Fan in" is then the number of
+    inputs of one output, in convolutions as well.
 
-    Keys are folded from `key` and the name of each array, so an array is given the same values whatever else is in the
-    model. In a `Stack` each layer is initialised by itself, as the layer in a list in its place would be
-    (`blocks.3.weight`); rules see the names of the leaves (`blocks.layers.weight`). The members of an ensemble are
-    initialised by `jax.vmap(lambda model, key: nn.initialise(model, rules, key))(models, keys)`.
+    Keys are folded from `key` and the name of each array, so an array gets the same values whatever else is in the
+    model. In a `Stack` each layer is initialised separately, as the same layer in a list would be (`blocks.3.weight`);
+    rules match the names of the leaves (`blocks.layers.weight`). To initialise the members of an ensemble, call
+    `jax.vmap(lambda model, key: nn.initialise(model, rules, key))(models, keys)`.
 
     The usual recipes, with `from jax.nn import initializers as init`:
 
@@ -88,7 +88,7 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
         {nn.Linear: init.variance_scaling(1 / 3, "fan_in", "uniform")}
         # He et al. 2015 (arXiv:1502.01852), for ReLU
         {nn.Conv: init.he_normal(), nn.Linear: init.he_normal(), "**.bias": init.zeros}
-        # GPT-2: what writes to the residual stream is smaller, by the number of writers
+        # GPT-2: weights that write to the residual stream are smaller, by the number of writers
         {
             nn.Linear: init.normal(0.02),
             nn.Embedding: init.normal(0.02),
@@ -97,18 +97,17 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
         }
 
     Args:
-        model: any pytree with modules in it. Where arrays are abstract (`jax.ShapeDtypeStruct`), those with a rule
-            become arrays.
+        model: any pytree with modules in it. Abstract arrays (`jax.ShapeDtypeStruct`) with a rule become arrays.
         rules: initialisers by rule.
         key: a JAX random key.
 
     Returns:
-        The model with these arrays. (Under `jax.jit` with `out_shardings` they are made where they belong.)
+        The model with these arrays. (Under `jax.jit` with `out_shardings` they are created on their own devices.)
 
     Raises:
-        ValueError: for a rule that applies to no array, two rules of one kind for one array, or an initialiser that
-            fails or returns another shape or dtype.
-        TypeError: for a rule or an initialiser that is none.
+        ValueError: for a rule that matches no array, two rules of one kind for one array, or an initialiser that fails
+            or returns another shape or dtype.
+        TypeError: for something that is not a rule or not an initialiser.
 
     Example:
         >>> import jax
@@ -128,7 +127,7 @@ def initialise(model: T, rules: Mapping[Rule, Initialiser], key: PRNGKeyArray) -
     leaves = [path for path, _ in jtu.tree_leaves_with_path(model)]
     held = {p for p, buffer in zip(leaves, buffer_leaves(model), strict=True) if buffer}
     buffers = [weight.path in held for weight in weights]
-    # A rule that means weights does not mean the running statistics among them.
+    # A rule that matches weights skips the running statistics among them.
     of_weights = {
         text for texts, buffer in zip(by_path, buffers, strict=True) if not buffer for text in texts
     }
@@ -191,7 +190,8 @@ def _weights(
 def _norms(
     node: Any, place: Place, path: tuple[Any, ...]
 ) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...], Callable[[Array], Array]]]:
-    """Where the lengths are in every `WeightNorm`, where their weight is, and what makes them of it."""
+    """For every `WeightNorm`, the path of its lengths, the path of its weight, and the function that computes one from
+    the other."""
     if isinstance(node, WeightNorm):
         names = ("g",), ("layer", node.weight_name)
         of_g, of_v = ((*path, *map(jtu.GetAttrKey, text)) for text in names)
@@ -217,7 +217,7 @@ def _check_rules(rules: Any) -> None:
 
 
 def _check(rule: Any, initialiser: Any) -> None:
-    """Refuses what is not a rule, or no initialiser."""
+    """Refuses what is not a rule, or not an initialiser."""
     if not callable(initialiser):
         raise type_error(
             "an initialiser is a function",
@@ -238,14 +238,14 @@ def _check(rule: Any, initialiser: Any) -> None:
 
 
 def _within(rule: type | tuple[type, str], weights: list[_Weight]) -> list[int]:
-    """Which arrays are in a module of a class, at a path in that module."""
+    """The indices of the arrays at a path within a module of a class."""
     owner, text = rule if isinstance(rule, tuple) else (rule, "weight")
     inside = _inside(owner, weights)
     return sorted({inside[j][0] for j in Paths(name for _, name in inside).leaves(text)})
 
 
 def _inside(owner: type, weights: list[_Weight]) -> list[tuple[int, str]]:
-    """The arrays in modules of a class, and what they are called in there."""
+    """The indices of the arrays in modules of a class, and their names within them."""
     return [
         (i, name)
         for i, weight in enumerate(weights)
@@ -255,7 +255,7 @@ def _inside(owner: type, weights: list[_Weight]) -> list[tuple[int, str]]:
 
 
 def _draw(initialiser: Initialiser, key: Any, weight: _Weight) -> Array:
-    """New values for an array: for each layer by itself, if it is stacked."""
+    """New values for an array, drawn separately for each layer if it is stacked."""
     stacked = len(weight.names.shape)
     shape, dtype = weight.value.shape[stacked:], weight.value.dtype
     asked = (*shape[2:], *shape[1::-1])
@@ -293,7 +293,7 @@ def _text(rule: Any) -> str:
 
 
 def _near(rule: type | tuple[type, str], weights: list[_Weight]) -> str:
-    """What there is instead of what a rule with a class is looking for."""
+    """What the model has instead of the arrays that a rule with a class looks for."""
     owner, text = rule if isinstance(rule, tuple) else (rule, "weight")
     names = dict.fromkeys(name for _, name in _inside(owner, weights))
     if names:

@@ -1,4 +1,4 @@
-"""`InstanceNorm`: each channel of one example by itself."""
+"""`InstanceNorm`: normalises each channel of each example separately."""
 
 import jax
 import jax.numpy as jnp
@@ -15,28 +15,29 @@ from ._precision import narrow, widen
 
 
 class InstanceNorm(Module):
-    """Brings each channel of an example to mean 0 and variance 1, over all its positions.
+    """Normalises each channel of an example to mean 0 and variance 1 over all its positions.
 
         y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
-    with the mean and the (biased) variance over the spatial axes, and one weight and one bias for each channel. There
-    are no running statistics: training and inference are the same, as with PyTorch's `track_running_stats=False`.
+    Mean and (biased) variance are over the spatial axes, with one weight and one bias for each channel. There are no
+    running statistics: training and inference are the same, as with PyTorch's `track_running_stats=False`.
+
     Ulyanov, Vedaldi, Lempitsky, "Instance Normalization: The Missing Ingredient for Fast Stylization", 2016,
     arXiv:1607.08022.
 
     Args:
-        channels: how many channels there are.
+        channels: the number of channels.
         eps: added to the variance, so that a constant channel gives zeros.
         channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and `bias`
-            (zeros). As for all norms here the default is True; PyTorch's `affine` is False.
+            (zeros). The default is True, as for all norms here; that of PyTorch's `affine` is False.
         dtype: of `weight` and `bias`; JAX's default float if None.
-        num_spatial_dims: how many axes an example has after its channels. Without it the input is one example, with any
-            number of them from one; a batch takes `jax.vmap(layer)`. It is needed where another axis has the length of
-            the channels, because the input may then be a batch as well.
+        num_spatial_dims: the number of axes of an example after its channels. Without it the input is one example with
+            any number of them, at least one; for a batch use `jax.vmap(layer)`. It is required where another axis has
+            the length of the channels, because the input may then be a batch.
 
     Raises:
-        ValueError: for a number of channels or of spatial axes below 1, or a `dtype` of integers; when called, for an
-            input of the wrong shape, or with a single position.
+        ValueError: for fewer than one channel or spatial axis, or a `dtype` of integers; when called, for an input of
+            the wrong shape, or with a single position.
 
     Example:
         >>> import jax.numpy as jnp
@@ -87,11 +88,11 @@ class InstanceNorm(Module):
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input gives floats.)
+            An array of the shape and dtype of `x`, computed in at least float32. (An integer input gives floats.)
 
         Raises:
-            ValueError: if `x` has not `channels` channels in the place of its channels, no spatial axis, or a single
-                position, which would always give zero; if, without `num_spatial_dims`, it may be a batch as well.
+            ValueError: if the channel axis of `x` does not have size `channels`; if `x` has no spatial axis, or a
+                single position, which would always give zero; if, without `num_spatial_dims`, `x` may be a batch.
         """
         x = as_array(self, x)
         n = self._spatial_dims(x)
@@ -108,13 +109,13 @@ class InstanceNorm(Module):
         return narrow(scale_and_shift(self, y, (self.channels,), n), x)
 
     def _spatial_dims(self, x: Array) -> int:
-        """The number of spatial axes of an input, if its axes are as they should be."""
+        """The number of spatial axes of an input, after checking its axes."""
         channels, n = ("channels", self.channels), self.num_spatial_dims
         if n is not None:
             check_shape("InstanceNorm", x, image_shape(channels, n))
             return n
         if x.ndim > 1 and x.shape[0] == self.channels:
-            # Not the last axis: channels without positions are no input.
+            # Not the last axis: channels without positions are not an input.
             if self.channels in x.shape[1:-1]:
                 raise two_readings("InstanceNorm", x, x.shape.index(self.channels, 1))
             return x.ndim - 1

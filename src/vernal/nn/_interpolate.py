@@ -1,4 +1,4 @@
-"""`interpolate` and `Upsample`: arrays over space in another size."""
+"""`interpolate` and `Upsample`: resize the spatial axes of arrays."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Scales = tuple[float, ...]
 def _checked(
     name: str, size: Any, scale: Any, method: Any, align_corners: bool, antialias: bool
 ) -> tuple[Sizes | None, Scales | None]:
-    """Refuses settings that do not go together; the size and the scale, as tuples."""
+    """Refuses settings that do not go together; returns the size and the scale as tuples."""
     if (size is None) == (scale is None):
         raise value_error(
             f"`{name}` takes one of `size` and `scale`",
@@ -79,9 +79,9 @@ def interpolate(
 ) -> Array:
     """Resizes the last axes of an array, up or down, as `torch.nn.functional.interpolate` does.
 
-    Entries are numbers in the middle of cells of equal size. Axes are resized one after the other, each new entry a
-    weighted sum of old ones; beyond the ends of an axis there is what is at the end. How many axes are resized is said
-    by the length of `size` or `scale`; those in front, such as channels and batches, are as they were.
+    Entries are values at the centres of cells of equal size. Axes are resized one after the other. Each new entry is a
+    weighted sum of old ones; beyond the ends of an axis, the entry at the end is repeated. The length of `size` or
+    `scale` is the number of axes that are resized; those in front, such as channels and batches, are unchanged.
 
     | `method` | PyTorch's mode | each new entry is made of |
     | --- | --- | --- |
@@ -96,18 +96,19 @@ def interpolate(
     Args:
         x: an array whose last axes are spatial, as `(..., channels, *spatial)`.
         size: the new sizes, one for each spatial axis.
-        scale: instead of `size`, by how much each spatial axis is longer. A new size is the old one times this, rounded
-            down, and this, not the quotient of the sizes, says where the new entries lie, as in PyTorch without
-            `recompute_scale_factor`. With it, compute `size` yourself. (As in PyTorch, the sizes say it where an axis
-            keeps its size by linear or `antialias`, and where an axis of an image keeps or doubles it by `nearest`.)
+        scale: instead of `size`, the scale factor of each spatial axis. A new size is the old one times the factor,
+            rounded down. The factor, not the quotient of the sizes, determines where the new entries lie, as in PyTorch
+            without `recompute_scale_factor`. To recompute it, give `size` instead. (As in PyTorch, the sizes determine
+            it where an axis keeps its size with linear or `antialias`, and where an axis of an image keeps or doubles
+            its size with `nearest`.)
         method: see above.
         align_corners: for linear and cubic, whether the first and last entries of each axis stay where they are.
         antialias: for linear and cubic, whether each new entry is an average over its whole cell where that is larger
-            than an old one (cubic with a = -0.5). Without it, a much smaller image is made of few of the old entries.
+            than an old one (cubic with a = -0.5). Without it, a much smaller image uses only few of the old entries.
 
     Returns:
-        The resized array, of the dtype of `x`, computed in at least float32. (Integers stay integers for the nearest
-        entries, and become floats otherwise.)
+        The resized array, of the dtype of `x`, computed in at least float32. (Integers stay integers with the nearest
+        methods, and become floats otherwise.)
 
     Raises:
         ValueError: for settings that do not go together, sizes that are not positive, an `x` with too few axes, or
@@ -137,7 +138,7 @@ def _interpolated(
     align_corners: bool,
     antialias: bool,
 ) -> Array:
-    """`interpolate`, with settings that go together."""
+    """`interpolate`, with checked settings."""
     dims = len(sizes or scales or ())
     if x.ndim < dims:
         raise value_error(
@@ -158,7 +159,7 @@ def _interpolated(
     discrete = method.startswith("nearest") and not jnp.issubdtype(x.dtype, jnp.inexact)
     y = x if discrete else widen(x)
     for axis, (n, m) in enumerate(zip(old, new, strict=True)):
-        # The cases in which PyTorch does not go by the scale.
+        # The cases in which PyTorch ignores the scale.
         by_size = n == m and (antialias or method == "linear")
         by_size |= method == "nearest" and dims == 2 and m in (n, 2 * n)
         axis_scale = None if scales is None or by_size else scales[axis]
@@ -171,12 +172,12 @@ def _interpolated(
 
 
 class Upsample(Module):
-    """`interpolate` as a layer: images, signals or volumes in another size, larger or smaller.
+    """`interpolate` as a layer: resizes images, signals or volumes, up or down.
 
     Args:
         size: the new sizes, one for each spatial axis.
-        scale: instead of `size`, by how much each spatial axis is longer.
-        method: and all others: as for `interpolate`.
+        scale: instead of `size`, the scale factor of each spatial axis.
+        method: this and all other arguments are as for `interpolate`.
 
     Raises:
         ValueError: for settings that do not go together; when called, for an input of the wrong shape.
@@ -211,7 +212,7 @@ class Upsample(Module):
 
     @jax.named_scope("vernal.nn.Upsample")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """Resizes.
+        """Resizes the spatial axes.
 
         Args:
             x: shape `(..., channels, *spatial)`, where `...` are batch axes: any number of them, or none.

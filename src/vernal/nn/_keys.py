@@ -16,33 +16,32 @@ T = TypeVar("T")
 
 
 def keys(model: T, key: PRNGKeyArray | None) -> T:
-    """Gives every layer that needs randomness a key of its own, so that none has to be handed through the model.
+    """Gives every layer that needs randomness a key of its own, so that the model need not pass keys on.
 
-    The key of a layer is folded from `key` and the name of the layer (`blocks.3.dropout`), and from nothing else: what
-    is added, removed or reordered elsewhere in the model does not change its randomness. In a `Stack` every layer has
-    a key of its own, that of the layer in a list in its place: `Stack` and list give the same numbers.
+    The key of a layer is folded from `key` and the name of the layer (`blocks.3.dropout`), and from nothing else:
+    adding, removing or reordering layers elsewhere in the model does not change its randomness. In a `Stack` every
+    layer has a key of its own, that of the same layer in a list: a `Stack` and a list give the same numbers.
 
-    The keys are leaves of the model that comes back, so its structure is another one. Call it where the model is used,
-    which is inside the function that is differentiated or compiled, and keep the model without keys for the
-    optimiser and for saving:
+    The keys are leaves of the returned model, so its structure differs. Call `keys` where the model is used, inside the
+    function that is differentiated or compiled, and keep the model without keys for the optimiser and for saving:
 
         def loss(model, x, y, key):
             return mse(nn.keys(model, key)(x), y)
 
-    A key that is given to the call of a layer goes before the stored one. Here a layer that is used twice, or at every
-    step of a scan over time, draws the same numbers each time; `vernal.nn.apply(model, x, key=key)` gives each use its
-    own. `jax.vmap(model)` over examples is a repetition in both: all examples have the same mask. Either call the
-    model with batch axes, or map over keys too: `jax.vmap(lambda x, key: nn.keys(model, key)(x))(xs, keys)`.
+    A key given to the call of a layer takes precedence over the stored one. With `keys`, a layer that is used twice, or
+    at every step of a scan over time, draws the same numbers each time; `vernal.nn.apply(model, x, key=key)` gives each
+    use its own. With both, `jax.vmap(model)` over examples gives all of them the same mask. Either call the model with
+    batch axes, or map over keys too: `jax.vmap(lambda x, key: nn.keys(model, key)(x))(xs, keys)`.
 
-    A layer of your own takes part if it has a `Dropout` inside, or a field made by `vernal.nn.key_field`.
+    A layer of your own gets keys if it has a `Dropout` inside, or a field made by `vernal.nn.key_field`.
 
     Args:
         model: any pytree with layers in it.
-        key: one random key, typed or of uint32; None takes the keys out again.
+        key: one random key, typed or of uint32; None removes the keys.
 
     Returns:
-        The model with these keys; what has no need of a key is shared with `model`. An ensemble has different keys in
-        its members by `jax.vmap(nn.keys, in_axes=(0, 0))(models, keys)`.
+        The model with these keys; parts that need no key are shared with `model`. To give the members of an ensemble
+        different keys, call `jax.vmap(nn.keys, in_axes=(0, 0))(models, keys)`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -67,7 +66,7 @@ def keys_for(model: Any, key: PRNGKeyArray) -> list[Any]:
 
 
 def needs_keys(model: Any) -> bool:
-    """Whether there is a layer in it that needs a random key."""
+    """Whether a layer in the model needs a random key."""
     places: list[Names] = []
     _with_keys(model, Place(), places.append)
     return bool(places)
@@ -80,7 +79,7 @@ def with_keys(model: T, found: Sequence[Any]) -> T:
 
 
 def _with_keys(node: Any, place: Place, key_of: Callable[[Names], Any]) -> Any:
-    """The node with what `key_of` says in the key fields of all layers, which are visited in a fixed order."""
+    """The node with the results of `key_of` in the key fields of all layers, which are visited in a fixed order."""
     if isinstance(node, jax.Array):
         return node
     own = key_fields(type(node))

@@ -1,4 +1,4 @@
-"""`KVCache`: the keys and values of what was already read, for models that write one token after another."""
+"""`KVCache`: the keys and values of earlier tokens, for models that generate one token after another."""
 
 import jax
 import jax.numpy as jnp
@@ -16,32 +16,33 @@ from ._mesh import like
 
 
 class KVCache(Module):
-    """Keys and values of the tokens so far, in arrays of a fixed size: one compiled step serves for all of them.
+    """Keys and values of the tokens so far, in arrays of a fixed size: one compiled step serves all tokens.
 
-    It is a value as any other: appending returns another cache, and the old one stays as it was. In a loop
-    (`jax.lax.scan`) or with donated arguments, XLA writes into the same memory.
+    A cache is immutable: `append` returns a new cache, and the old one is unchanged. In a loop (`jax.lax.scan`) or with
+    donated arguments, XLA updates it in place.
 
         cache = attention.make_cache(1024)
         y, cache = attention(prompt, prompt, prompt, cache=cache)  # all tokens of a prompt at once
         y, cache = attention(token, token, token, cache=cache)  # or any number of them after it
 
-    A ring forgets: it keeps the last `max_length` tokens, for attention with a window of so many. Positions go on
-    counting in any case.
+    With `ring=True` it keeps only the last `max_length` tokens, for attention with a window of that many. Positions
+    keep counting in any case.
 
     Args:
-        max_length: for how many tokens there is room.
+        max_length: the number of tokens that the cache can hold.
         num_heads: the number of key/value heads.
-        size: of one head of the keys.
-        value_size: of one head of the values; `size` by default.
-        ring: whether the oldest tokens make room for new ones. Otherwise it is an error if there is no room left.
-        dtype: of keys and values; `float32` by default (`float64` if JAX has 64-bit numbers switched on). What is
-            appended is converted to it.
-        batch: batch axes in front of everything.
+        size: the size of one head of the keys.
+        value_size: the size of one head of the values; `size` by default.
+        ring: whether new tokens replace the oldest ones. Otherwise appending to a full cache is an error.
+        dtype: the dtype of keys and values; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
+            Appended arrays are converted to it.
+        batch: the sizes of batch axes in front of all others.
 
     Attributes:
         keys: shape `(*batch, max_length, num_heads, size)`.
         values: shape `(*batch, max_length, num_heads, value_size)`.
-        length: how many tokens were appended so far, int32 of shape `(*batch,)`; of a ring, also those it forgot.
+        length: the number of tokens appended so far, int32 of shape `(*batch,)`; for a ring, including those it
+            dropped.
 
     Raises:
         ValueError: for sizes that are not integers of at least 1, or a `dtype` of integers.
@@ -85,7 +86,7 @@ class KVCache(Module):
 
     @property
     def max_length(self) -> int:
-        """For how many tokens there is room."""
+        """The number of tokens that the cache can hold."""
         return self.keys.shape[-3]
 
     @property
@@ -104,19 +105,19 @@ class KVCache(Module):
         return length + _beside(jnp.arange(n, dtype=jnp.int32), length)
 
     def append(self, keys: ArrayLike, values: ArrayLike) -> "KVCache":
-        """Adds the keys and values of some tokens.
+        """Appends the keys and values of some tokens.
 
         Args:
             keys: shape `(*batch, n, num_heads, size)`.
             values: shape `(*batch, n, num_heads, value_size)`.
 
         Returns:
-            The cache with them in it.
+            The cache with these tokens.
 
         Raises:
             ValueError: if the shapes do not fit, or there are more tokens than places and it is not a ring.
-            RuntimeCheckError: if it is not a ring, and there are not so many places left. It is raised when the
-                program runs, as by `vernal.runtime.error_if`.
+            RuntimeCheckError: if it is not a ring, and too few places are left. It is raised when the program runs, as
+                by `vernal.runtime.error_if`.
         """
         keys, values = self._converted(keys, values)
         n = keys.shape[-3]
@@ -130,7 +131,7 @@ class KVCache(Module):
                 instead="a larger `max_length`, or `ring=True` and attention with a window",
             )
             length = error_if(length, length + n > self.max_length, text)
-        # A ring gets only the last of more tokens than it has places.
+        # Of more tokens than it has places, a ring takes only the last.
         kept = min(n, self.max_length)
         tokens = length[..., None]
         places = tokens + _beside(jnp.arange(n - kept, n, dtype=jnp.int32), tokens)
@@ -149,19 +150,19 @@ class KVCache(Module):
     def extend(
         self, keys: ArrayLike, values: ArrayLike, window: int | None = None
     ) -> tuple[Array, Array, Array, int | None, "KVCache"]:
-        """Adds the keys and values of some tokens, and says what these tokens may attend to.
+        """Appends the keys and values of some tokens, and returns what these tokens may attend to.
 
-        That is what the cache holds then, unless it is a ring whose newest tokens take the places of what the first of
-        them still see: then it is what the cache held before, and the new ones after it.
+        That is the content of the new cache, unless it is a ring in which the new tokens overwrite tokens that the
+        first of them still see. Then it is the content of the old cache, followed by the new tokens.
 
         Args:
             keys: as for `append`.
             values: as for `append`.
-            window: how many positions, its own included, a token sees; None is not a limit.
+            window: the number of positions that a token sees, its own included; None for no limit.
 
         Returns:
             Keys, values and their positions of shape `(*batch, S)`, negative for empty places; the index of the first
-            new token if these positions have no gaps (or else None); and the cache with the new tokens in it.
+            new token if these positions have no gaps (else None); and the cache with the new tokens.
         """
         after = self.append(keys, values)
         keys, values = self._converted(keys, values)
@@ -177,7 +178,7 @@ class KVCache(Module):
         return keys, values, positions, total, after
 
     def _converted(self, keys: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
-        """What is appended, checked and in the dtype of the cache."""
+        """The arrays to append, checked and in the dtype of the cache."""
         check_kind("KVCache", "keys", self.keys, jnp.inexact)
         check_kind("KVCache", "values", self.values, jnp.inexact)
         *batch, max_length, heads, size = self.keys.shape
@@ -201,7 +202,7 @@ class KVCache(Module):
 
 
 def _beside(line: Array, a: Array) -> Array:
-    """A line of numbers with the number of axes of `a`."""
+    """`line` with axes of size 1 in front, for as many axes as `a` has."""
     return jax.lax.expand_dims(line, range(a.ndim - 1))
 
 

@@ -1,4 +1,4 @@
-"""What layers ask of their arguments, and the errors that say which one was wrong.
+"""Checks of the arguments of layers, whose errors say which one was wrong.
 
 Layers take batch axes in front of an example; in an expected shape they are written `...`.
 """
@@ -67,8 +67,8 @@ def wrong_shape(
 
 
 def as_array(layer: Any, x: Any) -> jax.Array:
-    """The input of a layer as an array. Refuses what NumPy would make one of several arrays of, such as the pair that a
-    recurrent layer returns."""
+    """The input of a layer as an array. Refuses several arrays that NumPy would combine into one, such as the pair that
+    a recurrent layer returns."""
     refuse_no_array(type(layer).__name__, x, "x")
     return jnp.asarray(x)
 
@@ -108,8 +108,8 @@ def check_shape(
 
 
 def check_size(layer: str, argument: str, value: Any, minimum: int = 1, words: str = "") -> int:
-    """A size given to a constructor, as a Python integer of at least `minimum`. `words` say what else the layer would
-    have taken."""
+    """A size given to a constructor, as a Python integer of at least `minimum`. `words` says what else the layer
+    takes."""
     if not isinstance(value, int | np.integer) or value < minimum:
         raise value_error(
             f"`{layer}` was given a wrong size",
@@ -121,7 +121,7 @@ def check_size(layer: str, argument: str, value: Any, minimum: int = 1, words: s
 
 
 def known_value(x: Any) -> np.ndarray | None:
-    """What is in an array or a number; None for what is traced, or spread over several processes."""
+    """The value of an array or a number; None if it is traced, or spread over several processes."""
     if isinstance(x, jax.Array):
         x = concrete_value(x)
         if x is None or not (x.is_fully_addressable or x.is_fully_replicated):
@@ -130,14 +130,14 @@ def known_value(x: Any) -> np.ndarray | None:
 
 
 def as_number(layer: str, argument: str, value: Any, expected: str) -> Any:
-    """A setting that is one number, as a Python number: then it is structure, and no optimiser sees it. A traced one
+    """A setting that is one number, as a Python number: then it is structure, which optimisers do not see. A traced one
     stays an array, for a field that is declared `trainable=False`."""
     if isinstance(value, bool | int | float | complex | np.generic | np.ndarray | jax.Array):
         dtype = value.dtype if isinstance(value, jax.Array) else np.asarray(value).dtype
         number = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool)
         if number and np.ndim(value) == 0:
             known = known_value(value)
-            # Under `vmap` that of a whole batch.
+            # Under `vmap`, the value of the whole batch.
             return value if known is None or known.ndim else known.item()
     raise value_error(
         f"`{layer}` was not given a number",
@@ -148,7 +148,8 @@ def as_number(layer: str, argument: str, value: Any, expected: str) -> Any:
 
 
 def check_parameter(layer: str, name: str, value: Any, shape: Shape) -> None:
-    """Refuses a parameter that does not fit the others, as `vernal.tree_at` may have put it: it would be broadcast."""
+    """Refuses a parameter that does not fit the others, which `vernal.tree_at` may have put in: it would be
+    broadcast."""
     if value.shape != tuple(shape):
         raise _wrong_parameter(layer, name, value, shape, str(tuple(shape)))
 
@@ -172,13 +173,13 @@ def check_kind(layer: str, name: str, value: Any, kind: Any) -> None:
 
 
 def check_real(layer: str, name: str, value: Any, x: Any) -> None:
-    """Refuses a complex parameter for a real input, where what comes out has the type of the input."""
+    """Refuses a complex parameter for a real input, where the output has the dtype of the input."""
     if jnp.iscomplexobj(value) and not jnp.iscomplexobj(x):
         check_kind(layer, name, value, jnp.floating)
 
 
 def check_count(layer: str, name: str, value: Any) -> None:
-    """Refuses what cannot count: all but integers, and narrow ones, which begin again."""
+    """Refuses dtypes that cannot count: all but integers, and narrow ones, which overflow."""
     if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
         raise value_error(
             f"a number of `{layer}` has a dtype that does not count far enough",
@@ -189,7 +190,7 @@ def check_count(layer: str, name: str, value: Any) -> None:
 
 
 def check_weight(layer: str, weight: Any, expected: Sequence[Axis]) -> None:
-    """Refuses a weight with other axes than the layer has, such as those of all members of an ensemble together."""
+    """Refuses a weight with other axes than the layer has, such as the stacked weights of an ensemble."""
     if not fits(weight.shape, expected):
         text = _tuple_text([_axis_text(axis) for axis in expected])
         raise _wrong_parameter(layer, "weight", weight, expected, text)
@@ -213,7 +214,8 @@ def _wrong_parameter(
 
 
 def check_key(layer: str, key: Any) -> Any:
-    """Refuses what is not one random key: typed, or of uint32 and as long as JAX's default kind. Returns it."""
+    """Returns `key` if it is one random key: typed, or of uint32 with the shape of JAX's default kind. Refuses anything
+    else."""
     if isinstance(key, jax.Array | np.ndarray) and (
         key.ndim == 0
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -230,7 +232,7 @@ def check_key(layer: str, key: Any) -> Any:
 
 
 def _default_kind() -> str:
-    """The kind that JAX takes a random key for that is not typed."""
+    """The kind that JAX assumes for a random key that is not typed."""
     config: Any = jax.config  # Its options are attributes that it makes at run time.
     return config.jax_default_prng_impl
 
@@ -259,7 +261,7 @@ def per_dim(layer: str, argument: str, value: Any, n: int, minimum: int = 1) -> 
 
 def padding_pairs(layer: str, value: Any, n: int, words: str = "") -> tuple[tuple[int, int], ...]:
     """`(before, after)` for each of `n` spatial dimensions, from one integer for all, `n` integers, or `n` pairs.
-    Negative numbers crop. `words` say what else the layer would have taken."""
+    Negative numbers crop. `words` says what else the layer takes."""
     values = tuple(value) if isinstance(value, Sequence) else (value,) * n
     pairs = [tuple(v) if isinstance(v, Sequence) else (v, v) for v in values]
     if len(pairs) != n or not all(
@@ -275,8 +277,7 @@ def padding_pairs(layer: str, value: Any, n: int, words: str = "") -> tuple[tupl
 
 
 def image_shape(channels: Axis, n: int) -> tuple[Axis, ...]:
-    """The expected shape `(..., channels, *spatial)` of what a layer over `n` spatial dimensions
-    is given."""
+    """The expected shape `(..., channels, *spatial)` of the input of a layer over `n` spatial dimensions."""
     names = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
     return (..., channels, *names.get(n, tuple(f"dim_{i}" for i in range(n))))
 

@@ -31,7 +31,7 @@ def features(layer: str, argument: str, size: Any) -> int | Literal["scalar"]:
 
 
 def vector_shape(name: str, size: int | Literal["scalar"]) -> tuple[Axis, ...]:
-    """The shape of a vector of so many features, after batch axes; of a number for `"scalar"`."""
+    """The expected shape of a vector of `size` features, or of a number for `"scalar"`, after batch axes."""
     return (...,) if size == "scalar" else (..., (name, size))
 
 
@@ -117,7 +117,7 @@ class Linear(Module):
         return lax.squeeze(y, (y.ndim - 1,)) if self.out_features == "scalar" else y
 
     def _axes(self) -> tuple[Axis, ...]:
-        """Those of the weight. Its rows may be others than at first, if the bias is."""
+        """The axes of the weight. The number of its rows may change, if that of the bias does."""
         n_in = 1 if self.in_features == "scalar" else "in_features"
         n_out = 1 if self.out_features == "scalar" else "out_features"
         return n_out, n_in
@@ -127,7 +127,7 @@ class Identity(Module):
     """Returns its input.
 
     Args:
-        *args: ignored, so that it can stand in the place of any other layer.
+        *args: ignored, so that it can replace any other layer.
         **kwargs: ignored likewise.
 
     Example:

@@ -1,16 +1,17 @@
-"""Parameters that are split over a mesh with explicit axes: **results lie where the data lies**.
+"""Parameters that are split over a mesh with explicit axes: **results are split as the data is**.
 
-There, along which axes of the mesh an array is split is part of its type, and JAX asks what to do where two arrays meet
-that are split differently. A model is written for no mesh in particular, so the layers answer, all alike:
+On explicit axes, the axes of the mesh that an array is split over are part of its type, and JAX requires a decision
+where arrays that are split differently are combined. Models are not written for a particular mesh, so the layers
+decide, all by the same rules:
 
-* The product with a matrix keeps the axes of the batch as they are and sums over the features wherever they lie. Its
-  new features are split as the rows of the matrix are, except over what the batch is split over: `product`.
-* What is combined with the data element by element, such as a bias, is brought to where the data lies: `beside`.
+* The product with a matrix keeps the axes of the batch as they are, and sums over the features however they are split.
+  The new features are split as the rows of the matrix are, except over axes that the batch is split over: `product`.
+* A parameter that is combined with the data element by element, such as a bias, is split as the data is: `beside`.
 * Other parameters, such as the kernel of a convolution, are gathered where they are used: `whole`.
 
 So a model that is split over the axis of the batch itself is gathered layer by layer, and its gradient is scattered;
-and of two matrices, the first split by rows and the second by columns, each device computes a share, with one sum after
-the second. Nothing happens outside of meshes, nor on axes that are not explicit.
+with two matrices, the first split by rows and the second by columns, each device computes a share, with one sum after
+the second. Nothing changes outside of meshes, or on axes that are not explicit.
 """
 
 import math
@@ -40,12 +41,12 @@ def product(x: Array, matrix: Array) -> Array:
     out = following(x, x.ndim - 1, matrix, 0)
     if x.ndim == 1:
         return jnp.matmul(matrix, x, out_sharding=out)
-    # One matrix product for a whole batch, without a transposition.
+    # One matrix product for the whole batch, without a transposition.
     return jnp.tensordot(x, matrix, (-1, 1), out_sharding=out)
 
 
 def following(x: Array, batch: int, parameter: Array, axis: int) -> NamedSharding | None:
-    """How a result lies that has the batch axes of `x`, so many, and behind them one axis of a parameter."""
+    """The sharding of a result that has the first `batch` axes of `x`, followed by one axis of a parameter."""
     mesh = explicit_mesh(x, parameter)
     if mesh is None:
         return None
@@ -56,8 +57,8 @@ def following(x: Array, batch: int, parameter: Array, axis: int) -> NamedShardin
 
 
 def beside(a: Array, x: Array) -> Array:
-    """`a` as it can be combined with `x` element by element: with axes of size 1 in front, and split over nothing
-    that `x` is not split over there. Its shape is that of the last axes of `x`, where any axis may be 1."""
+    """`a` prepared to be combined with `x` element by element: with leading axes of size 1, and each axis split as that
+    of `x` or not at all. Its shape must be that of the last axes of `x`, where any axis may be 1."""
     if a.ndim < x.ndim:
         a = lax.expand_dims(a, range(x.ndim - a.ndim))
     mesh = explicit_mesh(a)
@@ -68,13 +69,13 @@ def beside(a: Array, x: Array) -> Array:
 
 
 def like(y: Array, x: Array) -> Array:
-    """`y` split as `x` is: what a loop carries must stay as it was."""
+    """`y` split as `x` is: the carry of a loop must keep its type."""
     mesh = explicit_mesh(y, x)
     return y if mesh is None else split_over(y, mesh, jax.typeof(x).sharding.spec)
 
 
 def along(a: Array, x: Array) -> Array:
-    """`a` with its first axis split as that of `x` is, and the others not at all: to map over both."""
+    """`a` with its first axis split as that of `x`, and the others not split: to map over both."""
     mesh = explicit_mesh(a, x)
     if mesh is None:
         return a
@@ -82,7 +83,7 @@ def along(a: Array, x: Array) -> Array:
 
 
 def in_step(arrays: Sequence[Array], ndim: int) -> list[Array]:
-    """Arrays that begin with so many batch axes, with these split alike: as the first is that is split at all."""
+    """Arrays with `ndim` leading batch axes, with these split alike: as in the first array that splits any of them."""
     mesh = explicit_mesh(*arrays)
     if mesh is None:
         return list(arrays)
@@ -94,7 +95,7 @@ def in_step(arrays: Sequence[Array], ndim: int) -> list[Array]:
 
 
 def stacked(tree: _T) -> _T:
-    """A tree of arrays, none of which is split along its first axis: to loop over it."""
+    """The tree with no array split along its first axis: to loop over it."""
 
     def gather(a: Array) -> Array:
         mesh = explicit_mesh(a)
@@ -106,8 +107,8 @@ def stacked(tree: _T) -> _T:
 
 
 def in_heads(arrays: Sequence[Array], heads: int) -> list[Array]:
-    """Arrays whose last axes are made of so many heads, or of a multiple: with whole heads, and the same ones, on each
-    device. Where they are split in another way they are gathered."""
+    """Arrays whose last axes consist of `heads` heads or a multiple, so that each device has whole heads, the same of
+    all arrays. Last axes that are split in another way are gathered."""
     mesh = explicit_mesh(*arrays)
     if mesh is None:
         return list(arrays)
@@ -120,8 +121,8 @@ def in_heads(arrays: Sequence[Array], heads: int) -> list[Array]:
 
 
 def drawn_like(x: Array, together: int = 0) -> NamedSharding | None:
-    """How random numbers for every element of `x` are drawn: by each device those for its own share. (Only in compiled
-    programs: elsewhere JAX draws them where the key is.) For the last axes, so many, there is one number together."""
+    """The sharding of random numbers for the elements of `x`: each device draws those for its own share. (Only in
+    compiled programs: elsewhere JAX draws them where the key is.) The last `together` axes share one number."""
     mesh = explicit_mesh(x)
     if mesh is None or concrete_value(x) is not None:
         return None
@@ -130,13 +131,13 @@ def drawn_like(x: Array, together: int = 0) -> NamedSharding | None:
 
 
 def key_for(x: Array, key: Array) -> Array:
-    """The key to draw random numbers with for every element of `x`. Inside `shard_map`, where devices that share a key
-    hold different parts of `x`, each of them has a key of its own, as if the whole were drawn at once."""
+    """The key to draw random numbers for every element of `x` with. Inside `shard_map`, devices that share a key but
+    hold different parts of `x` each get their own key, as if the whole were drawn at once."""
     for name in sorted(varying_axes(x) - varying_axes(key)):
         key = jax.random.fold_in(key, lax.axis_index(name))
     return key
 
 
 def whole(tree: _T) -> _T:
-    """A tree of arrays, none of which is split."""
+    """The tree with no array split."""
     return jax.tree.map(gathered, tree)

@@ -40,8 +40,7 @@ def _copy(activation: Activation, index: Any) -> Activation:
 
 
 def _activate(activation: Activation, x: jax.Array) -> jax.Array:
-    """Applies an activation to a layer: as a whole, or to each neuron with its own copy of the
-    arrays."""
+    """Applies an activation to a layer: as a whole, or to each neuron with its own copy of the arrays."""
     arrays, rest = partition(activation, is_array)
     if not jtu.tree_leaves(arrays) or x.ndim == 0:
         return activation(x)
@@ -50,7 +49,7 @@ def _activate(activation: Activation, x: jax.Array) -> jax.Array:
 
 
 def _check_copies(activation: Activation, shape: tuple[int, ...], argument: str) -> None:
-    """Refuses an activation that `vernal.tree_at` put there, with arrays that are not one for each neuron."""
+    """Refuses an activation, put there by `vernal.tree_at`, whose arrays lack the axes of one copy per neuron."""
     for array in jtu.tree_leaves(partition(activation, is_array)[0]):
         if array.shape[: len(shape)] != shape:
             raise value_error(
@@ -69,29 +68,29 @@ class MLP(Module):
         in_size: the length of the input, or `"scalar"` for an input of shape `()`.
         out_size: the length of the output, or `"scalar"` for an output of shape `()`.
         width_size: the length of each hidden layer.
-        depth: how many hidden layers there are. `depth=0` is one linear layer, `depth=2` is three.
-        activation: applied after each hidden layer. A function is given the whole layer at once. A
-            callable that carries arrays (such as `PReLU`) is copied: every neuron of every hidden
-            layer has its own, trained separately, and is given that neuron's value.
-        final_activation: likewise after the last layer; nothing by default.
+        depth: the number of hidden layers. `depth=0` is one linear layer, `depth=2` is three.
+        activation: applied after each hidden layer. A function is called with the whole layer at once. A
+            callable that holds arrays (such as `PReLU`) is copied: every neuron of every hidden layer has
+            its own copy, trained separately and called with that neuron's value.
+        final_activation: likewise after the last layer; the identity by default.
         use_bias: whether the hidden layers have a bias.
         use_final_bias: whether the last layer has a bias.
         dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers
             switched on).
-        scan: whether to stack the layers between two hidden layers and run them with
+        scan: whether to stack the layers from one hidden layer to the next and run them with
             `vernal.loops.scan`. The program is then as small for a deep network as for a shallow one,
-            and compiles as fast; its numbers are the same.
+            and compiles as fast; the results are the same.
         key: a JAX random key for the initial weights.
 
     Attributes:
-        layers: the linear layers in order. With `scan=True` and `depth > 0` there are three: the
-            first, all those in between as one whose weights have a leading axis of length `depth -
-            1`, and the last.
+        layers: the linear layers in order. With `scan=True` and `depth > 0` there are three: the first,
+            the middle ones stacked into one whose weights have a leading axis of length `depth - 1`, and
+            the last.
         activation: its arrays, if it has any, have leading axes `(depth, width_size)`.
         final_activation: its arrays, if it has any, have a leading axis `(out_size,)`.
 
     Raises:
-        ValueError: for a size that is not an integer of at least 0, a `dtype` of integers, or an activation that is no
+        ValueError: for a size that is not an integer of at least 0, an integer `dtype`, or an activation that is not a
             function or needs a random key, such as `Dropout`; when called, for an input of the wrong shape.
 
     Example:
@@ -165,7 +164,7 @@ class MLP(Module):
 
         Args:
             x: shape `(..., in_size)`, or `(...)` for a scalar, where `...` are batch axes: any number
-                of them, or none. Activations are given one example at a time.
+                of them, or none. Activations see one example at a time.
             key: ignored; here so that all layers are called alike.
 
         Returns:

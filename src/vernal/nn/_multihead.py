@@ -25,10 +25,10 @@ ProcessHeads = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
 
 
 class MultiheadAttention(Module):
-    r"""Attention of several heads, each in its own linear projection of queries, keys and values.
+    r"""Attention with several heads, each with its own linear projection of queries, keys and values.
 
-    A. Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. What each head computes, and how, is said at
-    `vernal.nn.attention`.
+    See `vernal.nn.attention` for what each head computes, and how.
+    A. Vaswani et al., "Attention Is All You Need", arXiv:1706.03762.
 
     Args:
         num_heads: the number of heads.
@@ -36,18 +36,18 @@ class MultiheadAttention(Module):
         key_size: features of a key; `query_size` by default.
         value_size: features of a value; `query_size` by default.
         output_size: features of the output; `query_size` by default.
-        qk_size: features that a head compares; `query_size // num_heads` by default.
-        vo_size: features that a head returns; `query_size // num_heads` by default.
+        qk_size: features of each head's queries and keys; `query_size // num_heads` by default.
+        vo_size: features of each head's values and output; `query_size // num_heads` by default.
         use_query_bias: whether the projection of the queries adds a bias.
         use_key_bias: likewise for the keys.
         use_value_bias: likewise for the values.
         use_output_bias: likewise for the output.
-        dropout_p: the probability with which a weight of the attention is set to zero while training. All weights are
-            in memory then.
+        dropout_p: the probability that an attention weight is set to zero while training. All weights are then in
+            memory at once.
         inference: switches dropout off; see `vernal.nn.inference_mode`.
         dtype: of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
-        num_key_value_heads: how many heads there are of keys and values, each shared by as many query heads;
-            `num_heads` by default. Fewer make a smaller cache (J. Ainslie et al., "GQA", arXiv:2305.13245).
+        num_key_value_heads: the number of key/value heads, each shared by equally many query heads; `num_heads` by
+            default. Fewer make a smaller cache (J. Ainslie et al., "GQA", arXiv:2305.13245).
         key: a JAX random key for the initial weights.
 
     Attributes:
@@ -178,23 +178,23 @@ class MultiheadAttention(Module):
             key_: shape `(..., S, key_size)`.
             value: shape `(..., S, value_size)`.
             mask: bools of shape `(T, S)`, `(num_heads, T, S)` or `(..., num_heads, T, S)`, where any axis may be 1;
-                True where a query sees a key. A query that sees nothing gives zeros (before the output's projection).
-            key: a random key for dropout; the `Dropout`'s own by default.
-            inference: overrides the setting of the `Dropout`, for this call.
-            process_heads: a function from the projected queries, keys and values, of shapes
+                True where a query sees a key. A query that sees nothing gives zeros (before the output projection).
+            key: a random key for dropout; by default the one stored in the `Dropout`.
+            inference: overrides the setting of the `Dropout` for this call.
+            process_heads: a function that is given the projected queries, keys and values, of shapes
                 `(T, num_heads, qk_size)`, `(S, num_key_value_heads, qk_size)` and `(S, num_key_value_heads, vo_size)`,
-                to those to use instead, of the same shapes.
-            causal: whether a query sees only keys at its own position and before. By default it does with a cache, and
-                does not without.
-            window: a query sees only keys fewer than so many positions away; with a ring as a cache, by default as
-                many as it holds.
+                and returns those to use instead, of the same shapes.
+            causal: whether a query sees only keys at its own position and before; by default True with a cache, and
+                False without.
+            window: a query sees only keys fewer than `window` positions away; by default the size of the cache if that
+                is a ring, otherwise no limit.
             segments: see `vernal.nn.attention`.
-            bias: numbers that are added to the scores, of a shape as `mask`.
+            bias: numbers added to the scores, of one of the shapes of `mask`.
             query_positions: integers of shape `(T,)` or `(..., T)`; 0, 1, 2, ... by default.
             key_positions: likewise for the keys.
-            rotary: turns queries and keys according to their positions, before `process_heads`.
-            cache: the tokens before. Those of this call follow them; T is S then, `mask` and `bias` are about the
-                places of the cache (`S = max_length`), and positions are counted by the cache.
+            rotary: rotates queries and keys by their positions, before `process_heads`.
+            cache: the earlier tokens, which those of this call follow. T must then equal S, `mask` and `bias` refer to
+                the entries of the cache (`S = max_length`), and the cache counts the positions.
             implementation: see `vernal.nn.attention`.
 
         Returns:
@@ -202,7 +202,7 @@ class MultiheadAttention(Module):
             tokens.
 
         Raises:
-            ValueError: if shapes do not fit, or a condition does not go with a cache.
+            ValueError: if shapes do not fit, or an argument cannot be combined with a cache.
             RuntimeError: if dropout needs a key, and none is given or stored.
         """
         name = "MultiheadAttention"
@@ -257,10 +257,10 @@ class MultiheadAttention(Module):
         """An empty cache of the right shape for this layer.
 
         Args:
-            max_length: for how many tokens there is room.
+            max_length: the number of tokens that fit.
             dtype: of keys and values; that of the layer's weights by default.
-            batch: batch axes in front of everything.
-            ring: whether the oldest tokens make room for new ones, which is attention with a window.
+            batch: the sizes of leading batch axes.
+            ring: whether new tokens overwrite the oldest ones, for attention with a window.
 
         Returns:
             The `KVCache`.
@@ -272,7 +272,7 @@ class MultiheadAttention(Module):
     def _drop(
         self, key: PRNGKeyArray | None, inference: bool | None
     ) -> Callable[[Array], Array] | None:
-        """What to do to the weights; None where that is nothing, and they need not be kept."""
+        """The function that drops weights; None if dropout is off, so that the weights need not be kept."""
         if not drops(self.dropout, inference):
             return None
         return lambda weights: self.dropout(weights, key=key, inference=False)
@@ -284,10 +284,10 @@ def _heads(x: Array, heads: int) -> Array:
 
 
 def _rotate(rotary: RotaryPositionalEmbedding, x: Array, positions: ArrayLike | None) -> Array:
-    """Turns all heads of all rows."""
+    """Rotates all heads of all rows."""
     if positions is not None:
         at = jnp.asarray(positions)
-        # The heads are one more batch axis, in which the positions do not differ.
+        # The heads are one more batch axis, with the same positions in each.
         positions = at[..., None, :] if at.ndim > 1 else at
     return jnp.swapaxes(rotary(jnp.swapaxes(x, -2, -3), positions=positions), -2, -3)
 
@@ -295,7 +295,7 @@ def _rotate(rotary: RotaryPositionalEmbedding, x: Array, positions: ArrayLike | 
 def _process(
     process_heads: ProcessHeads, queries: Array, keys: Array, values: Array
 ) -> tuple[Array, Array, Array]:
-    """What the user's function makes of the heads of each example."""
+    """Applies the user's function to the heads of each example."""
     before = queries.shape, keys.shape, values.shape
     heads = batched(process_heads, queries, 3, keys, values)
     after = tuple(jnp.shape(a) for a in heads)
@@ -319,7 +319,7 @@ def _check_cache(
     bias: ArrayLike | None,
     given: dict[str, object],
 ) -> tuple[bool, int | None]:
-    """Refuses what does not go with a cache; returns `causal` and `window`, as they are by default with this one."""
+    """Refuses what cannot be combined with a cache; returns `causal` and `window` with their defaults for it."""
     if not isinstance(cache, KVCache):
         raise type_error(
             "`cache` must be a KVCache",

@@ -1,8 +1,7 @@
-"""Layers that bring an array to unit size: over all of it (`LayerNorm`, `RMSNorm`), or over groups
-of channels.
+"""Layers that normalise an array: over all of it (`LayerNorm`, `RMSNorm`), or over groups of channels.
 
 They share one computation: subtract the mean (`RMSNorm` does not), divide by the root of the mean
-square, then scale and shift. Statistics are taken in at least float32, for in half precision a
+square, then scale and shift. Statistics are computed in at least float32, because in half precision a
 mean square overflows at values of a few hundred. For complex inputs the mean square is that of the
 absolute value, hence real.
 """
@@ -40,8 +39,8 @@ def _unit_size(x: Array, axes: tuple[int, ...], eps: float, centre: bool) -> Arr
 
 
 def inverse_root(mean_square: Array, eps: Any) -> Array:
-    """`1 / sqrt(mean_square + eps)`; NaN where the mean square has overflowed, for zeros would pass for an answer."""
-    # Not `rsqrt`: its derivative, `rsqrt(x) / x`, underflows for inputs of the layer from 1e13 on, in float32.
+    """`1 / sqrt(mean_square + eps)`; NaN where the mean square has overflowed, because zeros would look valid."""
+    # Not `rsqrt`: its derivative, `rsqrt(x) / x`, underflows in float32 for layer inputs from 1e13 on.
     return jnp.where(jnp.isinf(mean_square), jnp.nan, 1 / jnp.sqrt(mean_square + eps))
 
 
@@ -51,8 +50,8 @@ def scale_and_shift(layer: Any, x: Array, shape: tuple[int, ...], spatial: int =
     Args:
         layer: the layer.
         x: the normalised input.
-        shape: of both parameters: the last sizes of `x`, but for its spatial axes.
-        spatial: the number of spatial axes, the last ones of `x`.
+        shape: the shape of both parameters: that of the axes of `x` just before the spatial ones.
+        spatial: the number of spatial axes at the end of `x`.
     """
 
     def along(name: str, parameter: Array) -> Array:
@@ -68,7 +67,7 @@ def scale_and_shift(layer: Any, x: Array, shape: tuple[int, ...], spatial: int =
 
 
 class _ShapeNorm(Module):
-    """What `LayerNorm` and `RMSNorm` share: everything but whether the mean is subtracted."""
+    """The base of `LayerNorm` and `RMSNorm`, which differ only in whether the mean is subtracted."""
 
     shape: tuple[int, ...] = field(static=True)
     eps: float = field(static=True)
@@ -107,14 +106,14 @@ class LayerNorm(_ShapeNorm):
 
         y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
-    with the mean and the (biased) variance over all elements, and a weight and a bias for every element.
+    The mean and the (biased) variance are over all elements; every element has its own weight and bias.
     Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
 
     Args:
         shape: the shape of the inputs; an int is the length of a vector.
         eps: added to the variance, so that a constant input gives zeros.
-        use_weight: whether to scale by a learnt `weight`, which begins as ones.
-        use_bias: whether to shift by a learnt `bias`, which begins as zeros.
+        use_weight: whether to scale by a learnt `weight`, initially ones.
+        use_bias: whether to shift by a learnt `bias`, initially zeros.
         dtype: of `weight` and `bias`; JAX's default float if None.
 
     Example:
@@ -134,7 +133,7 @@ class LayerNorm(_ShapeNorm):
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input
+            An array of the shape and dtype of `x`, computed in at least float32. (An integer input
             gives floats.)
 
         Raises:
@@ -154,8 +153,8 @@ class RMSNorm(_ShapeNorm):
     Args:
         shape: the shape of the inputs; an int is the length of a vector.
         eps: added to the mean square, so that zeros give zeros.
-        use_weight: whether to scale by a learnt `weight`, which begins as ones.
-        use_bias: whether to shift by a learnt `bias`, which begins as zeros.
+        use_weight: whether to scale by a learnt `weight`, initially ones.
+        use_bias: whether to shift by a learnt `bias`, initially zeros.
         dtype: of `weight` and `bias`; JAX's default float if None.
 
     Example:
@@ -175,7 +174,7 @@ class RMSNorm(_ShapeNorm):
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input
+            An array of the shape and dtype of `x`, computed in at least float32. (An integer input
             gives floats.)
 
         Raises:
@@ -185,22 +184,22 @@ class RMSNorm(_ShapeNorm):
 
 
 class GroupNorm(Module):
-    """`LayerNorm` over each of several groups of channels, with one weight and one bias a channel.
+    """`LayerNorm` over each of several groups of channels, with one weight and one bias per channel.
 
-    The channels of an example come first. Group `i` holds channels `i*c/g` to `(i+1)*c/g - 1` at all positions. One
-    group is a layer norm over everything; as many groups as channels is known as instance normalisation.
+    The channels are the first axis of an example. Group `i` holds channels `i*c/g` to `(i+1)*c/g - 1` at all positions.
+    One group is a layer norm over everything; one group per channel is instance normalisation.
     Wu, He, "Group Normalization", 2018, arXiv:1803.08494.
 
     Args:
-        groups: how many groups the channels are divided into.
-        channels: how many channels there are. May be left out if `channelwise_affine` is False.
+        groups: the number of groups that the channels are divided into.
+        channels: the number of channels. May be left out if `channelwise_affine` is False.
         eps: added to the variance of each group.
-        channelwise_affine: whether to scale and shift each channel by a learnt `weight` (ones at first) and
-            `bias` (zeros).
+        channelwise_affine: whether to scale and shift each channel by a learnt `weight` (initially ones) and
+            `bias` (initially zeros).
         dtype: of `weight` and `bias`; JAX's default float if None.
-        num_spatial_dims: how many axes an example has after its channels. Without it the input is one example, with any
-            number of them; a batch takes `jax.vmap(layer)`. It is needed where another axis has the length of the
-            channels, because the input may then be a batch as well.
+        num_spatial_dims: the number of axes that an example has after its channels. If None, the input is one example
+            with any number of them; use `jax.vmap(layer)` for a batch. It is required if another axis is as long as the
+            channels, because the input could then be a batch.
 
     Raises:
         ValueError: if `groups` does not divide `channels`, or `channels` is needed and not given.
@@ -272,12 +271,12 @@ class GroupNorm(Module):
             key: not used; every layer takes one.
 
         Returns:
-            An array of the shape and type of `x`, computed in at least float32. (An integer input
+            An array of the shape and dtype of `x`, computed in at least float32. (An integer input
             gives floats.)
 
         Raises:
-            ValueError: if `x` has not `channels` channels, or a number of them that cannot be
-                divided into groups; if, without `num_spatial_dims`, it may be a batch as well.
+            ValueError: if `x` does not have `channels` channels, or `groups` does not divide their
+                number; without `num_spatial_dims`, if `x` could also be a batch.
         """
         x = as_array(self, x)
         channels, spatial = self._divided(x)
@@ -290,7 +289,7 @@ class GroupNorm(Module):
         return narrow(scale_and_shift(self, y, (channels,), len(spatial)), x)
 
     def _divided(self, x: Array) -> tuple[int, tuple[int, ...]]:
-        """The number of channels and the spatial sizes of an input, if they are as they should be."""
+        """The number of channels and the spatial sizes of an input; an error if they do not fit."""
         n = self.num_spatial_dims
         axis = 0 if n is None else x.ndim - 1 - n
         if 0 <= axis < x.ndim and self._fits(x.shape[axis]):
@@ -319,7 +318,7 @@ class GroupNorm(Module):
 
 
 def two_readings(layer: str, x: Array, axis: int) -> ValueError:
-    """The error for an input that may be an example, or a batch whose channels are in another axis."""
+    """The error for an input that may be one example, or a batch with its channels in another axis."""
     return value_error(
         "the channels may be in the first axis or in another one",
         where=f"argument `x` of {layer}",

@@ -1,4 +1,4 @@
-"""What `WeightNorm` and `SpectralNorm` have in common."""
+"""The base class of `WeightNorm` and `SpectralNorm`."""
 
 import abc
 from typing import Any
@@ -14,38 +14,38 @@ from ._parametrised import Parametrised, resolve
 
 
 class NormalisedLayer(Parametrised):
-    """A layer that uses a function of its weight in the place of the weight."""
+    """A layer that uses a function of its weight in place of the weight."""
 
     layer: AbstractVar[Any]
     weight_name: AbstractVar[str]
 
     @abc.abstractmethod
     def normalised(self, weight: Array) -> Array:
-        """What the layer uses.
+        """The weight that the layer uses.
 
         Args:
-            weight: its own.
+            weight: the layer's own.
 
         Returns:
             An array of the same shape and dtype.
         """
 
     def own_weight(self, axis: int | None) -> Array:
-        """The weight of the layer, before it is normalised.
+        """The weight of the layer before normalisation.
 
         Args:
-            axis: one that it must have.
+            axis: an axis that it must have, or None.
 
         Returns:
-            The array; its value, if it is parametrised.
+            The array; if it is `Parametrised`, its value.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if the layer has no such weight.
         """
         layer = self.layer
         weight = getattr(layer, self.weight_name, None)
         if isinstance(layer, Parametrised) or isinstance(weight, Parametrised):
-            # In inference, because nobody would take a new state here.
+            # In inference mode, because a new state would be lost here.
             weight = getattr(resolve(inference_mode(layer)), self.weight_name, None)
         if is_inexact_array(weight) and (axis is None or -weight.ndim <= axis < weight.ndim):
             return jnp.asarray(weight)
@@ -58,7 +58,7 @@ class NormalisedLayer(Parametrised):
         )
 
     def value(self) -> Any:
-        """The layer with the normalised weight in the place of its own.
+        """The layer with the normalised weight in place of its own.
 
         Returns:
             A plain layer.
@@ -68,5 +68,5 @@ class NormalisedLayer(Parametrised):
 
 
 def with_weight(layer: Any, name: str, weight: Array) -> Any:
-    """The layer with another weight."""
+    """The layer with this weight instead of its own."""
     return tree_at(lambda layer: getattr(layer, name), layer, weight)

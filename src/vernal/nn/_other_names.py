@@ -1,4 +1,4 @@
-"""What is written here for a name of `torch.nn` or `flax.linen` that this module does not have."""
+"""What to write in Vernal for names of `torch.nn` and `flax.linen` that `vernal.nn` does not have."""
 
 _ACTIVATIONS = (
     "celu elu gelu glu hard_tanh leaky_relu log_sigmoid log_softmax mish relu relu6 selu sigmoid silu softmax "
@@ -6,7 +6,7 @@ _ACTIVATIONS = (
 )
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
 
-# By the name in lower case.
+# Keyed by the lower-case name.
 _INSTEAD = {
     "module": "vernal.Module",
     "parameter": "the array itself, in a field",
@@ -27,5 +27,5 @@ _INSTEAD["batchnorm1d"] = "nn.BatchNorm(channels), and num_spatial_dims=1 for si
 
 
 def instead_of(name: str) -> str | None:
-    """What is written here for the name of a layer elsewhere; None for any other name."""
+    """What to write here for the name of a layer in another library; None for any other name."""
     return _INSTEAD.get(name.lower())

@@ -1,5 +1,7 @@
-"""Arrays and layers that are not stored as they are used: computed from other arrays (`Parametrised`), or stored
-elsewhere in the model (`Shared`). `resolve` puts in what is used."""
+"""Arrays and layers that are computed from other arrays (`Parametrised`), or stored elsewhere in the model (`Shared`).
+
+`resolve` replaces them by the arrays and layers that the model uses.
+"""
 
 import abc
 from collections.abc import Callable
@@ -18,13 +20,13 @@ _Picks: TypeAlias = str | tuple[str, ...] | Callable[[Any], Any]
 
 
 class Parametrised(Module):
-    """What stands in a model in the place of an array, or of a layer, that is computed from other arrays.
+    """A placeholder in a model for an array or a layer that is computed from other arrays.
 
-    A subclass has these arrays as its fields and says in `value` what they make. Trained, frozen, counted and saved is
-    what is stored; the code of the model sees the value, once `vernal.nn.resolve` has put it in. `vernal.nn.apply` does
-    so by itself. One may stand inside another.
+    Subclass it with these arrays as fields, and compute the array or layer in `value`. The fields are what is trained,
+    frozen, counted and saved; the model's code sees the value once `vernal.nn.resolve` has put it in, which
+    `vernal.nn.apply` does by itself. One may be nested inside another.
 
-    `vernal.nn.WeightNorm` and `vernal.nn.SpectralNorm` are such layers: they resolve themselves when they are called.
+    `vernal.nn.WeightNorm` and `vernal.nn.SpectralNorm` are such layers; they resolve themselves when they are called.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -43,18 +45,18 @@ class Parametrised(Module):
 
     @abc.abstractmethod
     def value(self) -> Any:
-        """What it stands for.
+        """The array or layer that it stands for.
 
         Returns:
-            The array or layer. What is parametrised inside of this module is resolved before.
+            The array or layer. `Parametrised` nodes inside this module are already resolved.
         """
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Whoever takes it for an array is told that it is none yet."""
+            """Raises an error that says so where an unresolved node is used as an array."""
             if name == "__jax_array__":
-                # No AttributeError: operators and functions of JAX ask for this method, and end here.
+                # Not an AttributeError: JAX's operators and functions look this method up, and would swallow it.
                 raise ValueError(_unresolved(self, "an array"))
             if hasattr(jax.Array, name) and not hasattr(type(self), name):
                 raise AttributeError(_unresolved(self, f"an array with `{name}`"))
@@ -72,27 +74,29 @@ def _unresolved(node: Parametrised, wanted: str) -> str:
 
 
 class SharedNode(Module):
-    """What stands in the place of a node that is stored elsewhere in the model."""
+    """A placeholder for a node that is stored elsewhere in the model."""
 
 
 class Shared(Module):
-    r"""Ties weights: what is in several places of a model is stored, trained, saved and counted once.
+    r"""Ties weights: nodes used in several places of a model are stored, trained, saved and counted once.
 
-    A tree has every node once, so a weight that is simply put in two places becomes two weights at the next step. Here
-    the nodes at `where` are taken out; calling the object puts what `get` picks back there.
+    A pytree does not record that two leaves are the same array, so a weight that is simply put in two places becomes
+    two weights at the next step. `Shared` takes out the nodes at `where`; calling it returns the tree with the nodes
+    that `get` picks in their place.
 
     Args:
         pytree: a tree of layers.
-        where: the path of the node to be replaced, or a tuple of paths. A function of the tree picks them, too; but a
-            function is part of the structure, so two models whose functions were made one by one are not alike.
-        get: the path of the node that it shall be, or a tuple, one for each; or a function that picks them.
+        where: the path of the node to be replaced, or a tuple of paths. A function of the tree that picks the nodes
+            works too, but it is part of the structure: two models with separately created functions differ in
+            structure.
+        get: the path of the node to use instead, or a tuple with one for each; or a function that picks them.
 
     Attributes:
-        pytree: the tree with a `SharedNode` at each of these places.
+        pytree: the tree with a `SharedNode` at each of the places `where`.
 
     Raises:
         TypeError: if `where` or `get` is neither a path, nor a tuple of paths, nor a function.
-        ValueError: if there is no such path, or a path means several nodes; if what is to be shared differs in
+        ValueError: if there is no such path, or a path matches several nodes; if the nodes to be shared differ in
             structure, shapes or dtypes, or in number; if `get` picks some of what `where` picks.
 
     Example:
@@ -154,11 +158,10 @@ class Shared(Module):
         """Puts the shared nodes back.
 
         Returns:
-            A tree like the one given, in which the nodes at `where` are what `get` picks. Arrays in it that are
-            `Parametrised` are resolved.
+            A tree like the one given, with what `get` picks at `where`. `Parametrised` arrays in it are resolved.
 
         Raises:
-            ValueError: if something was put at `where`, say by `vernal.tree_at`: it would not be used.
+            ValueError: if something was put at `where`, for example by `vernal.tree_at`: it would be ignored.
         """
         return resolve(_put_back(self), layers=False)
 
@@ -197,7 +200,7 @@ def _is_shared_node(x: Any) -> bool:
 
 
 def _second(shared: Shared, path: Any, node: Any) -> ValueError:
-    """The error for what was put where a shared node is used, but not stored."""
+    """The error for a node that was put where a shared node is used, but not stored."""
     try:
         stored = listed(
             path_text(p, "shared.pytree") for p, _ in picked_nodes(shared.get, shared.pytree)
@@ -224,26 +227,26 @@ def _described(node: Any) -> tuple[Any, Any]:
 
 
 def resolve(model: T, *, layers: bool = True) -> T:
-    """The model as its layers see it: with values in the place of all that is `Parametrised`, and of shared nodes.
+    """The model as its layers see it: with values in place of `Parametrised` nodes and of shared nodes.
 
-    Call it where the model is used, inside the function that is differentiated, and keep the model itself for the
+    Call it where the model is used, inside the function that is differentiated, and keep the original model for the
     optimiser and for saving:
 
         def loss(model, x, y):
             return mse(nn.resolve(model)(x), y)
 
-    Outside, it merges: what comes back is a plain model that computes the same. (Put a model with `SpectralNorm` into
-    inference first, see `vernal.nn.inference_mode`.) In a `Stack` each layer is resolved by itself; an ensemble is
-    resolved by `jax.vmap(nn.resolve)`.
+    Called elsewhere, it merges: it returns a plain model that computes the same. (Put a model with `SpectralNorm` into
+    inference first, see `vernal.nn.inference_mode`.) In a `Stack` each layer is resolved by itself; resolve an ensemble
+    by `jax.vmap(nn.resolve)`.
 
     Args:
         model: any tree.
-        layers: False leaves what is called as it is (`WeightNorm`, `SpectralNorm`, `Shared`), because it resolves
-            itself at its call, and may have state to change there. So does `vernal.nn.apply`.
+        layers: False leaves layers that can be called (`WeightNorm`, `SpectralNorm`, `Shared`) as they are, because
+            they resolve themselves when called, and may change state then. `vernal.nn.apply` does this.
 
     Returns:
-        The same with the value of each `Parametrised`, the innermost first. A `Shared` has its nodes in all of their
-        places, and is called as before. What has none of these in it is shared with `model`.
+        The model with the value of each `Parametrised` in its place, resolved innermost first. A `Shared` has its nodes
+        in all of their places, and is called as before. Parts without any of these are shared with `model`.
 
     Example:
         >>> import jax
@@ -265,7 +268,7 @@ def _resolved(node: Any, place: Place, layers: bool) -> Any:
     if isinstance(node, Shared):
         if not layers:
             return node
-        # Before what is inside: it may share a part of something parametrised. Nothing is left to put back.
+        # Before the nodes inside: it may share a part of something parametrised. The new one has nothing to put back.
         node = Shared(_put_back(node), _nothing, _nothing)
     changes: dict[Any, Any] = {}
     for key, part, below in place.parts(node):

@@ -1,4 +1,4 @@
-"""`PixelShuffle` and `PixelUnshuffle`: channels become positions, and positions channels."""
+"""`PixelShuffle` and `PixelUnshuffle`: move channels into pixels, and pixels into channels."""
 
 import jax
 from jax import Array
@@ -11,27 +11,27 @@ from ._batch import batched
 from ._layer_arguments import as_array, check_shape, check_size, image_shape
 
 
-# One axis at a time: of more, JAX cannot say how the result lies on a mesh.
+# One axis at a time: for more, JAX cannot infer the sharding of the result on a mesh.
 def _split(x: Array, axis: int, inner: int) -> Array:
-    """With one axis made two, the second of which is `inner` long."""
+    """`x` with one axis split into two, the second of length `inner`."""
     return x.reshape(*x.shape[:axis], x.shape[axis] // inner, inner, *x.shape[axis + 1 :])
 
 
 def _merged(x: Array, axis: int) -> Array:
-    """With an axis and the next one made one."""
+    """`x` with an axis and the next one merged."""
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 class PixelShuffle(Module):
-    """Makes a larger image of fewer channels: each `factor**2` channels become the pixels of a square.
+    """Makes a larger image with fewer channels: every `factor**2` channels become a square of pixels.
 
-    Of an input of shape `(channels * factor**2, height, width)`, entry `(c * factor**2 + i * factor + j, y, x)` becomes
+    Entry `(c * factor**2 + i * factor + j, y, x)` of an input of shape `(channels * factor**2, height, width)` becomes
     entry `(c, y * factor + i, x * factor + j)`, as in PyTorch. `PixelUnshuffle` is the inverse.
     Shi et al., "Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural
     Network", CVPR 2016, arXiv:1609.05158.
 
     Args:
-        factor: by how much height and width grow.
+        factor: the factor by which height and width grow.
 
     Raises:
         ValueError: for a factor below 1; when called, for an input of the wrong shape.
@@ -51,7 +51,7 @@ class PixelShuffle(Module):
 
     @jax.named_scope("vernal.nn.PixelShuffle")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """Shuffles.
+        """Moves channels into pixels.
 
         Args:
             x: shape `(..., channels * factor**2, height, width)`, where `...` are batch axes: any number of them, or
@@ -81,12 +81,12 @@ class PixelShuffle(Module):
 
 
 class PixelUnshuffle(Module):
-    """Makes a smaller image of more channels: the pixels of each square become channels of one pixel.
+    """Makes a smaller image with more channels: each square of pixels becomes channels of one pixel.
 
-    The inverse of `PixelShuffle`, where the order is described.
+    The inverse of `PixelShuffle`, which describes the order.
 
     Args:
-        factor: by how much height and width shrink.
+        factor: the factor by which height and width shrink.
 
     Raises:
         ValueError: for a factor below 1; when called, for an input of the wrong shape.
@@ -105,7 +105,7 @@ class PixelUnshuffle(Module):
 
     @jax.named_scope("vernal.nn.PixelUnshuffle")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """Shuffles back.
+        """Moves pixels into channels.
 
         Args:
             x: shape `(..., channels, height * factor, width * factor)`, where `...` are batch axes: any number of

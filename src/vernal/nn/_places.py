@@ -1,13 +1,13 @@
-"""The names of the layers of a model, one by one, and a random key for each name.
+"""The names of the individual layers of a model, and a random key for each name.
 
-Randomness that is folded from names (`keys`, `initialise`) does not change when something is added elsewhere. It
-shall not change either when a list of layers is stored stacked, so a name here is that of the layer in the list:
-`blocks.3.norm.weight`, where the leaf is called `blocks.layers.norm.weight` and holds this weight of all blocks along
-its first axis.
+Keys that are folded from names (`keys`, `initialise`) do not change when something is added elsewhere. They must not
+change either when a list of layers is stored stacked, so a name here is that of the layer in the list:
+`blocks.3.norm.weight`, while the leaf is `blocks.layers.norm.weight` and holds this weight of all blocks along its
+first axis.
 
-A module says which of its parts stand for others by a method `__unrolled__`. It returns pairs: the path from the
-module to the part (the texts of its keys), and what the part is called instead: one name, or a sequence of names if
-the part is stacked. An empty name stands for the module itself.
+A module renames its parts by a method `__unrolled__`. It returns pairs: the path from the module to the part (its keys
+as text), and the name of the part instead: one name, or a sequence of names if the part is stacked. An empty name means
+the module itself.
 """
 
 import dataclasses
@@ -27,18 +27,18 @@ Unrolled = Sequence[tuple[tuple[str, ...], str | Sequence[str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The names of what one node stands for.
+    """The names of the nodes that one node holds, stacked.
 
     Attributes:
-        texts: all of them, in the order of the stacked axes.
-        shape: the lengths of the stacked axes; `()` for a node that stands for itself.
+        texts: all names, in the order of the stacked axes.
+        shape: the lengths of the stacked axes; `()` for a node that is not stacked.
     """
 
     texts: tuple[str, ...] = ("",)
     shape: tuple[int, ...] = ()
 
     def below(self, name: str | Sequence[str]) -> "Names":
-        """The names of a part of each: one name, or several along a further axis."""
+        """The names of a part of each node: one name, or several along a further axis."""
         endings, axis = ((name,), ()) if isinstance(name, str) else (name, (len(name),))
         texts = (".".join(filter(None, (text, end))) for text in self.texts for end in endings)
         return Names(tuple(texts), self.shape + axis)
@@ -46,18 +46,18 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a node is, for a walk that goes down a tree.
+    """The place of a node, while walking down a tree.
 
     Attributes:
-        names: of the node.
-        pending: parts further below which have other names than their paths, and what to put them after.
+        names: the names of the node.
+        pending: parts further below whose names differ from their paths: the rest of the path, and the names.
     """
 
     names: Names = Names()
     pending: tuple[tuple[tuple[str, ...], Names], ...] = ()
 
     def parts(self, node: Any) -> Iterator[tuple[Any, Any, "Place"]]:
-        """The keys and the parts of the node at this place, and their places."""
+        """The key, part and place of each part of the node at this place."""
         pending = list(self.pending)
         if hasattr(type(node), "__unrolled__"):
             pending += [(path, self.names.below(name)) for path, name in node.__unrolled__()]
@@ -71,7 +71,7 @@ class Place:
 def keys_of(key: Any, places: Sequence[Names]) -> list[Any]:
     """A random key for every name: for each of `places`, an array of keys of its shape.
 
-    A key is folded from 64 bits of a hash of the name: with fewer, two layers of a large model might meet.
+    A key is folded from 64 bits of a hash of the name: with fewer, the names of a large model might collide.
     """
     texts = [text for names in places for text in names.texts]
     if not texts:
@@ -88,6 +88,6 @@ def keys_of(key: Any, places: Sequence[Names]) -> list[Any]:
 
 @jax.jit
 def _folded(key: Any, words: Any) -> Any:
-    """A key for every two words of 32 bits. (Compiled, so that JAX remembers it.)"""
+    """A key for every pair of 32-bit words. (Compiled, so that JAX caches it.)"""
     fold = jax.random.fold_in
     return jax.vmap(lambda two: fold(fold(key, two[0]), two[1]))(words)

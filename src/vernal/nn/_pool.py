@@ -1,4 +1,4 @@
-"""Pooling: one number for each window that slides over the input."""
+"""Pooling: reduces each window that slides over the input to one number."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,25 +31,25 @@ Padding = int | Sequence[int] | Sequence[tuple[int, int]]
 
 
 class Pool(Module):
-    """Reduces each window of the input to one number, for each channel by itself.
+    """Reduces each window of the input to one number, separately for each channel.
 
     Args:
-        init: the value to begin with, a number, the identity of `operation`: `0` for a sum, `-inf` for a
-            maximum. Outside the input, where it is padded, there is this value too.
+        init: the initial value, a number: the identity of `operation`, such as `0` for a sum or `-inf` for a
+            maximum. Padding is filled with this value too.
         operation: an associative function of two arrays, such as `jax.lax.add` or `jax.lax.max`.
         num_spatial_dims: the number of spatial dimensions.
-        kernel_size: the size of the window: one integer, or one for each dimension. So is `stride`.
-        stride: how far the window moves between two outputs.
-        padding: how much is added to the input: an integer for every side, one for each dimension,
+        kernel_size: the size of the window: one integer, or one for each dimension.
+        stride: how far the window moves between two outputs: one integer, or one for each dimension.
+        padding: how much to pad the input: an integer for every side, one for each dimension,
             or a pair (before, after) for each. At least 0, and less than the window.
-        use_ceil: what happens where the windows do not end with the input. False leaves the rest
-            out; True adds one window more, which reaches beyond it (if any of the input is left
-            for it).
+        use_ceil: what to do if the last window does not end with the input. False leaves the rest
+            of the input out; True adds one more window, which reaches beyond the input, unless it
+            would begin after the input.
 
     Raises:
         ValueError: for an `init` that is not a number, sizes that are not positive integers, sequences of the wrong
-            length, a padding that is negative or as large as the window; when called, for an input of the wrong shape
-            or too small.
+            length, or a padding that is negative or as large as the window; when called, for an input of the wrong
+            shape or too small.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -128,24 +128,22 @@ class Pool(Module):
         )
 
     def _reach(self, spatial: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """The padding with which the windows end exactly where the last one does, the number of
-        windows rounded up."""
+        """The padding up to the end of the last window, with the number of windows rounded up."""
         pads: list[tuple[int, int]] = []
         for size, k, stride, (before, after) in zip(
             spatial, self.kernel_size, self.stride, self.padding, strict=True
         ):
             last = -(-(size + before + after - k) // stride) * stride
             if last >= size + before:
-                # It would begin behind the input.
+                # The last window would begin after the input.
                 last -= stride
-            # Never negative: what is left over ends no window, and need not be cropped.
+            # Never negative: input beyond the last window need not be cropped.
             pads.append((before, max(0, last + k - size - before)))
         return tuple(pads)
 
 
 def _initial(init: Any, dtype: Any) -> Any:
-    """The initial value in the dtype of the input. An infinite one is the least or greatest number
-    of its dtype."""
+    """The initial value in the dtype of the input; an infinite one becomes the dtype's least or greatest number."""
     if not isinstance(init, bool | int | float | complex):
         return lax.convert_element_type(init, dtype)
     if isinstance(init, float) and math.isinf(init):
@@ -153,13 +151,12 @@ def _initial(init: Any, dtype: Any) -> Any:
             init = init > 0
         elif jnp.issubdtype(dtype, jnp.integer):
             init = jnp.iinfo(dtype).max if init > 0 else jnp.iinfo(dtype).min
-    # Not a JAX array: `reduce_window` must be able to read it to know the operation, and its
-    # derivative.
+    # Not a JAX array: `reduce_window` must read the value to recognise the operation and its derivative.
     return np.asarray(init, dtype)
 
 
-# Final classes are not subclassed in this house, with one exception: `MaxPool2d(...)` is a `Pool`
-# whose first arguments are fixed, and code that asks `isinstance(layer, Pool)` means all of them.
+# The one exception to the rule that concrete classes are not subclassed: `MaxPool2d(...)` is a `Pool`
+# with its first arguments fixed, and `isinstance(layer, Pool)` is meant to match all of them.
 class _AvgPool(Pool):
     _dims: ClassVar[int]
 
@@ -176,13 +173,13 @@ class _AvgPool(Pool):
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:
         """The mean of each window; arguments and result are those of `Pool`."""
         x = as_array(self, x)
-        # The sum of a window of bytes does not fit into a byte, nor that of 1024 ones into bfloat16.
+        # The sum of a window of bytes does not fit into a byte, nor the sum of 1024 ones into bfloat16.
         sums = super().__call__(widen(x))
         counts = self._counts(x.shape[x.ndim - self.num_spatial_dims :])
         return narrow(sums / beside(jnp.asarray(counts, sums.dtype), sums), x)
 
     def _counts(self, spatial: tuple[int, ...]) -> Any:
-        """Of how many numbers each window is the mean. (In `vernal.compat`: of as many as it is large.)"""
+        """The number of values that each window averages. (In `vernal.compat`: always the size of the window.)"""
         if not self.use_ceil:
             return math.prod(self.kernel_size)
         counts = np.ones((), int)
@@ -190,7 +187,7 @@ class _AvgPool(Pool):
             spatial, self.kernel_size, self.stride, self.padding, self._reach(spatial), strict=True
         ):
             starts = np.arange(0, size + sum(pads) - k + 1, stride)
-            # What is beyond the padding that was given is not a number.
+            # Entries beyond the given padding do not count.
             counts = counts[..., None] * np.minimum(k, size + sum(given) - starts)
         return counts
 
@@ -211,11 +208,11 @@ class _MaxPool(Pool):
 class AvgPool1d(_AvgPool):
     """The mean of each window over one spatial dimension: `(..., channels, length)`.
 
-    Padding counts as zeros. Of a window that reaches beyond it, with `use_ceil`, only what is in the input and its
-    padding counts.
+    Padding counts as zeros. If `use_ceil` makes a window reach beyond the padding, only its part inside the input and
+    the padding counts.
 
     Args:
-        kernel_size: and all others: as for `Pool`.
+        kernel_size: as for `Pool`, like all other arguments.
 
     Example:
         >>> import jax.numpy as jnp
@@ -230,11 +227,11 @@ class AvgPool1d(_AvgPool):
 class AvgPool2d(_AvgPool):
     """The mean of each window over two spatial dimensions: `(..., channels, height, width)`.
 
-    Padding counts as zeros. Of a window that reaches beyond it, with `use_ceil`, only what is in the input and its
-    padding counts.
+    Padding counts as zeros. If `use_ceil` makes a window reach beyond the padding, only its part inside the input and
+    the padding counts.
 
     Args:
-        kernel_size: and all others: as for `Pool`.
+        kernel_size: as for `Pool`, like all other arguments.
 
     Example:
         >>> import jax.numpy as jnp
@@ -250,11 +247,11 @@ class AvgPool3d(_AvgPool):
     """The mean of each window over three spatial dimensions:
     `(..., channels, depth, height, width)`.
 
-    Padding counts as zeros. Of a window that reaches beyond it, with `use_ceil`, only what is in the input and its
-    padding counts.
+    Padding counts as zeros. If `use_ceil` makes a window reach beyond the padding, only its part inside the input and
+    the padding counts.
 
     Args:
-        kernel_size: and all others: as for `Pool`.
+        kernel_size: as for `Pool`, like all other arguments.
 
     Example:
         >>> import jax.numpy as jnp
@@ -269,10 +266,10 @@ class AvgPool3d(_AvgPool):
 class MaxPool1d(_MaxPool):
     """The maximum of each window over one spatial dimension: `(..., channels, length)`.
 
-    Padding never wins.
+    Padding is never the maximum.
 
     Args:
-        kernel_size: and all others: as for `Pool`.
+        kernel_size: as for `Pool`, like all other arguments.
 
     Example:
         >>> import jax.numpy as jnp
@@ -287,10 +284,10 @@ class MaxPool1d(_MaxPool):
 class MaxPool2d(_MaxPool):
     """The maximum of each window over two spatial dimensions: `(..., channels, height, width)`.
 
-    Padding never wins.
+    Padding is never the maximum.
 
     Args:
-        kernel_size: and all others: as for `Pool`.
+        kernel_size: as for `Pool`, like all other arguments.
 
     Example:
         >>> import jax.numpy as jnp
@@ -306,10 +303,10 @@ class MaxPool3d(_MaxPool):
     """The maximum of each window over three spatial dimensions:
     `(..., channels, depth, height, width)`.
 
-    Padding never wins.
+    Padding is never the maximum.
 
     Args:
-        kernel_size: and all others: as for `Pool`.
+        kernel_size: as for `Pool`, like all other arguments.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""In which precision a layer computes: at least float32, whatever its input has, and back again."""
+"""The precision in which layers compute: at least float32, then back to the dtype of the input."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,9 @@ from jax import Array, lax
 
 
 def widen(x: Array) -> Array:
-    """`x` in the precision to compute in: at least float32 for half precision, the default float
-    for integers.
+    """`x` in the precision to compute in: at least float32 for half precision, the default float for integers.
 
-    By hand rather than by JAX's promotion, which refuses mixed types where users have set it to
-    "strict".
+    Converted explicitly, because JAX's promotion refuses mixed types where users have set it to "strict".
     """
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x.astype(jnp.result_type(float))
@@ -19,17 +17,16 @@ def widen(x: Array) -> Array:
 
 
 def narrow(y: Array, x: Array) -> Array:
-    """`y` in the type of the input `x` that it was computed from, unless rounding to integers
-    would spoil it."""
+    """`y` in the dtype of the input `x` that it was computed from; unchanged if that would round it to integers."""
     return y.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else y
 
 
 def largest_entry(x: Array, axes: Sequence[int] | None = None) -> Array:
-    """The largest entry along these axes, which are kept; all axes if None. Over it, numbers have squares: that of one
-    below 1e-20 is zero in float32, and that of one above 1e19 infinite.
+    """The largest absolute value along these axes, which are kept; along all axes if None.
 
-    It is a constant to derivatives, for what does not depend on what it is scaled by. And not quite the largest at the
-    end of the range, where it has no reciprocal, by which XLA multiplies.
+    Divide by it before squaring: in float32 the square of a number below 1e-20 is zero, and that of one above 1e19
+    infinite. It is constant under differentiation, for results that do not depend on the scale. It is capped at an
+    eighth of the dtype's maximum, because XLA multiplies by the reciprocal, which underflows for larger numbers.
     """
     sizes = lax.stop_gradient(jnp.abs(x))
     axes = None if axes is None else tuple(axes)

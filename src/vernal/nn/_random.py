@@ -1,8 +1,8 @@
-"""The random key of a layer: the one of the call, or else one made of that which the layer holds.
+"""The random key of a layer: the one given to the call, or else one derived from the key that the layer holds.
 
 A layer that needs randomness has a field made by `key_field`. It is None until `vernal.nn.keys` or `apply` puts a key
-there. Each use of the layer takes a new key of that and leaves another one for the next use. Only `apply` sees what is
-left; without it every use is the first.
+there. Each use of the layer splits that key into one to use and one for the next use. Only `apply` carries the second
+one on; without it every use starts from the same key.
 """
 
 import dataclasses
@@ -24,12 +24,13 @@ _MARK = "vernal.nn.key"
 def key_field() -> Any:
     """Declares the field in which `vernal.nn.keys` puts the random key of a layer.
 
-    It is None otherwise, and no argument of the constructor. Write
+    In a layer of your own, write
 
         key: PRNGKeyArray | None = vernal.nn.key_field()
 
-    in a layer of your own, and ask for a key by `vernal.nn.use_key(key, self.key)`. (A layer that has a `Dropout`
-    inside and no other randomness needs no such field: the `Dropout` has one.)
+    and get the key of each call by `vernal.nn.use_key(key, self.key)`. The field is None by default, and not an
+    argument of the constructor. (A layer whose only randomness is a `Dropout` inside needs no such field: the `Dropout`
+    has one.)
 
     Returns:
         The field, to be assigned in the class body.
@@ -69,16 +70,16 @@ def use_key(
     """The random key for one use of a layer.
 
     Args:
-        key: what was given to the call.
-        stored: the field of the layer that `key_field` declared.
-        layer: its name, for the message.
+        key: the key that was given to the call, or None.
+        stored: the value of the field that `key_field` declared.
+        layer: the name of the layer, for error messages.
 
     Returns:
-        `key`; or, if that is None, a key made of the stored one. Inside `vernal.nn.apply` each use of the layer has
-        another one, also in a loop.
+        `key`; or, if that is None, a key derived from `stored`. Inside `vernal.nn.apply` it differs for each use of the
+        layer, also in a loop.
 
     Raises:
-        RuntimeError: if there is neither.
+        RuntimeError: if both are None.
         TypeError: if `key` is not a random key.
 
     Example:
@@ -108,5 +109,5 @@ def use_key(
 
 @jax.jit
 def _two(key: PRNGKeyArray) -> tuple[Any, ...]:
-    """Two keys from one. (Compiled, so that JAX remembers it: it is traced for every use of a layer.)"""
+    """Two keys from one. (Compiled, so that JAX caches the trace: every use of a layer needs it.)"""
     return tuple(jnp.unstack(jax.random.split(key)))

@@ -1,8 +1,8 @@
 """`RNN`, `GRU` and `LSTM`: recurrent cells run over a sequence, in several layers and both directions.
 
-The share of the input in the gates (`cell.project`) needs no state. An accelerator, which is idle most of the time
-while a loop does one small thing after another, makes it for all steps at once, before the loop. On a CPU that would
-cost more than it saves: four times the input is written to memory and read again, while in the loop it stays in the
+The contribution of the input to the gates (`cell.project`) does not depend on the state. On an accelerator, which idles
+during a loop of small operations, it is computed for all steps at once, before the loop. On a CPU that would cost more
+than it saves: four times the input would be written to memory and read again, while inside the loop it stays in the
 cache.
 """
 
@@ -32,11 +32,11 @@ _State = TypeVar("_State")
 
 
 class Recurrent(Module, Generic[_State]):
-    """What `RNN`, `GRU` and `LSTM` have in common.
+    """The base class of `RNN`, `GRU` and `LSTM`.
 
     Attributes:
-        cells: the cells of each layer: the one that goes forward and, if `bidirectional`, the one that goes backward.
-        dropout: between the layers.
+        cells: the cells of each layer: the forward one and, if `bidirectional`, the backward one.
+        dropout: the `Dropout` between the layers.
     """
 
     cells: tuple[tuple[RecurrentCell[_State], ...], ...]
@@ -98,7 +98,7 @@ class Recurrent(Module, Generic[_State]):
         check_cells(name, self.cells, kind, sizes, self.hidden_size, self._directions)
         self._check_state(state, batch)
         xs = jnp.asarray(xs)
-        # Of everything in a step: a loop gives back the type that it was given.
+        # The common dtype of everything in a step: the carry of a loop must keep its dtype.
         dtype = jnp.result_type(xs, *jax.tree.leaves((self.cells, state)))
         valid = None
         if length is not None:
@@ -114,7 +114,7 @@ class Recurrent(Module, Generic[_State]):
             _check_length(name, length, xs.shape[-2])
             steps = in_front(jnp.arange(xs.shape[-2]), xs.ndim - 1)
             valid = steps < jnp.expand_dims(length, -1)
-            # Whatever pads a sequence, NaN included, must not reach the gradient through what is selected below.
+            # Padding, which may be NaN, must not reach the gradient through the `where` in `_over_time`.
             xs = jnp.where(valid[..., None], xs, 0)
         finals: list[_State] = []
         drawn = self.num_layers > 1 and drops(self.dropout)
@@ -137,7 +137,7 @@ class Recurrent(Module, Generic[_State]):
         return 2 if self.bidirectional else 1
 
     def _sizes(self) -> list[int]:
-        """How long the input of each layer is."""
+        """The input size of each layer."""
         return [self.input_size, *[self._directions * self.hidden_size] * (self.num_layers - 1)]
 
     def _check_state(self, state: Any, batch: tuple[Any, ...]) -> None:
@@ -162,7 +162,7 @@ def _dtype(x: Any) -> Any:
 
 
 def _check_length(layer: str, length: Any, time: Any) -> None:
-    """Refuses lengths that the sequence has not, where they are known."""
+    """Refuses lengths that do not fit the sequence, where they are known."""
     known = known_value(length)
     if known is None or not isinstance(time, int):
         return
@@ -188,8 +188,8 @@ def _over_time(
     *,
     reverse: bool,
 ) -> tuple[Array, Any]:
-    """The hidden states of all steps of one sequence, and the final state. Where a step is not valid the state stays,
-    and the output is zero."""
+    """The hidden states of all steps of one sequence, and the final state. A step that is not valid keeps the state,
+    and its output is zero."""
 
     ahead = jax.default_backend() != "cpu"
     cell = whole(cell)  # Once, not at every step.
@@ -210,14 +210,14 @@ def _over_time(
 
 
 class RNN(Recurrent[Array]):
-    """A plain recurrent network over a sequence: `RNNCell` at each step.
+    """A plain recurrent network over a sequence: an `RNNCell` at each step.
 
     Args:
         input_size: the length of the input of each step.
         hidden_size: the length of the hidden state.
-        num_layers: how many layers, each over the outputs of the one before.
-        use_bias: whether there are biases.
-        bidirectional: whether each layer also runs from the end to the beginning, with weights of its own.
+        num_layers: the number of layers; each runs over the outputs of the one before.
+        use_bias: whether the cells have biases.
+        bidirectional: whether each layer also runs backward over the sequence, with separate weights.
         dropout_p: the probability of dropout between the layers.
         dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
         activation: as for `RNNCell`, the same in all layers.
@@ -225,7 +225,7 @@ class RNN(Recurrent[Array]):
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape, and for a
-            `length` that is known to be negative or beyond the sequence.
+            `length` that is known to be negative or longer than the sequence.
         TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
@@ -271,34 +271,34 @@ class RNN(Recurrent[Array]):
             xs: of shape `(..., time, input_size)`, where `...` are batch axes, if any.
             state: of shape `(..., num_layers * directions, hidden_size)`: for each layer, forward and then backward.
                 None is zeros.
-            length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
-                no state, and their outputs are zero. (In a compiled program, which cannot refuse it, a length beyond
-                the sequence is that of the sequence, and a negative one is 0.)
+            length: the number of valid steps of `xs`, counted from the first, of shape `(...)`; None for all. The other
+                steps do not change the state, and their outputs are zero. (A compiled program cannot refuse a length
+                outside of the sequence: it is clipped to between 0 and the number of steps.)
             key: for dropout, which is independent for each sequence of a batch.
 
         Returns:
             The outputs of the last layer, of shape `(..., time, directions * hidden_size)`, and the final state, of the
-            shape of `state`: after the last valid step or, for the backward direction, after the first.
+            shape of `state`: that after the last valid step or, for the backward direction, after the first.
         """
         return self._run(xs, state, length, key)
 
 
 class GRU(Recurrent[Array]):
-    """Gated recurrent units over a sequence: `GRUCell` at each step.
+    """Gated recurrent units over a sequence: a `GRUCell` at each step.
 
     Args:
         input_size: the length of the input of each step.
         hidden_size: the length of the hidden state.
-        num_layers: how many layers, each over the outputs of the one before.
-        use_bias: whether there are biases.
-        bidirectional: whether each layer also runs from the end to the beginning, with weights of its own.
+        num_layers: the number of layers; each runs over the outputs of the one before.
+        use_bias: whether the cells have biases.
+        bidirectional: whether each layer also runs backward over the sequence, with separate weights.
         dropout_p: the probability of dropout between the layers.
         dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
         key: a JAX random key for the initial weights.
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape, and for a
-            `length` that is known to be negative or beyond the sequence.
+            `length` that is known to be negative or longer than the sequence.
         TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
@@ -328,36 +328,36 @@ class GRU(Recurrent[Array]):
             xs: of shape `(..., time, input_size)`, where `...` are batch axes, if any.
             state: of shape `(..., num_layers * directions, hidden_size)`: for each layer, forward and then backward.
                 None is zeros.
-            length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
-                no state, and their outputs are zero. (In a compiled program, which cannot refuse it, a length beyond
-                the sequence is that of the sequence, and a negative one is 0.)
+            length: the number of valid steps of `xs`, counted from the first, of shape `(...)`; None for all. The other
+                steps do not change the state, and their outputs are zero. (A compiled program cannot refuse a length
+                outside of the sequence: it is clipped to between 0 and the number of steps.)
             key: for dropout, which is independent for each sequence of a batch.
 
         Returns:
             The outputs of the last layer, of shape `(..., time, directions * hidden_size)`, and the final state, of the
-            shape of `state`: after the last valid step or, for the backward direction, after the first. Both have the
-            dtype that JAX makes of those of `xs`, the weights and `state` together: integers or bfloat16 and weights
-            of float32 give float32.
+            shape of `state`: that after the last valid step or, for the backward direction, after the first. Both have
+            the dtype that JAX promotes `xs`, the weights and `state` to: integer or bfloat16 inputs and float32
+            weights give float32.
         """
         return self._run(xs, state, length, key)
 
 
 class LSTM(Recurrent[tuple[Array, Array]]):
-    """Long short-term memory over a sequence: `LSTMCell` at each step.
+    """Long short-term memory over a sequence: an `LSTMCell` at each step.
 
     Args:
         input_size: the length of the input of each step.
         hidden_size: the length of the hidden state and of the memory.
-        num_layers: how many layers, each over the outputs of the one before.
-        use_bias: whether there are biases.
-        bidirectional: whether each layer also runs from the end to the beginning, with weights of its own.
+        num_layers: the number of layers; each runs over the outputs of the one before.
+        use_bias: whether the cells have biases.
+        bidirectional: whether each layer also runs backward over the sequence, with separate weights.
         dropout_p: the probability of dropout between the layers.
         dtype: the dtype of the weights; `float32` by default (`float64` if JAX has 64-bit numbers switched on).
         key: a JAX random key for the initial weights.
 
     Raises:
         ValueError: for a size below 1; when called, for arguments of the wrong shape or structure, and for a
-            `length` that is known to be negative or beyond the sequence.
+            `length` that is known to be negative or longer than the sequence.
         TypeError: when called, if `length` is not an integer.
         RuntimeError: when called without a key, if dropout needs one.
 
@@ -387,14 +387,14 @@ class LSTM(Recurrent[tuple[Array, Array]]):
             xs: of shape `(..., time, input_size)`, where `...` are batch axes, if any.
             state: hidden state and memory, each of shape `(..., num_layers * directions, hidden_size)`: for each
                 layer, forward and then backward. None is zeros.
-            length: how many steps of `xs` are valid, from the first, of shape `(...)`; None for all. The others change
-                no state, and their outputs are zero. (In a compiled program, which cannot refuse it, a length beyond
-                the sequence is that of the sequence, and a negative one is 0.)
+            length: the number of valid steps of `xs`, counted from the first, of shape `(...)`; None for all. The other
+                steps do not change the state, and their outputs are zero. (A compiled program cannot refuse a length
+                outside of the sequence: it is clipped to between 0 and the number of steps.)
             key: for dropout, which is independent for each sequence of a batch.
 
         Returns:
             The outputs of the last layer, of shape `(..., time, directions * hidden_size)`, and the final state, of the
-            structure and shape of `state`: after the last valid step or, for the backward direction, after the first.
-            Both have the dtype that JAX makes of those of `xs`, the weights and `state` together.
+            structure and shape of `state`: that after the last valid step or, for the backward direction, the first.
+            Both have the dtype that JAX promotes `xs`, the weights and `state` to.
         """
         return self._run(xs, state, length, key)

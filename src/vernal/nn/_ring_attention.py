@@ -1,17 +1,17 @@
-"""`ring_attention`: attention over a sequence that is spread over devices.
+"""`ring_attention`: attention over a sequence that is sharded over devices.
 
-Difficulty. Every query may see every key, and no device has room for all keys. Plan: each device keeps its queries,
-and the keys and values go round a ring of the devices; at each of n steps a device sees one part of them. The softmax
-is put together from its parts: of each query the largest score so far, the sum of the powers, and the sum of the
-values are kept, and rescaled when a larger score comes (H. Liu et al., arXiv:2310.01889; the sums are those of
+Every query may see every key, and no device has room for all keys. So each device keeps its queries, and the keys and
+values are passed round a ring of the devices; at each of n steps a device sees one part of them. The softmax is
+accumulated part by part: for each query, the largest score so far, the sum of the exponentials and the weighted sum of
+the values are kept, and rescaled when a larger score comes (H. Liu et al., arXiv:2310.01889; the sums are those of
 M. Rabe and C. Staats, arXiv:2112.05682).
 
-The derivative would keep the keys of every step, which is the whole sequence on every device. So it has a rule of its
-own, which sends keys and values round once more, and with them the sums of their gradients, which are at home after n
-steps. Of the way forward it needs the results, and the logarithm of each query's sum of powers.
+Automatic differentiation would keep the keys of every step, which is the whole sequence on every device. A custom rule
+instead passes keys and values round once more, together with the sums of their gradients, which are back on their own
+device after n steps. From the forward pass it keeps the results, and the logarithm of each query's sum of exponentials.
 
 Here `rows` are those of a block of queries, as in `_blockwise_attention.py`: only the scores of one block with one part
-of the keys are in memory at a time. The layout is that of `_dense_attention.py`. All sums are in float32 at least.
+of the keys are in memory at a time. The layout is that of `_dense_attention.py`. All sums are in at least float32.
 """
 
 import math
@@ -40,30 +40,30 @@ def ring_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Array:
-    """`attention` inside `vernal.filter_shard_map`, of sequences that are spread over an axis of the mesh.
+    """`attention` inside `vernal.filter_shard_map`, over sequences that are sharded over an axis of the mesh.
 
-    Each device has one of n equal parts of the queries, keys and values, in the order of the devices. It receives the
-    keys and values of the others one after another, so that it never has more than two parts; for the gradient once
-    more. The results are those of `attention` of the whole sequences.
+    Each of n devices has one of n equal parts of the queries, keys and values, in the order of the devices. It receives
+    the keys and values of the others one after another, and again for the gradient, and never holds more than two parts
+    of them. The results are those of `attention` on the whole sequences.
 
     H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context",
     arXiv:2310.01889.
 
     Args:
-        query: shape `(..., T / n, heads, size)`, the part of this device.
-        key: shape `(..., S / n, key_value_heads, size)`; for grouped heads as in `attention`.
+        query: shape `(..., T / n, heads, size)`, the part on this device.
+        key: shape `(..., S / n, key_value_heads, size)`; heads are grouped as in `attention`.
         value: shape `(..., S / n, key_value_heads, value_size)`.
         axis_name: the axis of the mesh.
         causal: whether a query sees only keys at its own position and before.
-        scale: what the products are multiplied by; by default `1 / sqrt(size)`.
+        scale: the factor of the products; by default `1 / sqrt(size)`.
 
     Returns:
-        Shape `(..., T / n, heads, value_size)`, of the dtype of `query`: the part of this device. It has derivatives in
-        reverse mode only.
+        Shape `(..., T / n, heads, value_size)`, of the dtype of `query`: the part on this device. Only reverse-mode
+        derivatives are supported.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit each other, or an argument does not vary over the axis: then it is no
-            part of a sequence, but the same on all devices.
+        ValueError: if shapes or dtypes do not fit each other, or an argument does not vary over the axis: it is then
+            the same on all devices, not a part of a sequence.
 
     Example:
         >>> import functools
@@ -82,7 +82,7 @@ def ring_attention(
     """
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     sizes = check_sizes(query, key, value)
-    # Without JAX's check nothing is said to vary.
+    # With `check_vma=False` JAX does not track what varies, and nothing is refused here.
     for name, x in (("query", query), ("key", key), ("value", value)):
         missing = varying_axes(lax.axis_index(axis_name)) - varying_axes(x)
         if missing:
@@ -106,7 +106,7 @@ def ring_attention(
 
 
 class _Ring(Module):
-    """What is known of one call, besides its arrays."""
+    """The settings of one call."""
 
     axis_name: str = field(static=True)
     devices: int = field(static=True)
@@ -115,12 +115,12 @@ class _Ring(Module):
     blocks: int = field(static=True)
 
     def next(self, tree: Any) -> Any:
-        """The parts of the device before this one."""
+        """The parts that the device before this one holds."""
         steps = [(i, (i + 1) % self.devices) for i in range(self.devices)]
         return jax.tree.map(lambda x: lax.ppermute(x, self.axis_name, steps), tree)
 
     def scores(self, query: Array, keys: Array, block: Array, step: Array) -> Array:
-        """Of a block of the queries with the keys that have come at a step."""
+        """The scores of a block of queries with the keys received at a step."""
         wide = widen(jnp.zeros((), query.dtype)).dtype
         scores = jnp.einsum("...kgth,...ksh->...kgts", query, keys, preferred_element_type=wide)
         scores = scores * jnp.asarray(self.scale, wide)
@@ -134,7 +134,7 @@ class _Ring(Module):
         return jnp.where(lax.expand_dims(visible, range(scores.ndim - 2)), scores, -jnp.inf)
 
     def over_blocks(self, body: Any, carry: Any, arrays: Any) -> tuple[Any, Any]:
-        """A scan over the blocks of rows of arrays."""
+        """A scan over the blocks of rows of `arrays`."""
 
         def cut(x: Array) -> Array:
             rows = x.shape[-2] // self.blocks
@@ -151,7 +151,7 @@ class _Ring(Module):
 
 
 def _forward(ring: _Ring, query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
-    """The results in full precision, and the logarithms of the sums of powers."""
+    """The results in at least float32, and the logarithms of the sums of exponentials."""
     axes = varying_axes(query, keys, values)
     wide = widen(jnp.zeros((), query.dtype)).dtype
 
@@ -163,7 +163,7 @@ def _forward(ring: _Ring, query: Array, keys: Array, values: Array) -> tuple[Arr
             number, (query, out, total, top) = x
             scores = ring.scores(query, keys, number, step)
             higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
-            # A query may see none of the keys that have come so far.
+            # A query may see none of the keys received so far.
             finite = jnp.where(higher == -jnp.inf, 0, higher)
             powers, shrink = jnp.exp(scores - finite), jnp.exp(top - finite)
             more = jnp.einsum(
@@ -209,7 +209,7 @@ def _attend_bwd(
     out, log_total = residuals
     axes = varying_axes(query, keys, values, ct)
     wide = log_total.dtype
-    # The mean of the cotangents of a query's scores.
+    # For each query, the mean of the cotangents of its weights, weighted by them.
     mean = jnp.sum(ct.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
 
     def start(x: Array) -> Array:

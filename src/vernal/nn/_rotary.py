@@ -14,17 +14,17 @@ from ._precision import widen
 
 
 class RotaryPositionalEmbedding(Module):
-    r"""Rotates pairs of features by angles that grow with the position, so that products of queries and keys depend on
-    the difference of their positions only.
+    r"""Rotates pairs of features by angles that grow with the position, so that products of queries and keys depend
+    only on the difference of their positions.
 
-    Feature `i` of the first half and feature `i` of the second half (as in GPT-NeoX and Llama) are turned by the angle
-    `position * theta ** (-2 i / embedding_size)`. Angles are computed in float32 at least, from absolute positions, so
-    that a token has the same embedding whether it comes with the whole sequence or alone, after a cache.
+    Feature `i` of the first half and feature `i` of the second half (as in GPT-NeoX and Llama) are rotated by the angle
+    `position * theta ** (-2 i / embedding_size)`. Angles are computed in at least float32 from absolute positions, so a
+    token has the same embedding whether it comes with the whole sequence or alone, after a cache.
 
     J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
 
     Args:
-        embedding_size: the number of features, even.
+        embedding_size: the number of features; must be even.
         theta: the base of the wavelengths.
         dtype: of the angles' sines and cosines; the input's by default.
 
@@ -72,8 +72,9 @@ class RotaryPositionalEmbedding(Module):
 
         Args:
             x: of shape `(..., length, embedding_size)`, with any number of batch axes in front.
-            positions: of the rows, of shape `(length,)` or, if they differ in the batch, `(..., length)`, where batch
-                axes may be 1; or one number for the first row, which the others follow. None is 0.
+            positions: of the rows, of shape `(length,)` or, if they differ within the batch, `(..., length)`, where
+                batch axes may be 1; or a scalar, the position of the first row, from which the others count up. None
+                means 0.
             key: ignored; here so that all layers are called alike.
 
         Returns:
@@ -87,7 +88,7 @@ class RotaryPositionalEmbedding(Module):
         angle_dtype = widen(jnp.zeros((), dtype)).dtype
         at = jnp.asarray(0 if positions is None else positions)
         if at.ndim == 0:
-            # A narrow type may not hold the last position.
+            # A narrow dtype may not hold the last position.
             if jnp.issubdtype(at.dtype, jnp.inexact):
                 at = widen(at)
             elif at.dtype.itemsize < 4:

@@ -1,4 +1,4 @@
-"""Layers one after another: `Sequential`, and `Lambda`, which makes a layer of a function."""
+"""`Sequential`, which calls layers one after another, and `Lambda`, which makes a layer of a function."""
 
 import contextlib
 import types
@@ -15,8 +15,7 @@ from ..show import short, type_error
 from ._layer_arguments import check_key
 from ._state import State, StatefulLayer, check_state, is_stateful
 
-# Whether functions (and other callables) take a key. A signature takes longer to read than a small
-# layer to run.
+# Whether callables take a key. Cached, because reading a signature takes longer than running a small layer.
 _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
@@ -25,7 +24,7 @@ def _takes_key(layer: Any) -> bool:
     if isinstance(layer, Partial):
         return "key" not in layer.keywords and _takes_key(layer.func)
     call = type(layer).__call__
-    # What a class writes down holds for all its instances, unless they stand for something else.
+    # The signature in the class holds for all its instances, unless they wrap something else.
     if isinstance(call, types.FunctionType) and not hasattr(layer, "__wrapped__"):
         layer = call
     with contextlib.suppress(
@@ -44,23 +43,24 @@ def _takes_key(layer: Any) -> bool:
 
 
 class Sequential(StatefulLayer):
-    """Calls layers one after another, each with what the one before returned.
+    """Calls layers one after another, each with the output of the one before.
 
-    Layers may be modules, and plain functions such as `jax.nn.relu`. Each layer that has a
-    parameter `key` (or `**kwargs`) is given a random key of its own; the others are called with
-    the input alone. Called with a `state` (see `make_with_state`), it hands it through the layers that are a
-    `StatefulLayer`; without, a layer with state has it in the model (see `apply`).
+    Layers may be modules and plain functions such as `jax.nn.relu`. Each layer that has a parameter `key` (or
+    `**kwargs`) is given its own random key; the others are called with the input alone. Called with a `state` (see
+    `make_with_state`), it passes the state through each `StatefulLayer` among its layers; without, the state of a layer
+    is in the model (see `apply`).
 
-    A layer of ours takes a batch as it takes one example. A function is handed what comes: `jax.nn.relu` does not mind,
-    but `jnp.ravel` makes one vector of a whole batch; a model with such a function in it is for `jax.vmap(model)`.
+    Vernal's layers accept a batch as well as one example. A function is called with the batch as it is: this works for
+    `jax.nn.relu`, but `jnp.ravel` makes one vector of the whole batch. Call a model with such a function by
+    `jax.vmap(model)`.
 
     `len`, iteration, `model[i]` (a layer) and `model[i:j]` (a `Sequential`) work as on a tuple.
 
     Args:
-        layers: callables of one argument.
+        layers: an iterable of callables of one argument.
 
     Raises:
-        TypeError: if `layers` is not a sequence, or a layer cannot be called.
+        TypeError: if `layers` is a single layer or not iterable, or a layer cannot be called.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -72,7 +72,7 @@ class Sequential(StatefulLayer):
         (3, 2)
     """
 
-    # PyTorch has the layers in the module itself: see `vernal.saving.from_torch`.
+    # In PyTorch's names the layers are in the module itself: see `vernal.saving.from_torch`.
     _vernal_passed_over = "layers"
 
     layers: tuple[Any, ...]
@@ -86,7 +86,7 @@ class Sequential(StatefulLayer):
                 got=short(layers),
                 instead="Sequential([layer]), also for a single one",
             )
-        # Anything is let in here, to be refused below with its place in the list.
+        # Any entry is accepted here, so that a wrong one is refused below with its index.
         self.layers = tuple(layers)
         for i, layer in enumerate(self.layers):
             if not callable(layer):
@@ -105,12 +105,12 @@ class Sequential(StatefulLayer):
 
         Args:
             x: what the first layer takes.
-            state: of a model made by `make_with_state`.
-            key: a `jax.random` key, split into one for each layer; None gives `key=None` to those
-                that take one.
+            state: the state of a model made by `make_with_state`.
+            key: a `jax.random` key, split into one for each layer; with None, layers that take a key are given
+                `key=None`.
 
         Returns:
-            What the last layer returns, or `x` itself if there are no layers; with `state`, a pair of it and the
+            What the last layer returns, or `x` itself if there are no layers; with `state`, a pair of this and the
             new state.
         """
         if not isinstance(self.layers, tuple | list):
@@ -135,10 +135,10 @@ class Sequential(StatefulLayer):
         return (x, state) if given else x
 
     def is_stateful(self) -> bool:
-        """Whether one of the layers wants `state`.
+        """Whether one of the layers takes `state`.
 
         Returns:
-            True if there is a `StatefulLayer` among them that says so.
+            True if the `is_stateful` of any `StatefulLayer` among the layers returns True.
         """
         return any(map(is_stateful, self.layers))
 
@@ -153,11 +153,11 @@ class Sequential(StatefulLayer):
 
 
 class Lambda(Module):
-    """A function as a layer: takes the `key` that every layer takes, and drops it.
+    """A function as a layer: accepts the `key` that every layer takes, and ignores it.
 
     Args:
-        fn: a function of one argument. It is structure; a module or another pytree keeps its
-            arrays as leaves.
+        fn: a function of one argument. It is part of the structure; a module or another pytree keeps its arrays as
+            leaves.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -19,20 +19,20 @@ from ._precision import largest_entry, widen
 from ._state import State, StatefulLayer, check_state
 from ._variable import Variable
 
-# How many power iterations there are at construction.
+# The number of power iterations at construction.
 _AT_FIRST = 15
-# Vectors that are found anew have as many, and more, up to the last number, while each makes the estimate larger by
-# more than this factor.
+# New vectors get that many iterations, and more, up to `_MOST`, while each grows the estimate by more than the factor
+# `_NEAR`.
 _NEAR, _MOST = 1.0001, 200
-# The vectors belong to a weight `W` if `v` is the direction of `W^* u`, as the last call made it with its weight, and
-# `u` nearly that of `W v`. A training step turns them a little; with another weight they are any directions, seldom
-# both within this cosine.
+# The vectors belong to a weight `W` if `v` is the direction of `W^* u`, as the last call left it for its weight, and
+# `u` is nearly the direction of `W v`. A training step turns them a little; for another weight they are arbitrary
+# directions, and seldom are both within this cosine.
 _SAME = 0.9
-# The largest singular value may have another direction all the same, of which the vectors have no part. How large the
-# weight is at least is said by one iteration that begins with a part of every direction: vectors are lost if that is
-# larger than their estimate by the first factor. A large training step makes it 1.2 times larger, and PyTorch follows
-# that with a single iteration, so it must be more. In inference no further call brings the vectors nearer: there it is
-# said by so many iterations, and the second factor is enough.
+# Even then the largest singular value may have a direction in which the vectors have no component. One iteration from a
+# vector with a component in every direction gives a lower bound on the norm of the weight: the vectors are lost if it
+# exceeds their estimate by the factor `_LOST`. A large training step can raise it by 1.2, and PyTorch follows that with
+# a single iteration, so the factor must be larger. In inference no further call improves the vectors: there the bound
+# takes `_BEFORE` iterations, and the factor `_LARGER` is enough.
 _LOST = 1.5
 _LARGER, _BEFORE = 1.2, 8
 
@@ -43,14 +43,16 @@ Layer = TypeVar("Layer")
 class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     """A layer whose weight is divided by its largest singular value.
 
-    So a linear layer makes no difference between two inputs larger. The weight is taken as a matrix: its first axis
-    against all others. The largest singular value is estimated by power iteration, as `sigma = u^* W v`
-    with unit vectors `u` and `v` that are buffers (see `vernal.field`): each call while training brings them nearer,
-    and inference takes them as they are. When the weight has been replaced, the call notices that they do not belong to
-    it, and finds new ones first, by up to 200 iterations. It may miss a new weight that resembles the old one, mostly a
-    small matrix: then, as after a large training step, the norm is above one until the vectors have followed, which
-    they do while training only. Gradients go through `sigma`, with `u` and `v` constant. The new vectors come back from
-    `vernal.nn.apply`, or through `state`.
+    A linear layer then never increases the distance between two inputs. The weight is reshaped to a matrix: its first
+    axis by all others. The largest singular value is estimated by power iteration, as `sigma = u^* W v` with unit
+    vectors `u` and `v`, which are buffers (see `vernal.field`): each call while training improves them, and inference
+    uses them as they are. The new vectors are returned by `vernal.nn.apply`, or in `state`. Gradients flow through
+    `sigma`, with `u` and `v` constant.
+
+    If the weight has been replaced, the call detects that the vectors do not belong to it, and first finds new ones, in
+    up to 200 iterations. It may fail to detect a new weight that resembles the old one, mostly for a small matrix: the
+    norm is then above one, as it is after a large training step, until the vectors have caught up, which they do only
+    while training.
 
     T. Miyato, T. Kataoka, M. Koyama and Y. Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR
     2018, arXiv:1802.05957.
@@ -58,19 +60,19 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     Args:
         layer: the layer.
         weight_name: the name of its weight.
-        num_power_iterations: how many at each call while training; there are 15 at construction.
-        eps: the least length that a vector is divided by to make it a unit vector, in units of the largest entry of the
+        num_power_iterations: the number of power iterations at each call while training; construction takes 15.
+        eps: the smallest length by which a vector is divided to normalise it, in units of the largest entry of the
             weight.
         inference: True leaves `u` and `v` as they are.
-        key: for the random `v` to begin with.
+        key: a JAX random key for the initial `v`.
 
     Attributes:
         layer: as given, with its own weight.
-        vectors: the variable that holds `(u, v)`.
+        vectors: the `Variable` that holds `(u, v)`.
 
     Raises:
-        ValueError: if the layer has no such weight, or the weight no axis; if `num_power_iterations` is not a positive
-            integer.
+        ValueError: if the layer has no such weight, or the weight has no axes; if `num_power_iterations` is not a
+            positive integer.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -124,18 +126,18 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         """Calls the layer with the normalised weight.
 
         Args:
-            x: what the layer takes.
-            *args: likewise, such as the hidden state of a cell. The last may be the `state`.
-            state: the state that `vernal.nn.make_with_state` gave, for who threads it explicitly.
-            key: handed on to the layer, if given.
-            inference: overrides this layer's own setting, for this call.
+            x: the input of the layer.
+            *args: further arguments of the layer, such as the hidden state of a cell. The last may be the `state`.
+            state: the state that `vernal.nn.make_with_state` returned, for callers that pass the state explicitly.
+            key: passed on to the layer, if given.
+            inference: overrides this layer's own setting for this call.
 
         Returns:
-            What the layer returns. With `state`: that and the new state.
+            What the layer returns; with `state`, a pair of this and the new state.
 
         Raises:
-            RuntimeError: while training, if nobody takes the new vectors: outside of `vernal.nn.apply` and without
-                `state`.
+            RuntimeError: while training, outside of `vernal.nn.apply` and without `state`: the new vectors would be
+                lost.
         """
         if args and isinstance(args[-1], State):
             args, state = args[:-1], args[-1]
@@ -148,20 +150,20 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         return y if state is None else (y, state)
 
     def normalised(self, weight: Array) -> Array:
-        """What the layer uses. While training, this moves the vectors, inside `vernal.nn.apply`.
+        """The weight that the layer uses. While training, inside `vernal.nn.apply`, this updates the vectors.
 
         Args:
             weight: the layer's own.
 
         Returns:
-            The weight, divided by its largest singular value.
+            The weight divided by its largest singular value.
         """
         return self._divided(weight, None, None)[0]
 
     def _divided(
         self, weight: Array, state: State | None, inference: Any
     ) -> tuple[Array, State | None]:
-        # Once: two gradients that are too large for half precision would have no sum there.
+        # Widened once: otherwise two gradients would be summed in half precision, where they may overflow.
         check_kind("SpectralNorm", self.weight_name, weight, jnp.inexact)
         wide = widen(weight)
         largest, matrix = _in_parts(wide)
@@ -183,21 +185,21 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
             else:
                 state = state.set(self.vectors, new)
         sigma = jnp.vdot(u, matrix @ v).real
-        # A weight of zeros stays one.
-        # XLA would multiply `sigma` by what the weight is scaled by, which may be beyond the dtype.
+        # A weight of zeros stays zero. The barrier is needed because XLA would multiply `sigma` by the scale of the
+        # weight, which may overflow.
         scale = lax.optimization_barrier(1 / jnp.where(sigma == 0, 1, sigma)).astype(wide.dtype)
         return (wide / largest * scale).astype(weight.dtype), state
 
     def _fitting(
         self, matrix: Array, u: Array, v: Array, is_other: Array, trains: bool
     ) -> tuple[Array, Array]:
-        """The vectors, or new ones if the weight was replaced. (In `vernal.compat`: as they are.)"""
+        """The vectors, or new ones if the weight was replaced. (In `vernal.compat`: always the vectors.)"""
         lost, before = (_LOST, 1) if trains else (_LARGER, _BEFORE)
         return _belonging(matrix, u, v, is_other, self.eps, lost, before)
 
 
 def _in_parts(weight: Array) -> tuple[Array, Array]:
-    """The largest entry of a weight, and the weight over it as a matrix."""
+    """The largest entry of a weight, and the weight divided by it as a matrix."""
     matrix = whole(weight).reshape(weight.shape[0], math.prod(weight.shape[1:]))
     largest = largest_entry(matrix)[0, 0]
     largest = jnp.where(largest == 0, 1, largest).astype(matrix.dtype)
@@ -213,30 +215,30 @@ def _unit(x: Array, eps: float) -> Array:
 
 
 def _is_unit(v: Array) -> Array:
-    """Whether it is a unit vector, up to rounding. What is not is of zeros, very short, or not finite."""
+    """Whether `v` is a unit vector, up to rounding, rather than zero, very short or not finite."""
     return jnp.sum(jnp.abs(v) ** 2) > 0.5
 
 
 @functools.partial(jax.jit, static_argnames=("times", "eps"))
 def _power_iteration(matrix: Array, v: Array, times: int, eps: float) -> tuple[Array, Array]:
-    """The vectors `u` and `v` after some iterations, which begin with `v`. Compiled, because layers are mostly built
-    outside of compiled functions."""
+    """The vectors `u` and `v` after some iterations from `v`. Compiled, because layers are mostly built outside of
+    compiled functions."""
 
     def step(_: Any, vectors: tuple[Array, Array]) -> tuple[Array, Array]:
         v = vectors[1]
         u = _unit(matrix @ v, eps)
         new = _unit(matrix.conj().T @ u, eps)
-        # From a weight of zeros, or with a NaN, there is no way back for vectors that follow it.
+        # Vectors that followed a weight of zeros, or one with a NaN, could not recover.
         return jnp.where(jnp.isfinite(u), u, 0), jnp.where(_is_unit(new), new, v)
 
-    # The first by itself: there is no `u` before it.
+    # The first iteration by itself, because it has no `u` yet.
     some = jnp.cos(jnp.arange(v.size)).astype(v.dtype)
     vectors = step(0, (v, jnp.where(_is_unit(v), v, _unit(some, eps))))
     return vectors if times == 1 else lax.fori_loop(1, times, step, vectors)
 
 
 def _is_other(matrix: Array, u: Array, v: Array) -> Array:
-    """Whether the vectors belong to another matrix, or to one without a direction."""
+    """Whether the vectors belong to another matrix, or have no direction."""
 
     def apart(a: Array, unit: Array) -> Array:
         return jnp.vdot(a, unit).real < _SAME * _length(a)
@@ -248,12 +250,12 @@ def _is_other(matrix: Array, u: Array, v: Array) -> Array:
 def _belonging(
     matrix: Array, u: Array, v: Array, is_other: Array, eps: float, lost: float, before: int
 ) -> tuple[Array, Array]:
-    """The vectors as they are, or new ones if the matrix is another one, or has a larger direction."""
+    """The vectors as they are, or new ones if the matrix is another one, or is larger in another direction."""
     if matrix.size == 0:
         return u, v
 
     def anew() -> tuple[Array, Array]:
-        """A vector with a part of every direction, mostly the longest row; and a size that the weight has at least."""
+        """A vector with a component in every direction, mostly the longest row; and a lower bound on the norm."""
         rows = jnp.sum(jnp.abs(matrix) ** 2, axis=1)
         longest = _unit(matrix[jnp.argmax(rows)].conj(), eps)
         some = _unit(jnp.cos(jnp.arange(v.size)).astype(v.dtype), eps)
@@ -273,7 +275,7 @@ def _belonging(
 
     size = jnp.abs(jnp.vdot(u, matrix @ v))
     new, least = anew()
-    # A weight with a NaN has no other vectors either.
+    # For a weight with a NaN there are no better vectors.
     is_lost = (is_other | (least > lost * size)) & jnp.isfinite(least)
     start = jnp.int32(0), size, (u, jnp.where(is_lost, new, v))
     return lax.while_loop(going, more, start)[2]

@@ -1,4 +1,4 @@
-"""`Stack`: many layers alike, stored as one with a leading axis and run by a loop."""
+"""`Stack`: many layers of one structure, stored as one with a leading axis and run by a loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,32 +24,30 @@ from ._state import State
 
 
 class Stack(Module):
-    """Layers of one structure, one after another: what a list of them computes, in one compiled layer.
+    """Runs layers of one structure one after another, as a list of them would, but compiles only one.
 
     Every array of the layers is stored once, with a leading axis over the layers; `vernal.loops.scan` runs them. The
     program is as small for 64 layers as for 2, and compiles as fast; values and gradients are those of the list.
 
-    `len`, iteration, `stack[i]` (a layer) and `stack[i:j]` (a `Stack`) work as on a list, `Stack.of(layers)` makes one
-    from a list, and `list(stack)` a list again.
+    `len`, iteration, `stack[i]` (a layer) and `stack[i:j]` (a `Stack`) work as on a list; `Stack.of(layers)` makes a
+    stack from a list, and `list(stack)` a list again.
 
-    Everything that goes by the names of leaves sees `layers.weight` with its leading axis, once for all layers: rules
-    of `freeze`, of sharding and of saving, and `tree_at`. What depends on the single layer counts them one by one:
-    `vernal.nn.initialise` and `vernal.nn.keys` give each layer the randomness it would have in a list in the same
-    place, `blocks.3.weight`.
+    Whatever addresses leaves by name sees `layers.weight` with its leading axis, once for all layers: `tree_at`, and
+    the rules of `freeze`, of sharding and of saving. Randomness is per layer: `vernal.nn.initialise` and
+    `vernal.nn.keys` give each layer what it would get in a list in the same place, as `blocks.3.weight`.
 
     Args:
-        make_layer: makes a layer from a random key, its one positional argument. All layers have the same structure,
-            because it runs once, under `jax.vmap`.
-        num_layers: how many.
+        make_layer: makes a layer from a random key, its one positional argument. It runs once, under `jax.vmap`, so all
+            layers have the same structure.
+        num_layers: the number of layers.
         key: a JAX random key, split into one for each layer.
-        each: keyword arguments of `make_layer` that every layer has its own of: pytrees whose arrays have a leading
-            axis of length `num_layers`. As `make_layer` runs once for all, it is given traced values, and a setting
-            that is made of them must be one that may be an array, such as the `p` of `Dropout` and `DropPath`.
-            `{"index": jnp.arange(num_layers)}` tells each layer its number.
-        checkpoint: whether the backward pass computes the inside of each layer anew, rather than keep it: True keeps
-            only what goes from layer to layer; a policy, such as `jax.checkpoint_policies.dots_saveable`, says what
-            else to keep.
-        unroll: how many layers make one turn of the loop.
+        each: keyword arguments of `make_layer` that differ by layer: pytrees whose arrays have a leading axis of length
+            `num_layers`. `make_layer` is given traced values, so pass them only to settings that may be arrays, such as
+            the `p` of `Dropout` and `DropPath`. `{"index": jnp.arange(num_layers)}` gives each layer its number.
+        checkpoint: whether the backward pass recomputes the inside of each layer instead of keeping it: True keeps only
+            what goes from layer to layer; a policy, such as `jax.checkpoint_policies.dots_saveable`, says what else to
+            keep.
+        unroll: the number of layers in one iteration of the loop.
 
     Attributes:
         layers: one layer, whose arrays have a leading axis of length `num_layers`.
@@ -78,7 +76,7 @@ class Stack(Module):
         >>> stack(jnp.ones(4), key=jax.random.key(1)).shape
         (4,)
 
-        With paths that are dropped more often the deeper they are:
+        With branches that are dropped more often in deeper layers:
 
         >>> class Branch(vernal.Module):
         ...     linear: nn.Linear
@@ -133,8 +131,8 @@ class Stack(Module):
             self.num_layers,
             "what is the same for all layers: lambda key: Layer(key, name=value)",
         )
-        # By name: whether a second positional argument is wanted could only be guessed from the signature, and
-        # `Block(key, size=4)` would take the number of the layer for its size.
+        # By name: the signature does not say whether a second positional argument is wanted, and
+        # `Block(key, size=4)` would take the number of the layer as its size.
         self.layers = filter_vmap(lambda key, each: make_layer(key, **each))(
             jax.random.split(check_key("Stack", key), num_layers), each
         )
@@ -147,10 +145,10 @@ class Stack(Module):
         checkpoint: bool | Callable[..., Any] = False,
         unroll: int = 1,
     ) -> "Stack":
-        """Stacks layers that exist.
+        """Stacks existing layers.
 
         Args:
-            layers: at least one; all of the same structure, with arrays of the same shapes and dtypes.
+            layers: a list of at least one layer; all of the same structure, with arrays of the same shapes and dtypes.
             checkpoint: as for the class.
             unroll: as for the class.
 
@@ -190,28 +188,29 @@ class Stack(Module):
         key: PRNGKeyArray | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Runs all layers, each on what the one before returned: `x = layer(x, *args, **kwargs)`.
+        """Runs all layers, each on the output of the one before: `x = layer(x, *args, **kwargs)`.
 
-        With `each` and `collect`, what belongs to the single layers goes in and out: a transformer with one cache for
-        each of its layers decodes by `x, caches = stack(x, each={"cache": caches}, collect=True)`, if its layers
-        return a pair `(x, cache)`. `KVCache(..., batch=(num_layers,))` makes such caches. (State that is in the model,
-        as with `vernal.nn.apply`, needs none of this.)
+        Use `each` to pass every layer its own arguments, and `collect` to return an extra output of every layer. For
+        example, a transformer whose layers return a pair `(x, cache)` decodes by
+        `x, caches = stack(x, each={"cache": caches}, collect=True)`; `KVCache(..., batch=(num_layers,))` makes such
+        caches. (State in the model, as with `vernal.nn.apply`, needs none of this.)
 
         Args:
-            x: what the first layer takes: any pytree of arrays. Every layer must return the like.
+            x: the input of the first layer: any pytree of arrays. Every layer must return the same structure, shapes
+                and dtypes.
             *args: further arguments, the same for every layer.
-            each: keyword arguments that every layer has its own of: pytrees whose arrays have a leading axis of
-                length `num_layers`.
-            collect: whether each layer returns a pair: what goes on to the next, and something to be kept.
-            key: split into one key for each layer, if the layers take a `key`. None hands on None.
+            each: keyword arguments that differ by layer: pytrees whose arrays have a leading axis of length
+                `num_layers`.
+            collect: whether each layer returns a pair: the input of the next layer, and an extra output to keep.
+            key: split into one key for each layer, if the layers take a `key`. None passes None on.
             **kwargs: further keyword arguments, the same for every layer.
 
         Returns:
-            What the last layer returns. With `collect`, a pair: this, and what all layers gave to be kept, along a
-            new leading axis.
+            What the last layer returns. With `collect`, a pair: this, and the extra outputs of all layers, along a new
+            leading axis.
 
         Raises:
-            TypeError: if it is given a `State`, which it cannot hand from layer to layer.
+            TypeError: if an argument is a `State`: it cannot be passed from layer to layer.
         """
         if any(isinstance(value, State) for value in (*args, *kwargs.values())):
             raise type_error(
@@ -235,7 +234,7 @@ class Stack(Module):
             result = combine(own, rest)(x, *args, **each, **kwargs, **more)
             y, kept = _pair(result) if collect else (result, None)
             _check_same(x, y)
-            # On a mesh, a layer may leave its output split in another way.
+            # On a mesh, the output of a layer may be sharded differently.
             return jtu.tree_map(like, y, x), kept
 
         y, kept = scan(
@@ -251,7 +250,8 @@ class Stack(Module):
         if self.checkpoint is False:
             return step
         policy = None if self.checkpoint is True else self.checkpoint
-        # A loop keeps the two passes apart. Without one, XLA would find the same work in both, and keep its results.
+        # In a loop XLA cannot merge the recomputation with the forward pass. Fully unrolled, it would, and so keep the
+        # results after all.
         return jax.checkpoint(step, policy=policy, prevent_cse=self.unroll >= self.num_layers)
 
     def __unrolled__(self) -> Unrolled:
@@ -278,7 +278,8 @@ class Stack(Module):
         return self._pick(i)
 
     def _check_stacked(self, arrays: Any) -> None:
-        """Refuses what `vernal.tree_at` may have put there, such as a single layer, whose rows would be the layers."""
+        """Refuses arrays without the leading axis. `vernal.tree_at` may put a single layer there, whose rows would
+        then be taken for layers."""
         for path, leaf in jtu.tree_leaves_with_path(arrays):
             if np.shape(leaf)[:1] != (self.num_layers,):
                 raise value_error(
@@ -298,7 +299,7 @@ class Stack(Module):
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 return jax.eval_shape(lambda array: array[i], leaf)
             if leaf is None or isinstance(leaf, (bool, int, float, complex, str)):
-                # Of a tree of masks or axes, one for all layers.
+                # In a tree of masks or axes: the same for all layers.
                 return leaf
             raise value_error(
                 "a path cannot pick one layer of a `Stack`: its arrays are slices of stacked ones",

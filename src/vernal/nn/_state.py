@@ -1,4 +1,4 @@
-"""`State`: the values of all variables of a model, outside of it; and the base class of layers that are handed one."""
+"""`State`, the values of all variables of a model, kept outside of it; and the base class of layers that take one."""
 
 import abc
 from collections.abc import Hashable, Mapping
@@ -16,10 +16,10 @@ from ._variable import Elsewhere, Variable, variables_in
 
 
 class StatefulLayer(Module):
-    """A layer that has state: the base class for those that are handed `state` by `Sequential`.
+    """A layer with state: the base class for layers to which `Sequential` passes `state`.
 
-    It is called as `layer(x, state, key=...)`, which returns `(y, state)`; without a state, where the value is in the
-    model, as `layer(x, key=...)`, which returns `y`. See `Variable`.
+    Call it as `layer(x, state, key=...)`, which returns `(y, state)`; or, if the values are in the model, as
+    `layer(x, key=...)`, which returns `y`. See `Variable`.
 
     Example:
         >>> from vernal import nn
@@ -29,36 +29,36 @@ class StatefulLayer(Module):
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the layer computes.
+        """Runs the layer.
 
         Args:
             *args: the input, and the state unless it is in the model.
-            **kwargs: `key`, and what else the layer takes.
+            **kwargs: `key`, and whatever else the layer takes.
 
         Returns:
-            The output; with a state, a pair of it and the new state.
+            The output; with a state, a pair of this and the new state.
         """
 
     def is_stateful(self) -> bool:
-        """Whether this instance wants `state`.
+        """Whether this instance takes `state`.
 
         Returns:
-            True, unless a subclass knows better.
+            True, unless a subclass overrides it.
         """
         return True
 
 
 def is_stateful(layer: Any) -> bool:
-    """Whether a layer, which may be anything, wants `state`."""
+    """Whether a layer, which may be any object, takes `state`."""
     return isinstance(layer, StatefulLayer) and layer.is_stateful()
 
 
 def check_state(layer: Any, state: Any) -> None:
-    """Refuses what is handed to a layer as its state, and is none.
+    """Refuses a `state` argument that is not a `State`.
 
     Args:
         layer: the layer that was called.
-        state: what it was given.
+        state: the argument that it was given.
 
     Raises:
         TypeError: unless it is None or a `State`.
@@ -76,14 +76,14 @@ def check_state(layer: Any, state: Any) -> None:
 class State:
     """The values of all variables of a model (see `Variable`), as `make_with_state` returns them.
 
-    It is a pytree of arrays, and immutable: `set` and `update` return a new one. The old one is then spent, so that
-    it cannot be used again by mistake: two updates of one state would lose the first.
+    It is a pytree of arrays. `set` and `update` return a new state and invalidate the old one, so that it cannot be
+    used again by mistake: of two updates of one state, the first would be lost.
 
-    `make_with_state` makes it: it also gives the variables the markers by which their values are found here.
-    `State(model)` is for a model whose variables have markers already.
+    `make_with_state` creates it, and gives the variables the markers by which their values are found here. Use
+    `State(model)` for a model whose variables have markers already.
 
     Args:
-        model: its values are copied.
+        model: the model whose values are copied into the state.
 
     Raises:
         ValueError: if a variable of the model has no marker, or no value.
@@ -115,7 +115,7 @@ class State:
         """A state with these values.
 
         Args:
-            values: by marker.
+            values: the values by marker.
         """
         state = object.__new__(cls)
         state._values = dict(values)
@@ -157,14 +157,14 @@ class State:
         """The value of one variable.
 
         Args:
-            item: of the model that the state belongs to.
+            item: a `Variable` of the model that the state belongs to.
 
         Returns:
             Its value, as given to `Variable` or `set`.
 
         Raises:
             ValueError: if this state is old, or `item` is not a `Variable`.
-            KeyError: if it belongs to another model.
+            KeyError: if `item` belongs to another model.
         """
         return self._current()[self._marker(item)]
 
@@ -172,15 +172,16 @@ class State:
         """Replaces the value of one variable.
 
         Args:
-            item: of the model that the state belongs to.
-            value: the new one, with the structure, shapes and dtypes of the old one.
+            item: a `Variable` of the model that the state belongs to.
+            value: the new value, with the structure, shapes and dtypes of the old one.
 
         Returns:
-            The new state; this one is spent.
+            The new state; this one can no longer be used.
 
         Raises:
-            ValueError: if this state is old, `item` is not a `Variable`, or the new value is of another kind.
-            KeyError: if it belongs to another model.
+            ValueError: if this state is old, `item` is not a `Variable`, or the new value differs in structure, shapes
+                or dtypes.
+            KeyError: if `item` belongs to another model.
         """
         marker = self._marker(item)
         old = self._current()[marker]
@@ -199,13 +200,13 @@ class State:
         return self._with({marker: jtu.tree_map(_placed_as, value, old)})
 
     def substate(self, pytree: Any) -> "State":
-        """The part of the state that belongs to a part of the model: to hand it to `jax.vmap`, for instance.
+        """The part of the state that belongs to a part of the model, to pass it to `jax.vmap`, for instance.
 
         Args:
             pytree: a layer, or any tree with variables in it.
 
         Returns:
-            A state with these values only. This one stays valid.
+            A state with the values of these variables only. This one stays valid.
 
         Raises:
             ValueError: if this state is old.
@@ -218,14 +219,14 @@ class State:
         """Puts the values of a `substate` back.
 
         Args:
-            substate: with values for some of the variables, whatever they are.
+            substate: a state with values for some of the variables. The values are not checked.
 
         Returns:
-            The new state; this one is spent, `substate` is not.
+            The new state; this one can no longer be used, `substate` can.
 
         Raises:
-            ValueError: if this or the other state is old, or `substate` is not a state.
-            KeyError: if it holds a value for a variable that this one does not have.
+            ValueError: if this state or `substate` is old, or `substate` is not a `State`.
+            KeyError: if `substate` holds a value for a variable that this state does not have.
         """
         if not isinstance(substate, State):
             raise value_error(
@@ -260,7 +261,7 @@ class State:
 
 
 def _placed_as(value: Any, old: Any) -> Any:
-    """On a mesh, state stays where it is; and it stays as weakly typed as it is."""
+    """The value with the sharding (on a mesh) and the weak type of the old one."""
     return weak_like(placed_like(value, jax.typeof(old)), jax.typeof(old))
 
 

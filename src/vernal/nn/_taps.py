@@ -1,10 +1,10 @@
-"""Which entries of an axis make each entry of a resized one, and with what weights; and how to apply that.
+"""Taps: the old entries, and their weights, that make up each entry of a resized axis; and how to apply them.
 
-Resizing is linear, and each new entry is made of few old ones: its *taps*. Their places and weights depend on sizes
-only, so NumPy computes them while a program is traced, in double precision. The transpose of such a map is one of the
-same kind, from the new axis to the old. It is given to JAX as such: what JAX would make of it by itself, adding up what
-was scattered, takes twenty times as long on a CPU. A product with a matrix of all weights takes four times as long, and
-makes NaN of a whole row where one of its entries is infinite.
+Resizing is linear, and each new entry is a sum of few old ones: its *taps*. Their places and weights depend only on
+sizes, so NumPy computes them in double precision while the program is traced. The transpose of such a map is a map of
+the same kind, from the new axis to the old. JAX is given it explicitly: its own transpose, a scatter-add, takes twenty
+times as long on a CPU. A product with the matrix of all weights would take four times as long, and turn a whole row
+into NaN if one of its entries is infinite.
 """
 
 import functools
@@ -18,7 +18,7 @@ from ..primitives import linear_call
 
 Method = Literal["nearest", "nearest-exact", "linear", "cubic"]
 
-# With more taps than this, one operation for all of them: a program with one for each would be long.
+# With more taps than this, one operation for all of them: one operation per tap would make a long program.
 _MANY = 8
 
 
@@ -32,14 +32,14 @@ class Taps(NamedTuple):
 def taps(
     old: int, new: int, scale: float | None, method: Method, align_corners: bool, antialias: bool
 ) -> Taps:
-    """The taps of an axis that is resized, from `old` entries to `new`.
+    """The taps of an axis that is resized from `old` entries to `new`.
 
-    The positions are PyTorch's: entries are the middles of intervals of equal length, or with `align_corners` the ends
-    of the axis stay where they are. `scale` is what `new` was computed from, if it was, and then holds for positions
-    too, though `new / old` may differ from it.
+    The positions are PyTorch's: entries are the centres of intervals of equal length; with `align_corners`, the first
+    and last entries stay in place. `scale` is the factor that `new` was computed from, if any; positions then use it,
+    although `new / old` may differ from it.
     """
     at = np.arange(new)
-    # The length of an old entry over that of a new one, as a fraction: quotients that are integers are so exactly.
+    # The number of old entries per new one, as a fraction, so that integer quotients are exact.
     above, below = (old, new) if scale is None else (1.0, scale)
     if method == "nearest":
         return _within(np.floor(at * above / below)[:, None], np.ones((new, 1)), old)
@@ -68,9 +68,9 @@ def _kernel(distance: np.ndarray, method: Method, a: float) -> np.ndarray:
 
 
 def _averages(old: int, middle: np.ndarray, ratio: float, method: Method) -> Taps:
-    """Taps with a kernel that is as wide as the new entries are, if they are wider than the old."""
+    """Taps with a kernel that is as wide as the new entries, if they are wider than the old ones."""
     width = max(ratio, 1.0)
-    # With a = -0.5, where the plain cubic has -0.75: both are PyTorch's.
+    # With a = -0.5, where the cubic without antialiasing has -0.75: both are PyTorch's.
     reach = width * (1 if method == "linear" else 2)
     first = np.maximum(np.floor(middle - reach + 0.5), 0)
     last = np.minimum(np.floor(middle + reach + 0.5), old)
@@ -81,12 +81,12 @@ def _averages(old: int, middle: np.ndarray, ratio: float, method: Method) -> Tap
 
 
 def _within(places: np.ndarray, weights: np.ndarray, old: int) -> Taps:
-    """Taps on the axis: beyond its ends there is what is at the ends."""
+    """The taps with places clipped to the axis: beyond its ends, the end entries are repeated."""
     return Taps(np.clip(places, 0, old - 1).astype(np.int32), weights)
 
 
 def _transposed(forward: Taps, old: int) -> Taps:
-    """For each entry of the old axis, the new ones that it is a tap of."""
+    """The taps of the transpose: for each entry of the old axis, the new entries that it is a tap of."""
     new, count = forward.places.shape
     heavy = forward.weights.ravel() != 0
     old_places = forward.places.ravel()[heavy]
@@ -102,7 +102,7 @@ def _transposed(forward: Taps, old: int) -> Taps:
 
 
 def resized(x: Array, axis: int, by: Taps) -> Array:
-    """An array of floating-point numbers, with one axis resized."""
+    """A floating-point array with one axis resized."""
     forward = functools.partial(_applied, axis=axis, by=by)
     backward = functools.partial(_applied, axis=axis, by=_transposed(by, x.shape[axis]))
     return linear_call(forward, backward, (), x)
@@ -123,10 +123,10 @@ def _weighted(x: Array, axis: int, places: np.ndarray, weights: np.ndarray) -> A
     product = y * jnp.asarray(weights.reshape(shape), x.dtype)
     if weights.all():
         return product
-    # Not as a product, lest an infinite entry without weight should become NaN.
+    # Not the product, which would be NaN for an infinite entry of weight zero.
     return jnp.where((weights != 0).reshape(shape), product, 0)
 
 
 def picked(x: Array, axis: int, places: np.ndarray) -> Array:
-    """The entries at these places of an axis, which are on the axis."""
+    """The entries at these places of an axis; the places must be on the axis."""
     return jnp.take(x, jnp.asarray(places), axis=axis, mode="clip")

@@ -1,10 +1,10 @@
-"""`Variable`: a value of a layer that a call changes besides its result, such as running statistics.
+"""`Variable`: a value of a layer that a call updates besides returning a result, such as running statistics.
 
-There are two ways to carry the value, and a layer may serve both:
+There are two ways to carry the value, and a layer may support both:
 
     y, model = nn.apply(model, x)                  the value stays in the model (see `_apply.py`)
     model, state = nn.make_with_state(Model)(...)  the value is in a `State` (see `_with_state.py`),
-    y, state = model(x, state)                     which is handed through every call
+    y, state = model(x, state)                     which is passed through every call
 """
 
 from collections.abc import Hashable, Iterator
@@ -24,24 +24,24 @@ V = TypeVar("V")
 
 
 class Elsewhere(Module):
-    """What stands in a `Variable` whose value is in a `State`."""
+    """A placeholder in a `Variable` whose value is in a `State`."""
 
 
 class Variable(Module, Generic[V]):
     """A value of a layer that a call reads and replaces, such as a running mean or a counter.
 
-    Put one into a field. In the call of the layer, read it as `self.count.value` and leave a new value by
-    `x = self.count.update(new, x)`. `vernal.nn.apply` calls a model and returns it with the new values, from
-    inside `jax.jit`, `jax.vmap`, `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint` and `jax.grad` as well. What is read
-    is always what was left last, by an earlier call of the layer or an earlier step of a loop too.
+    Put one into a field. When the layer is called, read it as `self.count.value`, and set a new value by
+    `x = self.count.update(new, x)`. `vernal.nn.apply` calls a model and returns it with the new values, also from
+    inside `jax.jit`, `jax.vmap`, `jax.lax.scan`, `jax.lax.cond`, `jax.checkpoint` and `jax.grad`. A read always gives
+    the latest value, also one set by an earlier call of the layer or an earlier step of a loop.
 
     It is a buffer: never trained, and no derivative passes through it. It adds nothing to the paths of its arrays: in
-    checkpoints, patterns and messages that of `Variable(mean)` in the field `running_mean` is
-    `norm.running_mean`, and those of `Variable((u, v))` in `vectors` are `norm.vectors.0` and `norm.vectors.1`.
+    checkpoints, patterns and messages, a `Variable(mean)` in the field `running_mean` is `norm.running_mean`, and the
+    arrays of a `Variable((u, v))` in `vectors` are `norm.vectors.0` and `norm.vectors.1`.
 
     Args:
-        value: its first value: an array, or a tree of them. Numbers become arrays.
-        marker: under what a `State` holds it, anything that can be hashed; `vernal.nn.make_with_state` gives the path.
+        value: the initial value: an array, or a tree of arrays. Numbers become arrays.
+        marker: the hashable key of its value in a `State`; `vernal.nn.make_with_state` sets it to the path.
 
     Attributes:
         value: the current value (see below).
@@ -50,7 +50,7 @@ class Variable(Module, Generic[V]):
 
     Raises:
         ValueError: if `value` is a function.
-        TypeError: if something in `value` is not an array.
+        TypeError: if `value` holds something that is not an array.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -69,17 +69,17 @@ class Variable(Module, Generic[V]):
         >>> print(y, counter.calls.value)
         30 3
 
-        Another value, from outside:
+        Set the value from outside:
 
         >>> counter = vernal.tree_at(lambda m: m.calls.value, counter, jnp.array(0))
         >>> print(nn.apply(counter, jnp.array(10))[0])
         10
 
-        Whether a call in inference changes it is for the layer to decide, by a field `inference: bool = False`, which
-        `vernal.nn.inference_mode` and `apply(..., train=False)` set. One without that field changes it always.
+        The layer decides whether a call in inference updates the value: give it a field `inference: bool = False`,
+        which `vernal.nn.inference_mode` and `apply(..., train=False)` set. A layer without that field always updates.
 
-        A layer that takes an optional `state` as well, for `make_with_state`, reads
-        `self.calls.value if state is None else state.get(self.calls)`, and leaves `state.set(self.calls, new)`.
+        To support `make_with_state` as well, take an optional `state`: read
+        `self.calls.value if state is None else state.get(self.calls)`, and return `state.set(self.calls, new)`.
     """
 
     _vernal_unnamed: ClassVar[str] = "stored"
@@ -101,7 +101,7 @@ class Variable(Module, Generic[V]):
 
     @property
     def value(self) -> V:
-        """The current value: inside `vernal.nn.apply` what the last `update` has left, otherwise what is in the model.
+        """The current value: inside `vernal.nn.apply` that of the last `update`, otherwise that in the model.
 
         No derivative reaches the value in the model.
 
@@ -111,21 +111,22 @@ class Variable(Module, Generic[V]):
         return planted(self._here())
 
     def update(self, value: Any, through: T) -> T:
-        """Leaves a new value, inside `vernal.nn.apply`. A variable stays as it is if anything of it is frozen (see
-        `vernal.freeze`).
+        """Sets a new value, inside `vernal.nn.apply`.
+
+        A variable of which any part is frozen (see `vernal.freeze`) keeps its value.
 
         Args:
             value: the new value, with the structure, shapes and dtypes of the old one.
-            through: what the layer goes on with, an array or a tree with arrays in it: it ties the new value
-                to this place in the program.
+            through: an array that the layer uses next, or a tree with arrays in it: it ties the new value to this
+                place in the program.
 
         Returns:
-            `through`. Use this instead of what was given.
+            `through`. Continue with this instead of the argument.
 
         Raises:
             RuntimeError: outside of `vernal.nn.apply`, when it is run; if the value is in a `State`.
-            ValueError: if structure, shapes or dtypes differ, or the elements of a `jax.vmap` inside of the
-                model disagree: see `vernal.harvest.sow`.
+            ValueError: if structure, shapes or dtypes differ, or the elements of a `jax.vmap` inside the model
+                disagree: see `vernal.harvest.sow`.
         """
         if is_partly_frozen(self):
             return through

@@ -20,11 +20,12 @@ Layer = TypeVar("Layer")
 
 
 class WeightNorm(NormalisedLayer, Generic[Layer]):
-    r"""A layer whose weight is given by its direction and its length: `g * v / |v|`.
+    r"""A layer whose weight is parametrised by its direction and its length: `g * v / |v|`.
 
-    `v` is the layer's own weight, and `g` starts as its norm, so that the layer computes at first what it did before.
-    Another `v` (`vernal.tree_at`, a checkpoint) is another direction, and the length stays `g`. `vernal.nn.initialise`
-    sets both. To have another weight, wrap the layer that has it, or merge: `vernal.nn.resolve` gives the plain layer.
+    `v` is the layer's own weight, and `g` starts as its norm, so at first the layer computes what it did before.
+    Replacing `v` (by `vernal.tree_at`, or from a checkpoint) changes the direction only: the length stays `g`.
+    `vernal.nn.initialise` sets both. To use another weight, wrap a layer that has it, or first merge by
+    `vernal.nn.resolve`, which returns the plain layer.
 
     T. Salimans and D. P. Kingma, "Weight Normalization: A Simple Reparameterization to Accelerate Training of Deep
     Neural Networks", NeurIPS 2016, arXiv:1602.07868.
@@ -32,15 +33,15 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
     Args:
         layer: the layer.
         weight_name: the name of its weight.
-        axis: the axis of the weight of which each index has a norm of its own; None for one norm of all.
+        axis: the axis of the weight along which each index has its own norm; None for one norm of the whole weight.
 
     Attributes:
         layer: as given; its weight is `v`.
-        g: the norms, of the shape of the weight with 1 for every axis but `axis`.
+        g: the norms, of the shape of the weight but with size 1 in every axis except `axis`.
 
     Raises:
-        ValueError: if the layer has no such weight, or the weight no such axis, or its norm is beyond its dtype; when
-            called, if `g` has another shape.
+        ValueError: if the layer has no such weight, the weight has no such axis, or the norm overflows the weight's
+            dtype; when called, if `g` has the wrong shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -65,45 +66,45 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         _check_fits(weight, self.g)
 
     def norm(self, weight: Array) -> Array:
-        """The lengths of a weight.
+        """The norms of a weight.
 
         Args:
-            weight: of the shape of the layer's own.
+            weight: an array of the shape of the layer's own weight.
 
         Returns:
-            Of the shape of `g`, in at least float32.
+            The norms, of the shape of `g`, in at least float32.
         """
         _, largest, norm = self._in_parts(weight)
         return jnp.where(largest == 0, 0, largest * norm)
 
     def normalised(self, weight: Array) -> Array:
-        """What the layer uses.
+        """The weight that the layer uses.
 
         Args:
             weight: `v`.
 
         Returns:
-            `g * v / |v|`; a row of zeros stays one.
+            `g * v / |v|`; a row of zeros stays zero.
         """
         check_kind("WeightNorm", self.weight_name, weight, jnp.inexact)
         scaled, _, norm = self._in_parts(weight)
         check_parameter("WeightNorm", "g", self.g, norm.shape)
         kind = jnp.inexact if jnp.iscomplexobj(weight) else jnp.floating
         check_kind("WeightNorm", "g", self.g, kind)
-        # XLA would make one fraction of both, of products that are beyond the dtype.
+        # Without the barrier XLA would merge both quotients into one, of products that overflow.
         factor = lax.optimization_barrier(widen(beside(self.g, norm)) / norm)
         return (scaled * factor).astype(weight.dtype)
 
     def _in_parts(self, weight: Array) -> tuple[Array, Array, Array]:
-        """The weight over its largest entry, that entry, and the norm of the quotient. Where all entries are zero the
-        norm is 1."""
+        """The weight divided by its largest entry, that entry, and the norm of the quotient. Where all entries are
+        zero, the norm is 1."""
         weight = widen(weight)
         kept = None if self.axis is None else self.axis % weight.ndim
         axes = tuple(i for i in range(weight.ndim) if i != kept)
         largest = largest_entry(weight, axes)
         scaled = weight / jnp.where(largest == 0, 1, largest)
         squares = jnp.sum(jnp.abs(scaled) ** 2, axis=axes, keepdims=True)
-        # The root has no derivative at zero.
+        # The square root has no derivative at zero.
         return scaled, largest, jnp.sqrt(jnp.where(largest == 0, 1, squares))
 
     @jax.named_scope("vernal.nn.WeightNorm")
@@ -111,9 +112,9 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         """Calls the layer with the normalised weight.
 
         Args:
-            *args: what the layer takes; with batch axes, if it takes them.
-            key: handed on to the layer, if given.
-            **kwargs: likewise.
+            *args: the arguments of the layer; with batch axes, if it takes them.
+            key: passed on to the layer, if given.
+            **kwargs: further keyword arguments of the layer.
 
         Returns:
             What the layer returns.
@@ -123,7 +124,7 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
 
 
 def _check_fits(weight: Array, g: Array) -> None:
-    """Refuses lengths that are infinite though the weight is not, where they are known."""
+    """Refuses norms that are infinite although the weight is finite, where they are known."""
     lengths = known_value(g)
     if lengths is not None and np.isinf(lengths).any() and bool(jnp.isfinite(weight).all()):
         raise value_error(

@@ -1,4 +1,4 @@
-"""Models whose state is outside of them: `make_with_state`, `delete_init_state`."""
+"""Models whose state is kept outside of them: `make_with_state`, `delete_init_state`."""
 
 import functools
 from collections.abc import Callable
@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 
 def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, State]]:
-    """Makes a model whose state is outside of it.
+    """Makes a model whose state is kept outside of it.
 
-    Every `Variable` of the model is given a marker, which is its path, and its value is moved to a `State`. Models
-    that are made alike have the same markers, so the state of one fits the other.
+    The value of every `Variable` of the model is moved to a `State`, under a marker: the path of the variable. Models
+    made in the same way have the same markers, so the state of one fits the other.
 
     Args:
         make_model: a class of models, or a function that returns a model.
 
     Returns:
-        A function of the same arguments that returns `(model, state)`. Under `jax.vmap` it makes an ensemble.
+        A function of the same arguments that returns `(model, state)`. Under `jax.vmap` it returns an ensemble.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -55,7 +55,7 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, State]]:
 
 
 def delete_init_state(model: T) -> T:
-    """Takes the values out of every `Variable` of a model, for a model that is used with another's `State`.
+    """Removes the value of every `Variable` of a model, to use the model with the `State` of another.
 
     Args:
         model: any tree.

@@ -1,4 +1,4 @@
-"""Optimisers as values, and taking a step."""
+"""Optimisers and schedules as values, and the functions of a training step."""
 
 from .._ground import publish
 from ._accumulate import accumulate_gradients as accumulate_gradients

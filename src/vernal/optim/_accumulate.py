@@ -1,7 +1,7 @@
-"""`accumulate_gradients`: the gradient of a large batch, from parts that fit into memory one after another.
+"""`accumulate_gradients`: the gradient over a large batch, computed from parts that fit into memory.
 
-A part is not a run of rows but every n-th row: where the batch is spread over devices along its first axis, each device
-then has as many rows of every part as of the batch, and none of them moves.
+A part is every n-th row, not a run of rows: if the batch is sharded over devices along its first axis, each device then
+has an equal share of every part, and no row moves.
 """
 
 from collections.abc import Callable
@@ -22,31 +22,32 @@ from ..trees import is_array
 def accumulate_gradients(
     loss: Callable[..., Any], microbatches: int, *, weighted: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """The value and the gradient of a loss of a whole batch, computed for one micro-batch after another.
+    """The value and the gradient of a loss over a whole batch, computed one micro-batch at a time.
 
-    Only one micro-batch at a time takes memory, and the numbers are those of the whole batch. It is one `scan` in the
+    Only one micro-batch at a time takes memory, and the results are those of the whole batch. It is one `scan` in the
     program. (`optax.MultiSteps` instead takes one step of the optimiser for several calls.)
 
-    A micro-batch is every n-th row, so that a batch that is spread over devices stays where it is, on explicit and on
+    A micro-batch is every n-th row, so a batch that is sharded over devices stays where it is, on explicit and on
     automatic axes, and every device works on every micro-batch.
 
     Args:
-        loss: `loss(model, batch, *args, **kwargs)`, the mean over the rows of the batch that it is given, a real
-            scalar.
-        microbatches: how many. They must divide the rows of the batch.
-        weighted: whether the loss returns `(total, weight)` instead: a sum, and by how much to divide it (the number of
-            tokens that are no padding). The value is the sum of all totals over the sum of all weights, which is the
-            mean of means only if the weights are equal. The weights are not differentiated.
+        loss: `loss(model, batch, *args, **kwargs)`, which returns a real scalar: the mean over the rows of the batch
+            that it is given.
+        microbatches: the number of micro-batches. It must divide the number of rows of the batch.
+        weighted: whether the loss returns `(total, weight)` instead: a sum, and the number to divide it by (such as the
+            number of tokens that are not padding). The value is the sum of all totals over the sum of all weights,
+            which equals the mean of means only if the weights are equal. The weights are not differentiated.
 
     Returns:
-        A function of the same arguments that returns `(value, gradient)`, the gradient as that of `filter_grad`, with
-        respect to the first argument. Sums are in float32 at least. All arrays of `batch` are cut along their first
-        axis; other arguments are given to every micro-batch as they are, except the keyword argument `key`, from which
-        each of them has a key of its own.
+        A function of the same arguments that returns `(value, gradient)`; the gradient is with respect to the first
+        argument, as in `filter_grad`. Sums are in at least float32. All arrays of `batch` are split along their first
+        axis; other arguments are passed to every micro-batch as they are, except the keyword argument `key`, from which
+        each micro-batch is given its own key.
 
     Raises:
-        TypeError: if `loss` cannot be called; at a call, if it is not a scalar (or two, if weighted).
-        ValueError: if `microbatches` is not at least 1; at a call, if the rows of the batch do not divide, or differ.
+        TypeError: if `loss` cannot be called; at a call, if it does not return a scalar (two, if `weighted`).
+        ValueError: if `microbatches` is not at least 1; at a call, if the arrays of the batch differ in their number of
+            rows, or `microbatches` does not divide it.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -171,7 +172,7 @@ def _parts(batch: Any, n: int, where: str) -> Any:
 
 
 def _devices(x: Any) -> int:
-    """How many parts the first axis of an array is spread in."""
+    """The number of shards along the first axis of an array."""
     return (
         x.shape[0] // jax.typeof(x).sharding.shard_shape(x.shape)[0] if x.ndim and x.shape[0] else 1
     )

@@ -1,7 +1,7 @@
 """A call of a factory as a value: settings, some of them leaves, that can be replaced.
 
-What is made in this way may be a setting of something else: schedules of optimisers, optimisers of
-optimisers. `replace` finds a setting wherever it is.
+Such a value may itself be a setting: schedules of optimisers, optimisers of optimisers. `replace` finds a setting at
+any depth.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from ._whole import Whole
 
 @contextlib.contextmanager
 def optax_promotes() -> Iterator[None]:
-    """Optax mixes dtypes (Adam computes `b1**count`) and ranks, also where its user has forbidden
-    that to their own code."""
+    """Allows what Optax needs, even if the user has forbidden it for their own code: mixed dtypes (Adam computes
+    `b1**count`) and ranks."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -37,18 +37,18 @@ def _is_opened(x: Any) -> bool:
 
 
 def _is_closure(x: Any) -> bool:
-    """Whether a setting is a function whose arrays were made leaves."""
+    """Whether a setting is a function whose closed-over arrays were made leaves."""
     return isinstance(getattr(x, "recipe", None), Recipe)
 
 
 def _opened(x: Any) -> Any:
-    """What the factory gets for a part of a setting."""
+    """What is passed to the factory for a part of a setting."""
     if isinstance(x, FactoryCall):
         return x._as_setting()
     if isinstance(x, Static):
         return x.value
     if _is_closure(x):
-        # Optax takes a function that is a pytree for a tree, of masks for example.
+        # Optax would treat a function that is a pytree as a tree, of masks for example.
         return x.__wrapped__
     return x() if isinstance(x, Whole) else x
 
@@ -64,7 +64,7 @@ class FactoryCall(Module):
         known = factory_of(factory)
         given = known.by_name(args, settings)
         if isinstance(rate := given.get("learning_rate"), str):
-            # Optax would fail at the first step, and say nothing of it.
+            # Optax would fail only at the first step, with an unrelated message.
             raise type_error(
                 "the learning rate is a string",
                 where=f"{type(self).__name__}({known.name}, learning_rate)",
@@ -81,10 +81,10 @@ class FactoryCall(Module):
         try_building(self, type(self).build)
 
     def build(self) -> Any:
-        """What the factory makes of the settings.
+        """Calls the factory with the settings.
 
         Returns:
-            What it returns.
+            What the factory returns.
         """
         opened = jtu.tree_map(_opened, self.settings, is_leaf=_is_opened)
         args, kwargs = factory_of(self.factory).arguments({**dict(self.structure), **opened})
@@ -92,18 +92,18 @@ class FactoryCall(Module):
             return self.factory(*args, **kwargs)
 
     def _as_setting(self) -> Any:
-        """What another factory gets that has this among its settings."""
+        """What is passed to another factory that has this among its settings."""
         return self.build()
 
     def replace(self, **settings: Any) -> Any:
-        """The same with other settings.
+        """A copy with other settings.
 
-        A setting stays on its side: a number in place of a leaf is a leaf, so that nothing is
-        compiled again, and one in place of a `Static` is static. Otherwise it is as if the new value
-        had been given at first; an array makes a leaf of any setting, and `Static` structure.
+        A number that replaces a leaf is a leaf, so nothing is compiled again; a number that replaces a `Static` is
+        static. Otherwise the new value is treated as if it had been given at construction; an array makes any setting
+        a leaf, and `Static` makes it structure.
 
-        A setting that the factory does not have is looked for in nested optimisers and schedules,
-        and must be found in exactly one.
+        A setting that the factory does not have is looked for in nested optimisers and schedules, and must be found in
+        exactly one.
 
         Args:
             **settings: the new values.
@@ -112,8 +112,8 @@ class FactoryCall(Module):
             The new optimiser or schedule.
 
         Raises:
-            TypeError: for a setting that nothing has, or that several nested ones have; for a
-                leaf that the factory looks at.
+            TypeError: for a setting that is not found, or is found in several nested optimisers or schedules; for a
+                leaf that the factory looks at (compares or converts).
 
         Example:
             >>> import optax

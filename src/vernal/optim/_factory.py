@@ -1,7 +1,7 @@
-"""What a factory of Optax is called with: its settings by name, and a call again.
+"""The settings that an Optax factory is called with: from a call to names, and back.
 
-Optimisers and schedules remember what to call, and with what, instead of what came out. A new one
-may be made at every step of a loop, so what there is to know of a factory is found out once.
+Optimisers and schedules store the factory and its arguments instead of its result. A new one may be made at every step
+of a loop, so the facts about a factory are cached.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ _KEPT_WHOLE += "keeps an object whole"
 
 
 class Factory:
-    """What is known of a function that makes transformations or schedules. It does not hold the
-    function, for it is remembered as long as that lives."""
+    """The facts about a function that makes transformations or schedules. It does not hold the function itself, because
+    it is cached for as long as the function lives."""
 
     def __init__(self, fn: Any):
         if not callable(fn) and hasattr(fn, "init") and hasattr(fn, "update"):
@@ -49,13 +49,13 @@ class Factory:
         self.row = row_of(fn)
 
     def takes(self, name: str) -> bool:
-        """Whether it has a setting of this name."""
+        """Whether the factory has a setting of this name."""
         return name in self.parameters or any(
             p.kind is p.VAR_KEYWORD for p in self.parameters.values()
         )
 
     def by_name(self, args: tuple[Any, ...], settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings of a call by the names of the parameters, in their order."""
+        """The settings of a call, keyed by the names of the parameters, in their order."""
         for name in settings:
             if not self.takes(name):
                 raise self.unknown(f"no setting is called {name!r}")
@@ -69,7 +69,7 @@ class Factory:
         return values
 
     def arguments(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Undoes `by_name`."""
+        """The positional and keyword arguments for these settings: the inverse of `by_name`."""
         bound = self.signature.bind_partial()
         for name, parameter in self.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -80,7 +80,7 @@ class Factory:
         return bound.args, bound.kwargs
 
     def unknown(self, problem: str) -> TypeError:
-        """The error for settings that it does not take."""
+        """The error for settings that the factory does not take."""
         parameters = [p.replace(annotation=p.empty) for p in self.parameters.values()]
         return type_error(
             f"`{self.name}` does not take these settings",
@@ -92,8 +92,7 @@ class Factory:
 
 
 def _is_injected(fn: Any) -> bool:
-    """Whether this came out of `optax.inject_hyperparams`, which hides behind the name of the
-    factory that it was given."""
+    """Whether a function comes from `optax.inject_hyperparams`, which gives it the name of the factory it wraps."""
     name = getattr(getattr(fn, "__code__", None), "co_qualname", "")
     module = getattr(fn, "__globals__", {}).get("__name__", "")
     return module.startswith("optax.") and name.startswith("inject_hyperparams.")
@@ -115,12 +114,12 @@ register_cache(_known.clear)
 
 
 def factory_of(fn: Any) -> Factory:
-    """What is known of a factory; a TypeError if it has no signature."""
-    if isinstance(fn, Module):  # compared by values, that may be traced
+    """The `Factory` of a function, cached; a TypeError if it has no signature."""
+    if isinstance(fn, Module):  # compared by values, which may be traced
         return Factory(fn)
     try:
         return _known[fn]
-    except (KeyError, TypeError):  # TypeError: it cannot be hashed, or not be watched
+    except (KeyError, TypeError):  # TypeError: not hashable, or not weakly referable
         factory = Factory(fn)
     with contextlib.suppress(TypeError):
         _known[fn] = factory

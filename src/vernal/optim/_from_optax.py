@@ -1,4 +1,4 @@
-"""`from_optax`: an Optax object that exists already, as an `Optimizer`."""
+"""`from_optax`: an existing Optax object as an `Optimizer`."""
 
 from typing import Any
 
@@ -8,23 +8,22 @@ from ._whole import Whole, is_transformation
 
 
 def from_optax(transformation: Any) -> Optimizer:
-    """An Optax object that exists already, as an `Optimizer`.
+    """Makes an `Optimizer` from an existing Optax object.
 
-    Use it for what somebody else has made, or what has no factory. It is kept whole: it has no
-    settings, and `replace` changes nothing in it. It is structure of the optimiser, and compares as
-    functions do: another object of the same code and numbers is the same, one with another learning
-    rate is compiled anew. Write `Optimizer(optax.adam, 1e-3)` for numbers that change. Arrays that
-    the object holds are leaves, which can be updated and mapped over.
+    Use it for an object that other code has made, or that has no factory; for numbers that change, write
+    `Optimizer(optax.adam, 1e-3)`. The object is kept whole: it has no settings, and `replace` changes nothing in it. It
+    is part of the optimiser's structure, and compared as functions are: another object with the same code and numbers
+    is equal, and one with another learning rate is compiled again. Arrays that the object holds are leaves, which can
+    be updated and mapped over.
 
     Args:
-        transformation: what a factory of Optax returns, or any object with the methods `init` and
-            `update` of one.
+        transformation: the result of an Optax factory, or any object with the methods `init` and `update` of one.
 
     Returns:
         The optimiser.
 
     Raises:
-        TypeError: for something else.
+        TypeError: for any other object.
 
     Example:
         >>> import jax.numpy as jnp, optax

@@ -1,17 +1,17 @@
-"""What is known of Optax's factories: which of their numbers are leaves, and which are not.
+"""The table of Optax's factories: which of their numbers are leaves, and which are structure.
 
-A line for each factory that Optax exports and that takes real numbers: its name, its leaves, and
-its numbers that stay structure, each after the reason. `tests/optim/test_table.py` runs over
-everything that Optax exports, and holds each line against what Optax does with the numbers.
+There is a line for each factory that Optax exports and that takes real numbers: its name, its leaves, and its numbers
+that stay structure, grouped after the reason. `tests/optim/test_table.py` goes through everything that Optax exports,
+and checks each line against what Optax does with the numbers.
 
-Leaves are only computed with. An integer that is given for one means a real number
-(`learning_rate=1`). What stays structure is
+Optax only computes with leaves. An integer that is given for one means a real number (`learning_rate=1`). The numbers
+that stay structure are those that are
 
 * `close` to one: Optax computes `1 - b` in Python. In float32, `1 - 0.999` is off by 1e-5, and by
-  1e-3 for `0.99999`, where Python's float has all its digits;
-* `added` to another number in Python, with the same loss (`1 / sqrt(1 + lr**2) - 1`);
-* `branched` on: Optax compares it or makes an integer of it, which a leaf does not allow;
-* `zero`, if it is: Optax then leaves a term out, and `0 * inf` with it. Other numbers are leaves.
+  1e-3 for `0.99999`, while Python's float keeps all its digits;
+* `added` to another number in Python, with the same loss of digits (`1 / sqrt(1 + lr**2) - 1`);
+* `branched` on: Optax compares them or converts them to integers, which is impossible for a leaf;
+* `zero`, if they are: Optax then leaves a term out, and `0 * inf` with it. If not zero, they are leaves.
 """
 
 import sys
@@ -173,8 +173,8 @@ TABLE = {
 
 
 def row_of(factory: Any) -> Row:
-    """What the table says of a factory, or of the function of a `functools.partial`: nothing if it
-    is not Optax's own, whatever its name."""
+    """The row of a factory, or of the function of a `functools.partial`: empty for any function that is not Optax's
+    own, whatever its name."""
     for module, rows in TABLE.items():
         exported = vars(sys.modules[module]) if module in sys.modules else {}
         for name, row in rows.items():

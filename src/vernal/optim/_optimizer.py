@@ -1,9 +1,9 @@
 """`Optimizer`: an Optax factory and its settings as one value.
 
 Optax makes closures: two `optax.adam(1e-3)` are different functions, and a step compiled for one
-is compiled again for the other. An `Optimizer` remembers what to call instead, with the numbers as
+is compiled again for the other. An `Optimizer` stores the factory and its arguments instead, with the numbers as
 leaves and the rest as structure, and builds the Optax object inside the step, while it is traced.
-Nothing here imports Optax: whoever has a factory has imported it.
+Nothing here imports Optax: a caller that has a factory has imported it.
 """
 
 from collections.abc import Callable
@@ -60,42 +60,38 @@ def _update(opt: Any, model: Any, params: Any, grads: Any, state: Any, extra: An
 class Optimizer(FactoryCall):
     """An Optax optimiser as a value: a module whose leaves are its numbers.
 
-    It can be an argument of a compiled step, and a new one with other numbers runs the same
-    program. Floats, of Python or NumPy, and arrays are leaves, in lists, tuples and dicts too; ints,
-    bools, strings, functions and what is left to the factory are structure. Of Optax's factories a
-    few settings are structure all the same:
+    Pass it to a compiled step as an argument: another one with other numbers runs the same program. Floats, of Python
+    or NumPy, and arrays are leaves, also inside lists, tuples and dicts; ints, bools, strings, functions and defaults
+    of the factory are structure. These settings of Optax's factories are structure too:
 
     * those close to one (`b1`, `b2`, `decay`, ...), because Optax computes `1 - b2`, which loses
       most of its digits in float32; and the `learning_rate` of `fromage`, which it adds to one;
     * a weight decay of zero, for which Optax leaves the term out;
     * those that Optax compares or converts, such as the `factor` of `reduce_on_plateau`.
 
-    An integer for one of its real numbers is a leaf (`learning_rate=1`). The caller has the last
-    word: an array makes a leaf of a setting, `b2=jnp.asarray(0.99)`, and `vernal.Static` makes
-    structure of one, `strength=vernal.Static(0.1)`. A weight decay that is a leaf is computed with,
-    also when it is zero.
+    An integer for a real-valued setting of Optax's is a leaf (`learning_rate=1`). Override these rules for any setting:
+    an array makes it a leaf, `b2=jnp.asarray(0.99)`, and `vernal.Static` makes it structure,
+    `strength=vernal.Static(0.1)`. A weight decay that is a leaf is applied even when it is zero.
 
-    Nested transformations are given as optimisers too:
-    `Optimizer(optax.chain, Optimizer(optax.clip, 1.0), Optimizer(optax.adam, 1e-3))`; schedules
-    with leaves as `Schedule`, or as any callable module. Arrays that a function closes over are
-    leaves too.
+    Pass nested transformations as optimisers too:
+    `Optimizer(optax.chain, Optimizer(optax.clip, 1.0), Optimizer(optax.adam, 1e-3))`; and schedules with leaves as a
+    `Schedule`, or as any callable module. Arrays that a function closes over are leaves too.
 
     Args:
         factory: a function that returns an Optax transformation, such as `optax.adamw`.
-        *args: its first settings.
-        **settings: the others.
+        *args: the positional arguments of the factory.
+        **settings: its keyword arguments.
 
     Attributes:
         factory: as given.
-        settings: the settings that are leaves, or trees that may hold some, by name.
-        structure: the other ones, as pairs of name and value.
+        settings: by name, the settings that are leaves, or trees that may hold leaves.
+        structure: the other settings, as pairs of name and value.
 
     Raises:
-        TypeError: for an optimiser in the place of its factory; for a setting that the factory does not have, or
-            one that is missing; for a string as the learning rate; for
-            `optax.inject_hyperparams`, which keeps its numbers in the state; in `init` and `update`,
-            if the factory returns no transformation, or looks at a leaf (compares or converts
-            it): give that as a `Static`.
+        TypeError: for an optimiser in place of its factory; for a setting that the factory does not have, or one that
+            is missing; for a string as the learning rate; for `optax.inject_hyperparams`, which keeps its numbers in
+            the state; for a leaf that the factory or, in `init` and `update`, its transformation looks at (compares or
+            converts): pass it as a `Static`; in `init` and `update`, if the factory does not return a transformation.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -120,7 +116,7 @@ class Optimizer(FactoryCall):
 
         Args:
             model: any pytree. Its floating-point (and complex) arrays that are not frozen (see
-                `vernal.freeze`) are what is optimised; the rest is left out.
+                `vernal.freeze`) are optimised; the rest is left out.
 
         Returns:
             Optax's state for those arrays: a pytree of arrays.
@@ -128,26 +124,25 @@ class Optimizer(FactoryCall):
         return jtu.tree_map(strong, run_alike(self, _init, parameters(model)))
 
     def update(self, model: Any, grads: Any, state: Any, **extra: Any) -> tuple[Any, Any]:
-        """One step.
+        """Takes one step.
 
         Args:
-            model: the model that `grads` are the gradients of.
-            grads: a tree like the model. Where it holds `vernal.NoGradient` or None, for an array or
-                a whole part, nothing was differentiated: that part stays as it is (no weight decay
-                either), and counts as zero in norms.
+            model: the model that `grads` belongs to.
+            grads: a tree like the model. A `vernal.NoGradient` or None, for an array or a whole part, means that
+                nothing was differentiated there: that part stays as it is (no weight decay either), and counts as zero
+                in norms.
             state: what `init`, or the step before, returned.
-            **extra: what some transformations ask for, such as `value=loss`; passed on to Optax.
-                A function, such as the `value_fn` of a line search, is called with models.
+            **extra: arguments that some transformations require, such as `value=loss`; passed on to Optax. A function,
+                such as the `value_fn` of a line search, is called with models.
 
         Returns:
-            `(model, state)`: the updated ones, with the dtypes of the old.
+            `(model, state)` after the step, with the dtypes of the old ones.
 
         Raises:
-            ValueError: if `grads` does not have the structure of `model`, or `state` is that of another model, or of
-                another optimiser, or of this one before something was frozen.
-            TypeError: for `extra` arguments, if the transformation takes none; for a gradient of a
-                Python number; for a setting that the transformation looks at (compares or
-                converts), as `init` does too.
+            ValueError: if `grads` does not have the structure of `model`; if `state` belongs to another model or
+                optimiser, or was made before something was frozen.
+            TypeError: for `extra` arguments, if the transformation takes none; for a gradient of a Python number; as in
+                `init`, for a setting that the transformation looks at (compares or converts).
         """
         grads = nones(grads)
         refuse_numbers(model, grads)

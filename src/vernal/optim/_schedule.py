@@ -1,8 +1,7 @@
-"""`Schedule`: a learning rate that changes with the count of steps, as a value.
+"""`Schedule`: a learning rate that changes with the step count, as a value.
 
-Optax's schedules are closures, new ones at every call of their factory. A `Schedule` calls the
-factory whenever it is called itself, with its leaves, traced or not: nothing that the factory
-decides is ever kept.
+Every call of an Optax schedule factory returns a new closure. A `Schedule` calls the factory whenever it is called
+itself, with its leaves, traced or not: nothing that the factory decides is kept.
 """
 
 from collections.abc import Callable
@@ -22,34 +21,34 @@ def _value(schedule: Any, count: Any) -> Any:
 class Schedule(FactoryCall):
     """An Optax schedule as a value: a module whose leaves are its numbers.
 
-    It is called with the count of steps, and is given to an `Optimizer` in place of a learning
-    rate. In a compiled step a new one, with the same or with other numbers, runs the same program;
-    a population of schedules is one with stacked numbers, under `vmap`.
+    Pass it to an `Optimizer` in place of a learning rate, or call it with the step count. In a compiled step another
+    one, with the same or with other numbers, runs the same program. For a population of schedules, stack the numbers,
+    and use `vmap`.
 
-    What is a leaf is decided as in an `Optimizer`: floats and arrays are, counts of steps,
-    boundaries and flags are not. Of Optax's factories these floats are structure too, because they
-    are compared or made integers of: `peak_value` of `warmup_cosine_decay_schedule`, `decay_rate`
-    of the exponential ones, scales at boundaries, everything in `sgdr_schedule`, shares and
-    divisors of the one-cycle schedules. For a warm-up whose peak is a leaf, join two schedules::
+    Leaves are chosen as in an `Optimizer`: floats and arrays are leaves; step counts, boundaries and flags are not.
+    These floats of Optax's factories are structure too, because they are compared or converted to integers:
+    `peak_value` of `warmup_cosine_decay_schedule`, `decay_rate` of the exponential ones, scales at boundaries,
+    everything in `sgdr_schedule`, shares and divisors of the one-cycle schedules. For a warm-up whose peak is a leaf,
+    join two schedules::
 
         Schedule(optax.join_schedules, [Schedule(optax.linear_schedule, 0.0, peak, 100),
             Schedule(optax.cosine_decay_schedule, peak, 900)], boundaries=[100])
 
     Args:
-        factory: a function that returns a function of the count, such as
+        factory: a function that returns a function of the step count, such as
             `optax.cosine_decay_schedule`. Settings may be schedules too.
-        *args: its first settings.
-        **settings: the others. An array with axes is a population.
+        *args: the positional arguments of the factory.
+        **settings: its keyword arguments. An array with axes is a population.
 
     Attributes:
         factory: as given.
-        settings: the settings that are leaves, or trees that may hold some, by name.
-        structure: the other ones, as pairs of name and value.
+        settings: by name, the settings that are leaves, or trees that may hold leaves.
+        structure: the other settings, as pairs of name and value.
 
     Raises:
-        TypeError: for a setting that the factory does not have, or one that is missing; for a
-            factory that returns something else; for a leaf that the factory looks at (compares or
-            converts): give it as a `vernal.Static`.
+        TypeError: for a setting that the factory does not have, or one that is missing; for a factory that does not
+            return a function; for a leaf that the factory looks at (compares or converts): pass it as a
+            `vernal.Static`.
 
     Example:
         >>> import jax, optax
@@ -70,7 +69,7 @@ class Schedule(FactoryCall):
         """The Optax schedule.
 
         Returns:
-            The function of the count that the factory makes, with the numbers of this schedule.
+            The function of the step count that the factory returns for the numbers of this schedule.
         """
         made = super().build()
         if callable(made):
@@ -88,7 +87,7 @@ class Schedule(FactoryCall):
         return self
 
     def __call__(self, count: Any) -> Any:
-        """The value at a count of steps.
+        """The value at a step count.
 
         Args:
             count: the number of steps taken before, an integer.
@@ -97,6 +96,6 @@ class Schedule(FactoryCall):
             The value, a scalar.
 
         Raises:
-            TypeError: for a setting that the schedule looks at.
+            TypeError: for a setting that the schedule looks at (compares or converts).
         """
         return run_alike(self, _value, count)

@@ -1,10 +1,9 @@
-"""What is a leaf of a call, and what is structure.
+"""Which settings of a call are leaves, and which are structure.
 
-Floats (of Python and NumPy) and arrays are leaves, at any depth of lists, tuples and dicts. Ints,
-bools, strings, functions and everything else are structure; of a function that closes over arrays
-these are leaves. For Optax's own factories a table
-(`_optax_table.py`) names the exceptions. Either way the caller has the last word: `Static(value)` is
-structure, and an array is a leaf.
+Floats (of Python and NumPy) and arrays are leaves, at any depth of lists, tuples and dicts. Ints, bools, strings,
+functions and everything else are structure, but arrays that a function closes over are leaves. For Optax's own
+factories a table (`_optax_table.py`) lists the exceptions. The caller can override both: `Static(value)` is structure,
+and an array is a leaf.
 """
 
 from typing import Any
@@ -34,10 +33,9 @@ class _Leaf:
 def as_settings(row: Row, values: dict[str, Any]) -> dict[str, Any]:
     """The settings of a call with its leaves as arrays.
 
-    A number without axes becomes a weakly typed array, whatever it was given as: a float32 learning
-    rate would turn the state of bfloat16 weights to float32, and a change of type compiles again.
-    (A traced number, and one with axes, keeps its type.) Containers are new ones: what the caller
-    does to the old ones later does not matter.
+    A number without axes becomes a weakly typed array, whatever its type: a float32 learning rate would promote the
+    state of bfloat16 weights to float32, and a change of type would compile again. (A traced number, or one with axes,
+    keeps its type.) Containers are copied, so later changes to the caller's have no effect.
     """
     flat = {name: jtu.tree_flatten(value, is_leaf=_is_whole) for name, value in values.items()}
     numbers: dict[tuple[str, int], float] = {}
@@ -52,12 +50,12 @@ def as_settings(row: Row, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_whole(x: Any) -> bool:
-    """Whether something is decided as one: all but plain containers."""
+    """Whether an object is treated as one setting: all but plain containers are."""
     return not isinstance(x, (list, tuple, dict)) or is_transformation(x)
 
 
 def _kept(x: Any, reason: str | None) -> Any:
-    """A part of a setting as it is kept."""
+    """A part of a setting as it is stored."""
     if isinstance(x, (bool, np.bool_)):
         return bool(x)
     if isinstance(x, (int, np.integer)):
@@ -91,8 +89,8 @@ def _kept_array(x: Any, reason: str | None) -> Any:
 
 
 def _kept_node(x: Any, reason: str | None) -> Any:
-    """A module, or a tree of another registered class. Its leaves are leaves of ours, so that one
-    that holds something else, such as a mask of bools, must be structure as a whole."""
+    """A module, or another registered pytree, as it is stored. Its leaves become leaves of the call, so a tree whose
+    leaves are not arrays, such as a mask of bools, is structure as a whole."""
     leaves, treedef = jtu.tree_flatten(x)
     if all(map(is_array, leaves)):
         return x
@@ -104,7 +102,7 @@ def _kept_node(x: Any, reason: str | None) -> Any:
 
 
 def weakly_typed(numbers: list[Any]) -> list[Any]:
-    """A name for what is compiled below."""
+    """The identity, named after what compiling it does."""
     return numbers
 
 
@@ -112,23 +110,22 @@ _compiled = jax.jit(weakly_typed)
 
 
 def _weak_arrays(numbers: list[float]) -> list[Any]:
-    # All in one call, which takes a third of the time of `jnp.asarray` for each. (Under
-    # `jax.disable_jit()` it returns the numbers.)
+    # One call for all, which takes a third of the time of a `jnp.asarray` for each. (Under
+    # `jax.disable_jit()` it returns plain numbers.)
     made = _compiled(numbers) if numbers and trace_state_clean() else numbers
     return list(map(jnp.asarray, made)) if made and not is_array(made[0]) else made
 
 
 def is_structure(kept: Any) -> bool:
-    """Whether nothing in a setting is an array or may hold one: a plain value, a function, or a
-    tuple of those."""
+    """Whether a setting neither is an array nor may hold one: a plain value, a function, or a tuple of those."""
     if isinstance(kept, tuple) and not isinstance(kept, Module):
         return all(map(is_structure, kept))
     return kept is None or not (is_array(kept) or jtu.is_tree_node(type(kept)))
 
 
 def on_the_same_side(old: Any, new: Any) -> Any:
-    """A new value for a setting: a leaf if it is a number that replaces a leaf, static if it is one
-    that replaces a `Static`."""
+    """The new value of a setting: a number that replaces a leaf as a leaf, and one that replaces a `Static` as a
+    `Static`."""
     is_number = isinstance(new, (int, float, np.integer, np.floating)) and type(new) is not bool
     if isinstance(old, Static) and is_number:
         return Static(new)

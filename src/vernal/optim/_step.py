@@ -1,9 +1,7 @@
-"""Between a model and Optax: what is optimised, gradients without holes, states that keep their
-types.
+"""The interface between models and Optax: parameters, complete gradients, states that keep their types.
 
-Optax knows trees of parameters, and updates of the same structure. A model has parts that are not
-optimised, its gradients have holes, and a compiled step must return what it was given, type for
-type.
+Optax expects a tree of parameters, and updates of the same structure. But a model has parts that are not optimised,
+some of its gradients are missing, and a compiled step must return the same types that it was given.
 """
 
 from collections.abc import Callable
@@ -20,23 +18,22 @@ from ..trees import combine, filter, is_array, is_missing
 
 
 def parameters(model: Any) -> Any:
-    """What is optimised of a model: the rest is None."""
+    """The model's parts that are optimised, with None for the rest."""
     return filter(model, trainable(model))
 
 
 def nones(grads: Any) -> Any:
-    """Gradients with None wherever they have none: `NoGradient` says the same."""
+    """Gradients with None in place of every `NoGradient`."""
     return jtu.tree_map(lambda g: None if is_missing(g) else g, grads, is_leaf=is_missing)
 
 
 def _is_pair(params: Any) -> bool:
-    """Whether these are the two sets of parameters that `optax.lookahead` steps: gradients are
-    those of the fast ones."""
+    """Whether these are the two sets of parameters of `optax.lookahead`, whose gradients belong to the fast ones."""
     return getattr(params, "_fields", None) == ("fast", "slow")
 
 
 def fill_missing(params: Any, grads: Any) -> Any:
-    """Gradients for all parameters: zeros where none was computed, for Optax knows no holes."""
+    """Gradients for all parameters, with zeros where none was computed, because Optax needs one for each."""
     params = params.fast if _is_pair(params) else params
 
     misshapen: list[Any] = []
@@ -44,7 +41,7 @@ def fill_missing(params: Any, grads: Any) -> Any:
     def fill(path: Any, grad: Any, part: Any) -> Any:
         if grad is None:
             return jtu.tree_map(jnp.zeros_like, part)
-        # What makes gradients private takes one for each example.
+        # Transformations for differential privacy take a gradient for each example.
         if is_array(part) and part.shape not in (jnp.shape(grad), jnp.shape(grad)[1:]):
             misshapen.append((path, grad, part))
         return None if part is None else grad
@@ -74,7 +71,7 @@ def refuse_numbers(model: Any, grads: Any) -> None:
     """Refuses a gradient for a Python number, which is not optimised."""
     leaves = jtu.tree_leaves_with_path(model, is_leaf=is_none)
     given = jtu.tree_leaves(grads, is_leaf=is_none)
-    # Otherwise the structures differ, of which `fill_missing` tells.
+    # If the numbers of leaves differ, so do the structures: `fill_missing` reports that.
     for (path, leaf), grad in zip(leaves, given, strict=False) if len(leaves) == len(given) else ():
         if isinstance(leaf, (float, complex)) and not is_array(leaf) and grad is not None:
             raise type_error(
@@ -87,7 +84,7 @@ def refuse_numbers(model: Any, grads: Any) -> None:
 
 
 def leave_missing(grads: Any, updates: Any) -> Any:
-    """Updates with the holes of the gradients: what was not differentiated does not move."""
+    """Updates with None where the gradients have None, so that parts that were not differentiated stay as they are."""
     if _is_pair(updates):
         return type(updates)(*(leave_missing(grads, part) for part in updates))
     return jtu.tree_map(lambda g, u: None if g is None else u, grads, updates, is_leaf=is_none)
@@ -96,8 +93,8 @@ def leave_missing(grads: Any, updates: Any) -> Any:
 def extra_arguments(
     extra: dict[str, Any], update: Any, model: Any, params: Any, where: str
 ) -> dict[str, Any]:
-    """The extra arguments of a step as Optax needs them: functions of the model, which Optax calls
-    with the parameters, get the whole model; gradients have no holes."""
+    """The extra arguments of a step as Optax needs them: functions, which Optax calls with the parameters, get the
+    whole model, and missing gradients are filled in."""
     signature = signature_of(update)
     known = {} if signature is None else signature.parameters
     if signature is not None and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
@@ -128,8 +125,8 @@ def extra_arguments(
 def refuse_other_state(
     init: Callable[[], Any], step: Callable[[Any], Any], state: Any, error: Exception | None = None
 ) -> None:
-    """Refuses a state that neither `init` makes nor a `step` after it, which may add to its state; `error` is what
-    a step with it has raised. Where those fail too, it is for another reason."""
+    """Refuses a state of another form than `init` returns, or a `step` after it, which may add to the state. `error` is
+    what a step with the state has raised. Returns if `init` or `step` fail too: the error has another cause."""
     try:
         expected = jax.eval_shape(init)
         if _form(state) == _form(expected) or _form(state) == _form(
@@ -149,8 +146,8 @@ def refuse_other_state(
 
 
 def is_suspect(new: Any, old: Any) -> bool:
-    """Whether a step that has raised nothing may have been given a state that is not its own: of other shapes, which
-    fit by broadcasting, with the fields of its own under another name, or with leaves that it does not look at."""
+    """Whether a step that raised nothing may have been given the state of another optimiser or model: with other shapes
+    that broadcast, with the same fields under another name, or with leaves that the step does not use."""
     kept = {id(leaf) for leaf in jtu.tree_leaves(old)}
     return _form(new) != _form(old) or any(id(leaf) in kept for leaf in jtu.tree_leaves(new))
 
@@ -166,8 +163,8 @@ def _like(new: Any, old: Any) -> Any:
 
 
 def keep_types(new: Any, old: Any) -> Any:
-    """The state after a step with the dtypes of the one before. (`optax.monitor` adds to its state
-    at the first step.)"""
+    """The state after a step with the dtypes of the one before. (The structure may differ: `optax.monitor` adds to its
+    state at the first step.)"""
     if jtu.tree_structure(new) != jtu.tree_structure(old):
         return jtu.tree_map(strong, new)
     return jtu.tree_map(_like, new, old)

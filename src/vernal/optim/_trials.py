@@ -1,9 +1,9 @@
-"""Finding the setting whose value is asked for: inside a compiled step a leaf has none.
+"""Finding a setting whose value is needed: inside a compiled step a leaf has no value.
 
-A factory that branches on a number, or converts it, works outside of a compiled function and fails
-inside. So that both agree, every new kind of call is tried with traced leaves, once: a factory when
-the optimiser or schedule is made, the rest at the first use outside of a compiled function. Which
-setting it was is only found out where something failed, by tracing one leaf at a time.
+A factory that branches on a number, or converts it, works outside of a compiled function and fails inside. So that both
+behave alike, every new kind of call is tried once with traced leaves: a factory when the optimiser or schedule is made,
+the rest at the first use outside of a compiled function. Only if a trial fails is the setting looked for, by tracing
+one leaf at a time.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ _LOOKED_AT = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 
-# What went well: a function, with the structures and types it ran with.
+# The trials that succeeded: a function, and the structures and types it ran with.
 _tried: set[Any] = set()
 _MOST = 512
 register_cache(_tried.clear)
 
 
 def try_building(call: Any, build: Callable[[Any], Any]) -> None:
-    """Calls a factory with traced leaves, and raises what that raises; a TypeError that names the
-    settings if it looks at them."""
+    """Calls a factory with traced leaves, and raises its error, or a TypeError that names the settings that the factory
+    looks at."""
     error = _try(call, build, ())
     if error is None:
         return
@@ -43,14 +43,14 @@ def try_building(call: Any, build: Callable[[Any], Any]) -> None:
         raise _refusal(call, build, ()) or error from error
     if isinstance(own, _LOOKED_AT):
         raise TypeError(_converts(callable_name(call.factory))) from own
-    # Numbers with axes are made for `vmap`, in which they have none.
+    # Numbers with axes are meant for `vmap`, under which they have none.
     if not any(np.ndim(x) > 0 for x in jtu.tree_leaves(call)):
         raise own
 
 
 def run_alike(call: Any, run: Callable[..., Any], *args: Any) -> Any:
-    """`run(call, *args)`; a TypeError that names the settings if it looks at them, also outside of
-    a compiled function, where it could."""
+    """`run(call, *args)`; if it looks at settings, a TypeError that names them, even outside of a compiled function,
+    where it would work."""
     error: Exception | None = None
     try:
         if trace_state_clean() and jtu.tree_leaves(call):
@@ -62,21 +62,21 @@ def run_alike(call: Any, run: Callable[..., Any], *args: Any) -> Any:
     refusal = _refusal(call, run, args)
     if refusal is not None:
         raise refusal from error
-    # It fails for another reason, or only where everything is traced.
+    # It fails for another reason, or only if everything is traced.
     return run(call, *args)
 
 
 def _kind(tree: Any) -> tuple[Any, ...]:
     leaves, treedef = jtu.tree_flatten(tree)
-    # Of a function, as some transformations are given, the type will do: a new one for each step
-    # is no new kind of step.
+    # For functions, which some transformations take, the type is enough: a new function for each step is not a new
+    # kind of step.
     return treedef, *(jax.typeof(x) if is_array(x) else type(x) for x in leaves)
 
 
 def _try(call: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> Exception | None:
     """The error of the first run of this kind with traced leaves."""
     key = (run, _kind(call), _kind(args))
-    with contextlib.suppress(TypeError):  # A structure without hash is tried each time.
+    with contextlib.suppress(TypeError):  # A structure that is not hashable is tried each time.
         if key in _tried:
             return None
     error = _error_of(call, run, args, traced=range(len(jtu.tree_leaves(call))))
@@ -91,7 +91,7 @@ def _try(call: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> Exception
 def _error_of(
     call: Any, run: Callable[..., Any], args: tuple[Any, ...], traced: Sequence[int]
 ) -> Exception | None:
-    """The error of an abstract run in which these leaves are traced, the others plain numbers."""
+    """The error of an abstract run in which these leaves are traced, and the others are plain numbers."""
     leaves, treedef = jtu.tree_flatten(call)
     numbers = list(map(_number, leaves))
 
@@ -102,7 +102,7 @@ def _error_of(
 
     try:
         jax.eval_shape(trial, [_spec(leaves[i]) for i in traced])
-    except Exception as error:  # Whatever a factory says of a number that is none of Python's.
+    except Exception as error:  # A factory may raise anything for a traced number.
         return error
     return None
 
@@ -113,7 +113,7 @@ def _spec(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _number(x: Any) -> Any:
-    """A leaf as Python or NumPy would have it; where it is traced already, some number."""
+    """A leaf as a Python number or NumPy array; an arbitrary number if it is traced already."""
     if not is_array(x):
         return x
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
@@ -123,7 +123,7 @@ def _number(x: Any) -> Any:
 
 
 def _refusal(call: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> TypeError | None:
-    """The error for the settings that a run looks at, if that is why it fails."""
+    """The error that names the settings that a run looks at; None if it fails for another reason."""
     keyed = jtu.tree_flatten_with_path(call)[0]
     if _error_of(call, run, args, traced=()) is not None:
         return None
@@ -156,7 +156,7 @@ def _converts(name: str) -> str:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """A leaf by the names of settings: `args[1].learning_rate`."""
+    """The name of a leaf by settings, such as `args[1].learning_rate`."""
     text = ""
     for before, key in zip((None, *path), path, strict=False):
         if getattr(before, "name", None) == "settings":

@@ -1,8 +1,7 @@
 """`apply_updates`: the last line of every training step.
 
-Outside of a compiled function a step over many small arrays costs one dispatch per array. So
-concrete arrays are added by one compiled call; where something is traced, plain additions join the
-program that is being made.
+Outside of a compiled function, a step over many small arrays would cost one dispatch per array. So concrete arrays are
+added by one compiled call; while tracing, plain additions become part of the traced program.
 """
 
 from typing import Any
@@ -18,7 +17,7 @@ from ..trees import is_array_like, is_missing
 
 
 def _kind(dtype: Any) -> int:
-    """How much a dtype can hold: integers and booleans, reals, complex numbers."""
+    """The rank of a dtype: 0 for integers and booleans, 1 for reals, 2 for complex numbers."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return 2
     return 1 if jnp.issubdtype(dtype, jnp.floating) else 0
@@ -52,7 +51,7 @@ def _refusal(p: Any, u: Any, where: str) -> TypeError | None:
 
 
 def _sum(p: Any, u: Any) -> jax.Array:
-    """`p + u` in the wider dtype of the two, kept in the dtype of `p`, and weak if `p` is."""
+    """`p + u`, computed in the wider dtype of the two, then cast to the dtype of `p`, and weak if `p` is."""
     refusal = _refusal(p, u, "apply_updates(model, updates)")
     if refusal is not None:
         raise refusal
@@ -60,8 +59,8 @@ def _sum(p: Any, u: Any) -> jax.Array:
     with jax.numpy_dtype_promotion("standard"):
         if not jax.typeof(p).weak_type:
             return (p + u).astype(p.dtype)
-        # `astype` makes a strong type of it, and another type is compiled for anew. Setting all of
-        # a weak array leaves it weak.
+        # `astype` would make the type strong, and another type is compiled again. Setting all entries of a weak array
+        # keeps it weak.
         strong = jax.lax.convert_element_type(p, p.dtype)
         return p.at[...].set((strong + u).astype(p.dtype))
 
@@ -77,13 +76,12 @@ def _add(ps: list[Any], us: list[Any]) -> list[jax.Array]:
     try:
         return _sums(ps, us)
     except (TypeError, ValueError):
-        # One program cannot span several devices, on which arrays of one model may well live.
+        # One program cannot take arrays on different devices, as those of one model may be.
         return list(map(_sum, ps, us))
 
 
 def _align(model: Any, updates: Any) -> list[Any]:
-    """One update, or what stands for none, for every leaf of the model (None included), where
-    `updates` may stop above its leaves."""
+    """An update, or a marker for none, for every leaf of the model (None included); `updates` may mark a whole part."""
     steps, steps_def = jtu.tree_flatten(updates, is_leaf=is_missing)
     if steps_def == jtu.tree_structure(model, is_leaf=is_none):
         return steps
@@ -108,7 +106,7 @@ def _align(model: Any, updates: Any) -> list[Any]:
 
 
 def _refuse_frozen(model: Any, leaves: list[Any], moved: list[int]) -> None:
-    """Refuses to move what is frozen: the state of an optimiser that was made from the whole model decays it."""
+    """Refuses updates of frozen arrays: an optimiser state made from the whole model would apply weight decay there."""
     marks = iter(frozen_leaves(model))
     frozen = [leaf is not None and next(marks) for leaf in leaves]
     i = next((i for i in moved if frozen[i]), None)
@@ -127,9 +125,9 @@ def _refuse_frozen(model: Any, leaves: list[Any], moved: list[int]) -> None:
 def apply_updates(model: Any, updates: Any) -> Any:
     """Adds updates to a model.
 
-    A sum keeps the type of the model, so that a compiled step meets the same types again: the
-    dtype, also where the update's is wider (a float32 update of bfloat16 weights), and weak types
-    (`jnp.array(1.0)`), which `optax.apply_updates` loses.
+    Every sum has the type of the model's leaf, so that a compiled step is not compiled again: its dtype, also if that
+    of the update is wider (a float32 update of bfloat16 weights), and its weak type (`jnp.array(1.0)`), which
+    `optax.apply_updates` loses.
 
     Args:
         model: any pytree.
@@ -141,9 +139,9 @@ def apply_updates(model: Any, updates: Any) -> Any:
 
     Raises:
         ValueError: if the structures differ.
-        TypeError: for an update that is not a scalar and has not the shape of its leaf, whose dtype
-            the leaf cannot hold (a float for an integer), or of something that is not an array of
-            numbers; for an update of what is frozen (see `vernal.freeze`).
+        TypeError: for an update that is neither a scalar nor of the shape of its leaf, whose dtype the leaf cannot
+            hold (a float for an integer), or whose leaf is not an array of numbers; for an update of a frozen array
+            (see `vernal.freeze`).
 
     Example:
         >>> import jax.numpy as jnp

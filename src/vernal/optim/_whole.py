@@ -1,7 +1,7 @@
-"""An Optax object kept whole: what a factory has returned already, without looking inside.
+"""An Optax object kept whole: the result of a factory, without its settings.
 
-What its functions close over is Optax's own business, with names of its own. Only arrays may not
-stay there, where they would be constants of a compiled program: they become leaves.
+The values that its functions close over stay where they are. Only arrays become leaves, because they would otherwise be
+constants of a compiled program.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class _Pair(NamedTuple):
 
 
 def is_transformation(x: Any) -> bool:
-    """Whether something is an Optax transformation, or has the methods of one."""
+    """Whether an object is an Optax transformation, or has the methods of one."""
     return (
         not isinstance(x, type)
         and callable(getattr(x, "init", None))
@@ -28,13 +28,13 @@ def is_transformation(x: Any) -> bool:
 
 
 def hoisted(x: Any) -> Any:
-    """A callable, or a tuple of some, whose arrays are leaves; the same object if it holds none."""
+    """A callable, or a tuple of callables, with its arrays as leaves; the same object if it holds none."""
     made = closure_to_pytree(x)
     return made if any(map(is_array, jtu.tree_leaves(made))) else x
 
 
 class Whole(Module):
-    """A transformation, as the factory that returns it."""
+    """A transformation, wrapped as a factory that returns it."""
 
     transformation: Any
 
@@ -52,5 +52,5 @@ class Whole(Module):
         return self.transformation
 
     def __deepcopy__(self, memo: Any) -> Any:
-        # Nothing in it can change, and functions are copied as themselves.
+        # Immutable, and functions are not copied either.
         return self

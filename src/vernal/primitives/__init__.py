@@ -1,4 +1,4 @@
-"""New operations: with arbitrary arguments, across batches, with a transpose of their own."""
+"""New operations: with arbitrary arguments, across batches, with their own transposes."""
 
 from .._ground import publish
 from ._borrow import borrow_if_vmap as borrow_if_vmap

@@ -1,9 +1,9 @@
-"""Something safe to compute with, for the elements of a batch that have nothing to compute.
+"""Safe values for the elements of a batch that have finished.
 
-A loop under `vmap` runs its step for elements that have finished, too, and drops the result. A derivative drops it as
-well, by a factor of zero; but where the derivative of the step is infinite, as it may be at the very point where an
-element has stopped, zero times infinity is NaN. So what has finished is given a value for which the step is made
-anyway: that of an element which is active.
+A loop under `vmap` runs its step for finished elements too, and drops the result. A derivative drops it as well, by a
+factor of zero; but where the derivative of the step is infinite, as it may be at the very point where an element has
+stopped, zero times infinity is NaN. So a finished element is given a value for which the step runs anyway: that of an
+active element.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def _own(x: Any, active: Any, constant: bool) -> Any:
 
 def _batch(axis: Any, args: Any, dims: Any, *, constant: bool) -> tuple[Any, int | None]:
     x, active = args
-    # Nobody is there to borrow from in an empty batch; and values do not travel between the devices of a mesh.
+    # An empty batch has no element to borrow from, and values do not travel between the devices of a mesh.
     alone = axis.size == 0 or axis.explicit_mesh_axis or axis.spmd_name
     if dims[1] is None or alone or dims[0] is None:
         active = active if dims[1] is None else jnp.any(active, dims[1])
@@ -46,7 +46,7 @@ def _jvp(primals: Any, tangents: Any, *, constant: bool) -> tuple[Any, Any]:
 def _transpose(cotangent: Any, x: Any, active: Any, *, constant: bool) -> tuple[Any, None]:
     if constant or isinstance(cotangent, Zero) or not isinstance(x, UndefinedPrimal):
         return None, None
-    # What an element has borrowed counts for nothing, so it has no gradient either.
+    # Borrowed values do not affect the result, so they have no gradient.
     zeros = instantiate_zeros(Zero(jax.typeof(cotangent)))
     return select_if_vmap_p.bind(*varying_alike([active, cotangent, zeros])), None
 
@@ -56,16 +56,16 @@ register_impl_finalisation(borrow_if_vmap_p)
 
 
 def borrow_if_vmap(active: Any, arrays: list[Any], constant: bool = False) -> list[Any]:
-    """For each element that is not active the arrays of one that is, where `vmap` maps `active`.
+    """Gives each inactive element of a batch the arrays of an active one, if `vmap` maps `active`.
 
     Args:
         active: bool[].
         arrays: arrays of any shapes and dtypes.
-        constant: whether nothing shall depend on them differentiably.
+        constant: whether the result has no derivative with respect to the arrays.
 
     Returns:
-        The arrays: as they were where `active` holds, where no `vmap` maps it, and where no element is active. What is
-        the same for all elements stays so. Where `active` does not hold, they have no gradient.
+        The arrays. They are unchanged where `active` holds, where no `vmap` maps it, and where no element is active.
+        Arrays that are the same for all elements stay so. Where `active` does not hold, they have no gradient.
 
     Example:
         >>> import jax, jax.numpy as jnp

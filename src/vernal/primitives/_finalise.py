@@ -1,18 +1,18 @@
 """Finalisation: a program without the operations that exist only for transformations.
 
 When a program will not be differentiated or mapped any more, its derivative rules, guards and other
-operations of ours are in the way: of whoever reads the jaxpr, and of whatever turns it into another
-format and knows JAX's own operations only. Finalising replaces
+operations of ours only get in the way: of people who read the jaxpr, and of exporters, which know
+only JAX's own operations. Finalising replaces
 
-    an operation that is registered           by what it computes
+    an operation that is registered           by the operations that compute it
     a call with a derivative rule             by the function
     `stop_gradient`, names for checkpointing  by their argument
 
 at every depth: in loops, branches, inner `jit`s, `jax.checkpoint`, `jax.shard_map`.
 
 A jaxpr is finalised by evaluating it equation by equation, under a trace that writes the new one. An
-equation that holds nothing to replace is evaluated as it is, so that operations which take programs
-in ways of their own are left alone.
+equation that holds nothing to replace is evaluated unchanged, so that operations that take programs
+in their own ways are left alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ from ..trees import Rest, split
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# For each operation that finalisation replaces: from its arguments and parameters to its result.
+# For each operation that finalisation replaces, a function from its arguments and parameters to its result.
 primitive_finalisations: dict[Any, Callable[..., Any]] = {
     custom_jvp_call_p: lambda *args, call_jaxpr, **params: _plain(call_jaxpr, args),
     custom_vjp_call_p: lambda *args, call_jaxpr, **params: _plain(call_jaxpr, args),
@@ -49,11 +49,10 @@ primitive_finalisations: dict[Any, Callable[..., Any]] = {
 def register_impl_finalisation(prim: Any) -> None:
     """Makes finalisation replace an operation by its implementation.
 
-    Those of Vernal, and what `create_vprim` makes, are registered already.
+    Vernal's operations, and those that `create_vprim` makes, are registered already.
 
     Args:
-        prim: a `jax.extend.core.Primitive`, the implementation of which (`def_impl`) JAX can
-            trace.
+        prim: a `jax.extend.core.Primitive` whose implementation (`def_impl`) JAX can trace.
 
     Example:
         >>> from jax.extend.core import Primitive
@@ -106,7 +105,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 def _equation(eqn: Any, args: list[Any]) -> Any:
     primitive, params = eqn.primitive, dict(eqn.params)
     if primitive in primitive_finalisations:
-        # What it computes may have to be finalised itself.
+        # The replacement may itself need to be finalised.
         closed, out = jax.make_jaxpr(
             lambda *args: primitive_finalisations[primitive](*args, **params), return_shape=True
         )(*args)
@@ -133,7 +132,7 @@ def _parameter(value: Any) -> Any:
 
 
 def _remat(args: list[Any], *, jaxpr: Any, **params: Any) -> Any:
-    """Its program can hold no constants: they become arguments."""
+    """The program of `jax.checkpoint` can hold no constants: they become arguments."""
     avals = [v.aval for v in jaxpr.invars]
     closed = jax.make_jaxpr(lambda *args: _evaluate(jaxpr, (), args))(*avals)
     consts = closed.consts
@@ -153,7 +152,7 @@ def _shard_map(
     newly_manual_axes: Any,
     check_vma: bool,
 ) -> Any:
-    """Its program can only be traced inside of it, where the axes have names."""
+    """The program of `jax.shard_map` can only be traced inside of it, where the axes have names."""
     return jax.shard_map(
         lambda *args: tuple(_evaluate(jaxpr, (), args)),
         mesh=mesh,
@@ -165,15 +164,15 @@ def _shard_map(
 
 
 def finalise_jaxpr(jaxpr: Any) -> Any:
-    """A program without the operations that exist only for transformations.
+    """Removes the operations that exist only for transformations from a program.
 
     Args:
         jaxpr: a `jax.extend.core.ClosedJaxpr`, as `jax.make_jaxpr` returns it.
 
     Returns:
-        A program of the same arguments with the same results: the operations of Vernal, and others
-        that `register_impl_finalisation` was told of, are replaced by what they compute, functions
-        with derivative rules by what they are without, `stop_gradient` by its argument.
+        A program of the same arguments with the same results. Vernal's operations, and those registered
+        by `register_impl_finalisation`, are replaced by the operations that compute them, functions with
+        derivative rules by the plain functions, and `stop_gradient` by its argument.
 
     Example:
         >>> import jax
@@ -209,7 +208,7 @@ def finalise_eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[A
 
 
 def finalise_jaxpr_as_fn(jaxpr: Any) -> Callable[..., list[Any]]:
-    """The function that a program computes, in its final form.
+    """Converts a program, in its final form, to a function.
 
     Args:
         jaxpr: a `jax.extend.core.ClosedJaxpr`.
@@ -233,7 +232,7 @@ def finalise_make_jaxpr(
 
     Args:
         fn: a function of arrays.
-        return_shape: whether to return the shapes and the structure of the result too.
+        return_shape: whether to return the shapes and structure of the result too.
 
     Returns:
         A function of the same arguments that returns the program of `fn` for them; with
@@ -257,7 +256,7 @@ def finalise_make_jaxpr(
 
 
 class _Final(Transformed[P, T]):
-    """What `finalise_fn` returns."""
+    """The function that `finalise_fn` returns."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         arrays, rest = split((self.fn, args, kwargs))
@@ -271,14 +270,14 @@ class _Final(Transformed[P, T]):
 
 
 def finalise_fn(fn: Callable[P, T]) -> Callable[P, T]:
-    """A function in its final form: `finalise_jaxpr` as a transformation of functions.
+    """Converts a function to its final form: `finalise_jaxpr` as a transformation of functions.
 
     Args:
-        fn: a function of any Python objects. Whatever is not an array is static.
+        fn: a function of any Python objects. Everything that is not an array is static.
 
     Returns:
-        A function with the same results, without derivative rules, guards and the like. Give it to
-        what exports programs.
+        A function with the same results, without derivative rules, guards and the like. Pass it to a
+        program exporter.
 
     Raises:
         TypeError: if `fn` is not callable.

@@ -1,10 +1,10 @@
 """Guards: identities that refuse a transformation.
 
 An algorithm may be right only if some value is not differentiated, or is the same for every element
-of a batch. A guard around that value says so, and fails where the wrong thing happens, rather than
-letting a wrong number through. Guards cost nothing: they are not there in the compiled program.
+of a batch. A guard around that value states this, and fails rather than letting a wrong number
+through. Guards cost nothing: the compiled program does not contain them.
 
-Each is a primitive on one array whose rules are the identity, but for the one that refuses.
+Each is a primitive on one array. All its rules are the identity, except the one that refuses.
 """
 
 from typing import Any, NoReturn, TypeVar
@@ -51,14 +51,14 @@ def _identity(name: str) -> Any:
 
 
 def _guard(primitive: Any, tree: T, **params: Any) -> T:
-    """Binds every array of a tree. Only JAX's can be tracers."""
+    """Binds every JAX array of a tree. Only these can be tracers."""
     return jax.tree.map(
         lambda x: primitive.bind(x, **params) if isinstance(x, jax.Array) else x, tree
     )
 
 
 def _text(what: str, name: str | None, msg: str | None, instead: str) -> str:
-    """The message of a guard: the user's, or ours about what the user has named."""
+    """The message of a guard: the user's, or ours about the value that the user named."""
     if msg is not None:
         return message(msg, where=name)
     return message(what.format(name or "this operation"), instead=instead)
@@ -70,7 +70,7 @@ def _text(what: str, name: str | None, msg: str | None, instead: str) -> str:
 def _constant(x: Any, axis: int) -> tuple[Any, Any]:
     """An array without one of its axes, and whether it is constant along that axis.
 
-    By reductions alone, for they leave an axis that is spread over devices where it is.
+    It uses only reductions, because these leave an axis that is sharded over devices in place.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data, constant = _constant(jax.random.key_data(x), axis)
@@ -123,12 +123,12 @@ def nonbatchable(
     msg: str | None = None,
     allow_constant_across_batch: bool = False,
 ) -> T:
-    """Returns its argument, which must not be mapped over by `vmap`.
+    """Returns its argument, and refuses a `vmap` over it.
 
     Args:
-        x: any tree. What is not an array in it passes through.
-        name: what the value is, for the message.
-        msg: a message instead of ours.
+        x: any tree. Leaves that are not arrays pass through.
+        name: a description of the value, for the message.
+        msg: replaces the default message.
         allow_constant_across_batch: whether `x` may be mapped over if it is the same for every
             element of the batch. This is checked while the program runs, as by
             `vernal.runtime.error_if`; the result is then not mapped over.
@@ -187,12 +187,12 @@ primitive_transposes[nondifferentiable_p] = _nondifferentiable_transpose
 
 
 def nondifferentiable(x: T, *, name: str | None = None, msg: str | None = None) -> T:
-    """Returns its argument, which must not be differentiated, in either direction.
+    """Returns its argument, and refuses differentiation of it, in forward and in reverse mode.
 
     Args:
-        x: any tree. What is not an array in it passes through.
-        name: what the value is, for the message.
-        msg: a message instead of ours.
+        x: any tree. Leaves that are not arrays pass through.
+        name: a description of the value, for the message.
+        msg: replaces the default message.
 
     Returns:
         `x`.
@@ -238,16 +238,17 @@ primitive_transposes[nondifferentiable_backward_p] = _backward_transpose
 def nondifferentiable_backward(
     x: T, name: str | None = None, msg: str | None = None, symbolic: bool = True
 ) -> T:
-    """Returns its argument, which must not be differentiated in reverse mode (`jax.grad`). Forward
-    mode (`jax.jvp`) is fine.
+    """Returns its argument, and refuses differentiation of it in reverse mode (`jax.grad`).
+
+    Forward mode (`jax.jvp`) is allowed.
 
     Args:
-        x: any tree. What is not an array in it passes through.
-        name: what the value is, for the message.
-        msg: a message instead of ours.
-        symbolic: whether a cotangent is refused while tracing, unless it is known to be zero then.
-            Otherwise it is refused while the program runs, as by `vernal.runtime.error_if`, and
-            only if it is not zero.
+        x: any tree. Leaves that are not arrays pass through.
+        name: a description of the value, for the message.
+        msg: replaces the default message.
+        symbolic: whether a cotangent is refused while tracing, unless it is then known to be zero.
+            Otherwise a cotangent that is not zero is refused while the program runs, as by
+            `vernal.runtime.error_if`.
 
     Returns:
         `x`, with its derivative.
@@ -306,14 +307,14 @@ fancy_primitive_batchers[nontraceable_p] = _nontraceable_batch
 
 
 def nontraceable(x: T, *, name: str = "nontraceable") -> T:
-    """Returns its argument, which no transformation may reach but compilation.
+    """Returns its argument, and refuses every transformation of it except compilation.
 
-    It belongs at the end of an implementation of an operation, where every tracer must have been
-    dealt with: one that was captured by a closure is found here.
+    Use it at the end of the implementation of an operation, where no tracer may remain: it finds one
+    that was captured by a closure.
 
     Args:
-        x: any tree. What is not an array in it passes through.
-        name: what the value is, for the message.
+        x: any tree. Leaves that are not arrays pass through.
+        name: a description of the value, for the message.
 
     Returns:
         `x`.

@@ -1,10 +1,10 @@
-"""A linear function with a transpose of its own: what a derivative in both directions is made of.
+"""A linear function with its own transpose: the basis of derivative rules for both directions.
 
 Difficulty. The derivative of a loop is a linear function, computed in one way when it is pushed
 forward (along with the loop) and in quite another when it is pulled back (from checkpoints, in
 reverse). `jax.custom_jvp` knows only the first and `jax.custom_vjp` only the second. A jvp
 rule that *calls a linear function whose transpose is given* has both, because JAX differentiates in
-reverse by transposing what a jvp rule does with its tangents.
+reverse mode by transposing the operations that a jvp rule applies to its tangents.
 
 Plan. One operation, `linear_call`, on residuals `r` (anything) and tangents `t`:
 
@@ -15,10 +15,10 @@ Plan. One operation, `linear_call`, on residuals `r` (anything) and tangents `t`
     vmap         derived: see `_vprim.py`
 
 Invariants. F is linear in `t`; `transposed` is its transpose for every `r`; neither holds a
-tracer, so that both may be run at any later time and under other transformations.
+tracer, so both may run at any later time and under other transformations.
 
-What is carried (parameters of the operation): `forward`, a closed jaxpr on the flat residuals and
-tangents; `transposed`, a `_Transposed`, which knows the trees.
+Parameters of the operation: `forward`, a closed jaxpr on the flat residuals and tangents;
+`transposed`, a `_Transposed`, which knows the trees.
 """
 
 from collections.abc import Callable, Sequence
@@ -123,7 +123,7 @@ def _jvp(
         dots = linear_call_p.bind(*primals[:n], *inner, forward=forward, transposed=transposed)
     live = [i for i in range(n) if not isinstance(tangents[i], Zero)]
     if live:
-        # The results themselves are not taken from here: `out` must stay transposable in our way.
+        # The results do not come from here: `out` must keep our transpose.
         def of_residuals(*given: Any) -> list[Any]:
             args = list(primals)
             for i, x in zip(live, given, strict=True):
@@ -154,7 +154,7 @@ def _transpose(cotangents: Any, *args: Any, forward: Any, transposed: _Transpose
 def _transpose_forward(
     cotangents: Any, args: Sequence[Any], forward: Any, transposed: _Transposed
 ) -> list[Any]:
-    """With respect to residuals: for a function that happens to be linear in these as well."""
+    """Transposes with respect to residuals, for a function that happens to be linear in these as well."""
     places = [i for i, x in enumerate(args) if isinstance(x, UndefinedPrimal)]
     avals = [args[i].aval for i in places]
 
@@ -190,22 +190,22 @@ def linear_call(
     residuals: Any,
     tangents: Any,
 ) -> Any:
-    """Calls a linear function, with another function to transpose it by.
+    """Calls a linear function whose transpose is given by another function.
 
-    A rule of `filter_custom_jvp` that computes its tangent by this has a forward-mode derivative by
-    `forward` and a reverse-mode derivative by `transposed`, and both may be implemented in whatever
-    way is best for each. All transformations compose, in any order and number.
+    Use it to compute the tangent in a rule of `filter_custom_jvp`: `forward` is then the forward-mode
+    derivative and `transposed` the reverse-mode derivative, each implemented in the way that is best
+    for it. All transformations compose, in any order and number.
 
     JAX 0.10 forgets the rule of a `jax.custom_jvp` where a `lax.scan` around it is differentiated
-    twice; that of a `filter_custom_jvp` is never forgotten.
+    twice; the rule of a `filter_custom_jvp` is never forgotten.
 
-    Both functions are traced at other times than when this is called, so they may hold no tracer of
-    a surrounding transformation: what they need goes into `residuals`. Hand over the same function
-    objects again, rather than new closures, and they are not traced again.
+    Both functions may be traced later than this call, so they must not close over a tracer of a
+    surrounding transformation: pass arrays that they need in `residuals`. Pass the same function
+    objects at every call, rather than new closures, to avoid tracing them again.
 
     Args:
         forward: `forward(residuals, tangents) -> out`, linear in `tangents`. For derivatives of
-            higher order it has to be differentiable with respect to `residuals`.
+            higher order it must be differentiable with respect to `residuals`.
         transposed: `transposed(residuals, cotangents)`, the transpose of `forward` with respect to
             `tangents`. A cotangent that is known to be zero is a `ZeroTangent`. It returns the
             cotangents of `tangents`, None or a `ZeroTangent` for those that are zero.
@@ -217,9 +217,9 @@ def linear_call(
 
     Raises:
         TypeError: if a tangent or a result is not floating-point; when transposing, if `transposed`
-            returns something else than cotangents of `tangents`.
-        ValueError: if `forward` holds a tracer; when transposing, if it is with respect to
-            `residuals` in which `forward` is not linear.
+            returns anything other than cotangents of `tangents`.
+        ValueError: if `forward` holds a tracer; when transposing with respect to `residuals` in which
+            `forward` is not linear.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -242,9 +242,10 @@ def local_linear_call(
     residuals: Any,
     tangents: Any,
 ) -> Any:
-    """`linear_call` for functions that know which of their arguments are the same on all devices of `jax.shard_map`
-    (in `linear_call` all of them vary alike): where `transposed` returns for these what differs between devices, the
-    parts are added.
+    """`linear_call` that tracks which arguments are the same on all devices of `jax.shard_map`.
+
+    In `linear_call` all arguments vary alike. Here, if an argument is the same on all devices and `transposed` returns
+    cotangents for it that are not, these are summed over the devices.
 
     Args:
         forward: as for `linear_call`.

@@ -1,9 +1,9 @@
 """The floating-point numbers next to a number.
 
-The floats of one dtype, in order, are numbered by integers, zero being number 0. Their bit patterns
-nearly do that already: without the sign bit, the pattern of a larger number is a larger integer. Only
-the denormals are left out, because compiled programs may treat them as zero: the number after zero
-is the smallest normal one.
+The floats of one dtype, in order, are numbered by integers, with zero as number 0. Their bit patterns
+nearly are such numbers: without the sign bit, the pattern of a larger number is a larger integer. Only
+the denormals are skipped, because compiled programs may treat them as zero: the number after zero is
+the smallest normal one.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def _step(x: Any, by: int) -> jax.Array:
     denormals = pattern(jnp.finfo(x.dtype).smallest_normal) - 1
     last = pattern(np.inf) - denormals
     signed = lax.bitcast_convert_type(x, bits)
-    # The largest integer is every bit but the sign.
+    # The largest integer has every bit set except the sign.
     number = jnp.maximum((signed & jnp.iinfo(bits).max) - denormals, 0)
     number = jnp.clip(jnp.where(signed < 0, -number, number) + by, -last, last)
     magnitude = jnp.where(number == 0, 0, abs(number) + denormals)
@@ -39,7 +39,7 @@ def _step(x: Any, by: int) -> jax.Array:
 
 
 def _neighbour(by: int) -> Callable[[Any], jax.Array]:
-    """Compiled as a whole: a program that asks a hundred times, as one of Diffrax does, traces it once."""
+    """Jitted as a whole, so that a program that calls it a hundred times, as one of Diffrax does, traces it once."""
 
     def step(x: Any) -> jax.Array:
         return _step(x, by)
@@ -78,9 +78,8 @@ def nextafter(x: Any) -> jax.Array:
         x: an array of any shape, or a Python float.
 
     Returns:
-        An array of the shape and dtype of `x`. Infinity and NaN stay what they are; after minus
-        infinity comes the most negative number, after the largest number infinity. The derivative
-        is one.
+        An array of the shape and dtype of `x`. Infinity and NaN stay unchanged; after minus infinity
+        comes the most negative number, after the largest number infinity. The derivative is one.
 
     Raises:
         TypeError: if `x` is not float16, bfloat16, float32 or float64.
@@ -101,9 +100,9 @@ def prevbefore(x: Any) -> jax.Array:
         x: an array of any shape, or a Python float.
 
     Returns:
-        An array of the shape and dtype of `x`. Minus infinity and NaN stay what they are; before
-        infinity comes the largest number, before zero the largest negative normal number. The
-        derivative is one.
+        An array of the shape and dtype of `x`. Minus infinity and NaN stay unchanged; before infinity
+        comes the largest number, before zero the largest negative normal number. The derivative is
+        one.
 
     Raises:
         TypeError: if `x` is not float16, bfloat16, float32 or float64.

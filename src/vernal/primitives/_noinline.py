@@ -1,15 +1,15 @@
-"""`noinline`: a function that is compiled once, on its own, however often a program calls it.
+"""`noinline`: a function that is compiled once, separately, however often a program calls it.
 
-Difficulty. XLA compiles a program as a whole. A function that is called at ten places, be it under
-`jax.jit`, is compiled ten times: XLA copies it to every place, even where it is told not to inline
-it. The only way out of the program is a callback to the host.
+Difficulty. XLA compiles a program as a whole. A function that is called at ten places, even under
+`jax.jit`, is compiled ten times: XLA copies it to every place, even when told not to inline it. The
+only way out of the program is a callback to the host.
 
-Plan. An operation `noinline`, whose parameter is the traced function, a jaxpr. On one device of the
-CPU it is lowered to a callback that runs the jaxpr, compiled apart, and everywhere else to a call of
+Plan. An operation `noinline`, whose parameter is the traced function, a jaxpr. On a single CPU device
+it is lowered to a callback that runs the separately compiled jaxpr, and everywhere else to a call of
 it under `jax.jit`, which XLA copies:
 
     several devices      the callback would gather the arrays; within `shard_map`, it could not
-                         speak with the other devices
+                         communicate with the other devices
     accelerators         the program on the device would wait for a program on the same device
     `jax.export`         a callback is not part of an exported program
     ordered effects      would lose their order
@@ -21,13 +21,12 @@ A transformed `noinline` is the `noinline` of a transformed jaxpr:
                 linear function; so neither direction computes the function again
     transpose   of the transposed linear function (the transpose that `linear_call` is given)
 
-Invariants. Equal calls have one jaxpr, the very same object: the programs that are traced are values,
-compared by what they are made of, and `jax.jit` remembers what it traced for each. The compiled form
-is remembered for the jaxpr.
+Invariants. Equal calls have one jaxpr, the very same object: traced programs are values, compared by
+their parts, and `jax.jit` caches the trace of each. The compiled form is cached by jaxpr.
 
-The callback waits for nothing. It runs on a thread of XLA, all of which may be in such callbacks. An
-array that has to be copied to the device would wait for another thread forever, so it is handed over
-at an address that XLA can use as it is. The program itself runs on the thread that calls it.
+The callback never waits. It runs on a thread of XLA, and all of these may be in such callbacks. An
+array that has to be copied to the device would wait for another thread forever, so it is passed at an
+address that XLA can use directly. The program itself runs on the thread that calls it.
 """
 
 import dataclasses
@@ -68,18 +67,18 @@ from ._linear_call import local_linear_call
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How many functions are remembered, compiled or to be compiled.
+# The number of functions in the cache, compiled or to be compiled.
 _MOST = 512
-# What XLA wants of an address, to use the memory as it is.
+# The alignment that XLA needs to use memory without a copy.
 _ALIGNMENT = 64
 
 
-# --- programs: functions of a list of arrays, compared by what they are made of
+# --- programs: functions of a list of arrays, compared by their parts
 
 
 @dataclasses.dataclass(frozen=True)
 class _Called:
-    """The user's function, from the arrays of the call to those of the result and the rest of it."""
+    """The user's function: from the arrays of a call to those of the result, and the rest of the result."""
 
     rest: Rest
 
@@ -110,9 +109,9 @@ class _Mapped:
 
 @dataclasses.dataclass(frozen=True)
 class _Linearised:
-    """A jaxpr with its derivative: to its results, the arrays of a linear function, and the rest of
-    that. The linear function goes from the tangents of the arguments `moving` to those of the
-    results `floating`."""
+    """A jaxpr with its derivative: it returns the results, the arrays of a linear function, and the rest
+    of that function, which maps the tangents of the arguments `moving` to those of the results
+    `floating`."""
 
     jaxpr: Any
     moving: tuple[int, ...]
@@ -143,7 +142,7 @@ class _Pushed:
 
 @dataclasses.dataclass(frozen=True)
 class _Pulled:
-    """Its transpose: from its arrays and cotangents to cotangents, for tangents like these."""
+    """The transpose of `_Pushed`: from its arrays and cotangents to cotangents, for tangents like these."""
 
     linear: Rest
     tangents: tuple[Any, ...]
@@ -190,7 +189,7 @@ def _compute(*args: Any, jaxpr: Any, name: str) -> list[Any]:
 def _batch(
     axis: Any, args: Any, dims: Any, *, jaxpr: Any, name: str
 ) -> tuple[list[Any], list[int | None]]:
-    # A function of nothing that is mapped may still ask for its position along the axis.
+    # A function without mapped arguments may still ask for its position along the axis.
     asks = any(getattr(effect, "name", None) == axis.name for effect in jaxpr.effects)
     if not asks and all(dim is None for dim in dims):
         out = noinline_p.bind(*args, jaxpr=jaxpr, name=name)
@@ -202,7 +201,7 @@ def _batch(
 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, name: str) -> tuple[list[Any], list[Any]]:
-    # `jax.jvp` passes Python's numbers on as they are.
+    # `jax.jvp` passes Python numbers on unchanged.
     tangents = [jnp.asarray(t) if isinstance(t, float | complex) else t for t in tangents]
     moving = tuple(
         i
@@ -243,14 +242,14 @@ register_impl_finalisation(noinline_p)
 
 
 class _Apart:
-    """A jaxpr as a program of its own, called from a callback of another.
+    """A jaxpr as a separate program, called from a callback of another.
 
-    NumPy has no random keys, so they are handed over as what they are made of.
+    NumPy has no random keys, so they are passed as their data.
 
     Args:
         jaxpr: the program.
-        name: what it is called.
-        impls: for each argument the kind of random keys it is of, or None.
+        name: its name.
+        impls: for each argument that is a random key its implementation; None for the others.
     """
 
     def __init__(self, jaxpr: Any, name: str, impls: tuple[Any, ...]):
@@ -265,12 +264,12 @@ class _Apart:
         run.__name__ = run.__qualname__ = name
         given = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
         given = jax.eval_shape(lambda *args: list(map(_to_data, args)), *given)
-        # Where the program is called, whatever the default device may be.
+        # On the device that calls it, whatever the default device is.
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             lowered = jax.jit(run, keep_unused=True).lower(*given)
             self.compiled = lowered.compile()
         self.out_avals = [ShapedArray(x.shape, x.dtype) for x in lowered.out_info]
-        # The threads of XLA do not have the settings of the one that traces.
+        # XLA's threads do not have the settings of the thread that traces.
         self.x64 = bool(jax.config.read("jax_enable_x64"))
 
     def __call__(self, *data: Any) -> tuple[np.ndarray, ...]:
@@ -291,7 +290,7 @@ def _from_data(x: Any, impl: Any) -> Any:
 
 
 def _aligned(x: np.ndarray) -> np.ndarray:
-    """A copy of an array at an address that XLA can use as it is."""
+    """A copy of an array at an address that XLA can use directly."""
     memory = np.empty(x.nbytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     copy = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
@@ -340,7 +339,7 @@ register_cache(_clear)
 
 
 class _NoInline(Transformed[P, T]):
-    """What `noinline` returns."""
+    """The function that `noinline` returns."""
 
     name: str = field(static=True)
 
@@ -351,24 +350,23 @@ class _NoInline(Transformed[P, T]):
 
 
 def noinline(fn: Callable[P, T], name: str | None = None) -> Callable[P, T]:
-    """Makes a function a computation of its own, which is compiled once, however often the programs
-    that call it do so.
+    """Compiles a function once, as a separate computation, however often programs call it.
 
-    It saves compile time where a large function is called at many places, and costs run time: the
-    program stops at each call, copies the arrays out and in, and XLA cannot optimise across it. That
-    is so on a single CPU device. On accelerators, on several devices and in exported programs the
-    function is traced and lowered once, but XLA compiles every call of it: there it is only
-    `jax.jit`, arrays stay on the devices they are spread over, and nothing waits for the host.
+    On a single CPU device, it saves compile time if a large function is called at many places. It costs
+    run time: the program stops at each call and copies the arrays out and in, and XLA cannot optimise
+    across the call. On accelerators, on several devices and in exported programs the function is traced
+    and lowered once, but XLA compiles every call of it: there it is only `jax.jit`, arrays stay on the
+    devices they are sharded over, and nothing waits for the host.
 
-    The result is differentiable in both directions (to any order, and without computing the
-    function again in the backward pass), can be mapped, and be jitted; each of these is
-    again a computation of its own.
+    The result can be differentiated in both directions (to any order, and without computing the
+    function again in the backward pass), mapped and jitted. Each of these is again a separate
+    computation.
 
     Args:
         fn: a function without side effects, of any Python objects. Arrays among its arguments, and
-            those that it holds as a module or closes over, are inputs of the computation. All else
-            is static: it is traced again for other values.
-        name: what to call the computation in compiled programs. By default the name of `fn`.
+            those that it holds as a module or closes over, are inputs of the computation. Everything
+            else is static: other values trace it again.
+        name: the name of the computation in compiled programs. By default the name of `fn`.
 
     Returns:
         A function of the same arguments with the same results.

@@ -1,14 +1,14 @@
 """Primitives whose arguments and results are arbitrary Python objects.
 
-A JAX primitive takes and returns flat lists of arrays, beside parameters that are not traced. Here
-the arrays of any arguments become the list, and all the rest becomes a parameter. Each kind of rule
-has a wrapper, so that a rule too sees the arguments as they were given.
+A JAX primitive takes and returns flat lists of arrays, besides parameters that are not traced. Here
+the arrays of any arguments become the list, and everything else becomes a parameter. Each kind of
+rule has a wrapper, so that rules, too, see the arguments in their original form.
 
-What is carried (parameters of every such primitive):
+Parameters of every such primitive:
 
     rest    the arguments without their arrays, compared by value
     out     a record of one call. A primitive can return only arrays, so the rule that computes the
-            result writes down here what the result is without them, for whoever made the call.
+            result records everything else of the result here, for the caller.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from ..trees import Rest, is_array, is_array_like, split
 
 
 class _Record:
-    """What the result of one call is without its arrays. Compares by identity: a call may not be
-    served by the record of another."""
+    """The result of one call without its arrays. Compares by identity: a call must not use the record
+    of another."""
 
     __slots__ = ("rest",)
 
@@ -33,7 +33,7 @@ class _Record:
         self.rest: Rest | None = None
 
     def write(self, result: Any) -> list[Any]:
-        """Takes the arrays out of a result, and writes down the rest of it."""
+        """Returns the arrays of a result, and records the rest of it."""
         flat, self.rest = split(result, _is_array_or_abstract)
         return [jax.typeof(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in flat]
 
@@ -49,13 +49,13 @@ def filter_primitive_bind(prim: Any, *args: Any) -> Any:
     """Binds a primitive to arbitrary Python objects.
 
     Args:
-        prim: a `jax.extend.core.Primitive` with `multiple_results`, the rules of which are wrapped
-            by `filter_primitive_def` and its like, or one made by `create_vprim` of such rules.
-        *args: any Python objects. The arrays in them, JAX's and NumPy's, are traced; everything
-            else (Python numbers, functions, jaxprs, strings, None) is passed on as it is.
+        prim: a `jax.extend.core.Primitive` with `multiple_results` whose rules are wrapped by
+            `filter_primitive_def` and the like, or one that `create_vprim` made from such rules.
+        *args: any Python objects. JAX and NumPy arrays in them are traced; everything else (Python
+            numbers, functions, jaxprs, strings, None) is passed on unchanged.
 
     Returns:
-        What the rules return: any tree.
+        The result of the rules: any tree.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -72,23 +72,22 @@ def filter_primitive_bind(prim: Any, *args: Any) -> Any:
     out = _Record()
     flat = prim.bind(*arrays, rest=rest, out=out)
     if out.rest is None:
-        # A rule that is not wrapped, such as one for batching, answered. This one is, and writes.
+        # A rule that is not wrapped, such as a batching rule, answered. This one is wrapped, and records.
         prim.abstract_eval(*map(jax.typeof, arrays), rest=rest, out=out)
     assert out.rest is not None
     return out.rest.fill(flat)
 
 
 def filter_primitive_def(rule: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Wraps an implementation, or a rule for abstract evaluation, of a primitive with arbitrary
-    arguments.
+    """Wraps an implementation or an abstract evaluation rule of a primitive with arbitrary arguments.
 
     Args:
-        rule: `rule(*args) -> result` with the arguments of `filter_primitive_bind`. For abstract
-            evaluation there are `jax.core.ShapedArray`s in place of arrays, and the result may hold
+        rule: `rule(*args) -> result` with the arguments of `filter_primitive_bind`. An abstract
+            evaluation rule gets `jax.core.ShapedArray`s in place of arrays, and its result may hold
             those or `jax.ShapeDtypeStruct`s.
 
     Returns:
-        For `Primitive.def_impl`, `Primitive.def_abstract_eval` and `create_vprim`.
+        A rule for `Primitive.def_impl`, `Primitive.def_abstract_eval` and `create_vprim`.
 
     Example:
         >>> from vernal.primitives import filter_primitive_def
@@ -107,15 +106,15 @@ def filter_primitive_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         rule: `rule(primals, tangents) -> (result, result_tangents)`. `primals` is the tuple of
             arguments, `tangents` a tree of the same structure, with None for a tangent that is
-            known to be zero and for what is not an array. The tangents of the result likewise.
-            `materialise_zeros` makes an array of a None.
+            known to be zero and for a leaf that is not an array. The tangents of the result follow
+            the same convention. `materialise_zeros` turns a None into an array.
 
     Returns:
-        For `jax.interpreters.ad.primitive_jvps` and `create_vprim`.
+        A rule for `jax.interpreters.ad.primitive_jvps` and `create_vprim`.
 
     Raises:
         TypeError: when the rule is used, if it returns tangents of another structure, or one for
-            what is not an array.
+            a leaf that is not an array.
 
     Example:
         >>> from vernal.primitives import filter_primitive_jvp
@@ -145,19 +144,19 @@ def filter_primitive_transpose(
         rule: `rule(inputs, cotangents) -> input_cotangents`. `inputs` is the tuple of arguments,
             with a `jax.interpreters.ad.UndefinedPrimal` for every array to transpose with respect
             to. `cotangents` is a tree like the result, with None for a cotangent that is known to
-            be zero and for what is not an array. It returns a tree like `inputs` with cotangents in
-            place of the `UndefinedPrimal`s, None for zero, and None for everything else (a
-            cotangent of an array that was not asked for is dropped).
-        materialise_zeros: whether the rule is given arrays of zeros in place of None for the
-            cotangents of arrays.
+            be zero and for a leaf that is not an array. The rule returns a tree like `inputs` with
+            cotangents in place of the `UndefinedPrimal`s, None for zero, and None for everything
+            else (the cotangent of any other array is dropped).
+        materialise_zeros: whether the rule gets arrays of zeros in place of None for the cotangents
+            of arrays.
 
     Returns:
-        For `jax.interpreters.ad.primitive_transposes` and `create_vprim`; without a rule, a
+        A rule for `jax.interpreters.ad.primitive_transposes` and `create_vprim`; without `rule`, a
         decorator.
 
     Raises:
         TypeError: when the rule is used, if it returns cotangents of another structure, or one for
-            what is not an array.
+            a leaf that is not an array.
 
     Example:
         >>> from vernal.primitives import filter_primitive_transpose
@@ -189,17 +188,17 @@ def filter_primitive_batching(rule: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         rule: `rule(primals, axes) -> (result, result_axes)`. `primals` is the tuple of arguments,
             `axes` a tree of the same structure, with the position of the mapped axis of each array,
-            or None. The axes of the result likewise. If it is registered where rules are told of
-            the mapped axis, in `jax.interpreters.batching.fancy_primitive_batchers` or
-            `axis_primitive_batchers`, it is `rule(axis, primals, axes)`, where `axis` has a `name`
+            or None. The axes of the result follow the same convention. In a registry whose rules
+            get the mapped axis (`jax.interpreters.batching.fancy_primitive_batchers` or
+            `axis_primitive_batchers`), it is `rule(axis, primals, axes)`, where `axis` has a `name`
             and a `size`.
 
     Returns:
-        For one of these registries or `primitive_batchers`.
+        A rule for one of these registries or `primitive_batchers`.
 
     Raises:
-        TypeError: when the rule is used, if it returns axes of another structure, or one for what
-            is not an array.
+        TypeError: when the rule is used, if it returns axes of another structure, or one for a leaf
+            that is not an array.
 
     Example:
         >>> from vernal.primitives import filter_primitive_batching
@@ -219,16 +218,16 @@ def filter_primitive_batching(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> Any:
-    """Makes an array of a tangent that is None because it is zero.
+    """Replaces a tangent that is None, because it is zero, by an array.
 
     Args:
-        primal: what the tangent belongs to: one leaf.
+        primal: the leaf that the tangent belongs to.
         tangent: its tangent, or None.
         allow_struct: whether a `jax.ShapeDtypeStruct` has a tangent too.
 
     Returns:
         `tangent` if it is not None. Otherwise zeros of the shape and tangent dtype of `primal`
-        (float0 for integers) if that is an array or a Python number, and None if it is something
+        (float0 for integers) if that is an array or a Python number, and None if it is anything
         else.
 
     Example:
@@ -245,8 +244,8 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
 
 
 def _array(x: Any) -> Any:
-    """JAX hands a Python number that stands for an array on to rules as it is; in a result it would
-    not be taken for one."""
+    """Converts a Python number to an array. JAX passes a number that stands for an array to rules
+    unchanged, but a result must hold an array."""
     return jnp.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
 
 
@@ -262,7 +261,7 @@ def _alone(rest: Rest, values: Any) -> Any:
 
 
 def _matching(rest: Rest, tree: Any, rule: Callable[..., Any], what: str, owner: str) -> list[Any]:
-    """What a tree that a rule returned has in place of the arrays of `rest`."""
+    """The values that a tree returned by a rule has in place of the arrays of `rest`."""
     try:
         flat = rest.treedef.flatten_up_to(tree)
     except (TypeError, ValueError) as error:

@@ -1,9 +1,8 @@
 """A select that is there only under `vmap`.
 
 A loop runs while its condition holds, so inside the body the condition is known to hold and there
-is nothing to choose. Under `vmap` the loop runs until the last element is done, and the elements
-that are done have to keep their values. `select_if_vmap` is the choice in the second case and costs
-nothing in the first.
+is nothing to select. Under `vmap` the loop runs until the last element is done, and finished elements
+must keep their values. `select_if_vmap` selects in the second case and costs nothing in the first.
 """
 
 from typing import Any
@@ -37,7 +36,7 @@ def _batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
     pred, new, old = args
     new, old = batch_axis_in_front(axis, new, dims[1]), batch_axis_in_front(axis, old, dims[2])
     if dims[0] is None:
-        # Still nothing to choose; an outer `vmap` may yet map `pred`.
+        # Still nothing to select; an outer `vmap` may map `pred` later.
         return select_if_vmap_p.bind(pred, new, old), 0
     select = jax.vmap(
         jax.lax.select, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name
@@ -72,25 +71,25 @@ register_impl_finalisation(select_if_vmap_p)
 
 
 def select_if_vmap(pred: Any, new: Any, old: Any) -> Any:
-    """Chooses between two trees where `vmap` maps `pred`; where it does not, `new` as it is.
+    """Selects between two trees if `vmap` maps `pred`; otherwise returns `new`.
 
-    To be used where `pred` is known to hold unless it belongs to a batch, as in the body of a loop
-    that runs while any element of the batch wants to. The value of a `pred` that no `vmap` maps is
-    not looked at: what is compiled is `new`, and no select.
+    Use it where `pred` is known to hold unless it belongs to a batch, as in the body of a loop that
+    runs while any element of the batch is active. The value of a `pred` that no `vmap` maps is
+    ignored: the compiled program has `new`, without a select.
 
     Args:
         pred: bool[].
         new: a tree of arrays.
-        old: a tree of the same structure, with arrays of the same shapes and dtypes. What is not an
-            array has to be equal to its counterpart in `new`. An array that is sharded in another
-            way over explicit mesh axes is resharded as that in `new`.
+        old: a tree of the same structure, with arrays of the same shapes and dtypes. Leaves that are
+            not arrays must equal their counterparts in `new`. An array that is sharded differently
+            over explicit mesh axes is resharded like that in `new`.
 
     Returns:
         A tree like `new`. It is differentiable with respect to `new` and `old`.
 
     Raises:
-        TypeError: if `pred` is not a bool, or the trees differ in structure, shape, dtype or in
-            what is not an array.
+        TypeError: if `pred` is not a bool, or the trees differ in structure, shape, dtype or in a
+            leaf that is not an array.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,11 +1,11 @@
-"""Reductions over everything, batch axes included.
+"""Reductions over all axes, batch axes included.
 
 Inside `jax.vmap` a value stands for one element of a batch. A loop that must run until every
 element is done, or an error that must be raised if any element fails, has to look across the
 batch. These reductions do: their result has no batch axis, however many `vmap`s they are under.
 
-They do not look across the devices of `jax.shard_map`, each of which may be at another place: `jax.lax.pmax` of the
-result does.
+They do not look across the devices of `jax.shard_map`, each of which may be at a different place in the program:
+`jax.lax.pmax` of the result does.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from ._finalise import register_impl_finalisation
 
 
 def _reduction(name: str, reduce: Callable[[Any], Any]) -> Any:
-    """A primitive that is `reduce`, and still is once its argument has got a batch axis."""
+    """A primitive that computes `reduce`, over a batch axis of its argument too."""
 
     def abstract(x: Any) -> Any:
-        # The whole abstract value, because a reduction has a sharding too.
+        # The whole abstract value, because the result has a sharding too.
         return jax.make_jaxpr(reduce)(x).out_avals[0]
 
     def batch(axis: Any, args: Any, dims: Any) -> tuple[Any, None]:
@@ -48,7 +48,7 @@ def unvmap_any(x: Any) -> jax.Array:
 
     Returns:
         bool[], the same for the whole batch: under `vmap` it has no batch axis.
-        Inside `jax.shard_map` it is that of one device: `jax.lax.pmax(x.astype(int), axis) > 0` is that of all.
+        Inside `jax.shard_map` it covers one device; `jax.lax.pmax(x.astype(int), axis) > 0` covers all.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -67,7 +67,7 @@ def unvmap_all(x: Any) -> jax.Array:
 
     Returns:
         bool[], the same for the whole batch: under `vmap` it has no batch axis.
-        Inside `jax.shard_map` it is that of one device: `jax.lax.pmin(x.astype(int), axis) > 0` is that of all.
+        Inside `jax.shard_map` it covers one device; `jax.lax.pmin(x.astype(int), axis) > 0` covers all.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -79,7 +79,7 @@ def unvmap_all(x: Any) -> jax.Array:
 
 
 def unvmap_max(x: Any) -> jax.Array:
-    """The largest element of `x` over every element of every batch. It is not differentiated.
+    """The largest element of `x` over every element of every batch.
 
     Args:
         x: a nonempty array of any shape and ordered dtype, or a Python number.
@@ -87,7 +87,7 @@ def unvmap_max(x: Any) -> jax.Array:
     Returns:
         A scalar of the dtype of `x`, the same for the whole batch: under `vmap` it has no batch
         axis. Its derivative is zero.
-        Inside `jax.shard_map` it is that of one device: `jax.lax.pmax(x, axis)` is that of all.
+        Inside `jax.shard_map` it covers one device; `jax.lax.pmax(x, axis)` covers all.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -99,7 +99,7 @@ def unvmap_max(x: Any) -> jax.Array:
 
 
 def unvmap_min(x: Any) -> jax.Array:
-    """The smallest element of `x` over every element of every batch. It is not differentiated.
+    """The smallest element of `x` over every element of every batch.
 
     Args:
         x: a nonempty array of any shape and ordered dtype, or a Python number.
@@ -107,7 +107,7 @@ def unvmap_min(x: Any) -> jax.Array:
     Returns:
         A scalar of the dtype of `x`, the same for the whole batch: under `vmap` it has no batch
         axis. Its derivative is zero.
-        Inside `jax.shard_map` it is that of one device: `jax.lax.pmin(x, axis)` is that of all.
+        Inside `jax.shard_map` it covers one device; `jax.lax.pmin(x, axis)` covers all.
 
     Example:
         >>> import jax, jax.numpy as jnp

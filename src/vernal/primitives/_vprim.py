@@ -21,19 +21,19 @@ def create_vprim(
     jvp: Callable[..., Any],
     transpose: Callable[..., Any],
 ) -> Any:
-    """A new operation from four rules; the rule for `vmap` follows from them.
+    """Creates an operation from four rules; the rule for `vmap` is derived from them.
 
-    The rules are in the conventions of JAX's primitives with several results, or, for arguments
-    that are arbitrary Python objects, wrapped by `filter_primitive_def`, `filter_primitive_jvp` and
+    The rules follow the conventions of JAX's primitives with several results. For arguments that are
+    arbitrary Python objects, wrap them by `filter_primitive_def`, `filter_primitive_jvp` and
     `filter_primitive_transpose`. A rule may bind the operation again, and usually does.
 
     Args:
-        name: what it is called in a jaxpr.
-        impl: `impl(*arrays, **params)`, the results as a list. It is also what is compiled.
-        abstract_eval: `abstract_eval(*avals, **params)`, the abstract results as a list.
-        jvp: `jvp(primals, tangents, **params)`, the results and their tangents.
-        transpose: `transpose(cotangents, *args, **params)`, for every argument its cotangent or
-            None.
+        name: its name in a jaxpr.
+        impl: `impl(*arrays, **params)`, returns the results as a list. It is also compiled.
+        abstract_eval: `abstract_eval(*avals, **params)`, returns the abstract results as a list.
+        jvp: `jvp(primals, tangents, **params)`, returns the results and their tangents.
+        transpose: `transpose(cotangents, *args, **params)`, returns for every argument its cotangent
+            or None.
 
     Returns:
         A `jax.extend.core.Primitive`. Bind it with `filter_primitive_bind`, or with its `bind`.

@@ -1,4 +1,4 @@
-"""What compiled code tells while it runs: errors with a message and a place, result codes,
+"""What compiled code reports while it runs: errors with a message and a place, result codes,
 progress."""
 
 from .._ground import RuntimeCheckError as RuntimeCheckError

@@ -1,4 +1,4 @@
-"""`assert_dce`: computation that the compiler must throw away."""
+"""`assert_dce`: computation that the compiler must eliminate."""
 
 from typing import Literal, TypeVar
 
@@ -13,24 +13,24 @@ T = TypeVar("T")
 
 
 def assert_dce(x: T, msg: str, *, on_error: Literal["default", "raise", "off"] = "default") -> T:
-    """Raises an error while a compiled program runs, unless what it returns is not used in it.
+    """Raises an error while a compiled program runs, if the program uses the result.
 
-    What a compiled program does not use is eliminated as dead code, and this check with it. Put it
-    on what should be: `assert_dce(expensive(y), "...")`. Outside of compiled code nothing is
-    eliminated, and it returns `x`.
+    Put it on a computation that should be eliminated: `assert_dce(expensive(y), "...")`. If a compiled
+    program does not use the result, the compiler eliminates it as dead code, and this check with it.
+    Outside of compiled code nothing is eliminated, and it returns `x`.
 
     Args:
         x: any tree with at least one array in it.
         msg: the message.
-        on_error: `"raise"` or `"off"`; `"default"` takes the environment variable `VERNAL_ON_ERROR`,
-            whose other values raise.
+        on_error: `"raise"` or `"off"`; `"default"` follows the environment variable `VERNAL_ON_ERROR`,
+            where every other value means `"raise"`.
 
     Returns:
         `x`.
 
     Raises:
         RuntimeCheckError: when a compiled program runs that uses the result.
-        ValueError: if there is no array in `x`, or for an unknown `on_error`.
+        ValueError: if `x` has no array, or for an unknown `on_error`.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,8 +1,8 @@
 """`Enumeration`: result codes with messages, which compiled code can carry, choose and raise.
 
 A member is a module with one int32 leaf, its position in the enumeration, and the enumeration
-itself as structure. So it passes through every transformation, and the treedef sees to it that two
-enumerations are never mixed up.
+itself as structure. So it passes through every transformation, and the treedef keeps members of
+different enumerations apart.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ RESERVED = ("where", "promote")
 
 
 def _now(*values: Any) -> contextlib.AbstractContextManager[Any]:
-    """Computes at once what is known, even while something else is being traced."""
+    """A context that computes with known values at once, even during a trace."""
     if any(map(is_traced, values)):
         return contextlib.nullcontext()
     return jax.ensure_compile_time_eval()
@@ -36,10 +36,10 @@ def _name(enumeration: type) -> str:
 
 
 class EnumerationItem(Module):
-    """A member of an `Enumeration`, or under `vmap` and in batches an array of members.
+    """A member of an `Enumeration`, or (under `vmap` and in batches) an array of members.
 
-    Compares with members of its own enumeration by value, element by element. If it is a single
-    member and not traced it can be hashed. Enumerations make their members themselves.
+    Do not call this: enumerations make their members. Members of one enumeration compare by value,
+    element by element. A single member that is not traced can be hashed.
 
     Args:
         _value: int32[...], the position of the member in its enumeration.
@@ -50,10 +50,10 @@ class EnumerationItem(Module):
     _enumeration: Any = field(static=True)
 
     def is_traced(self) -> bool:
-        """Whether it is only known when a compiled program runs which member this is.
+        """Whether the member is known only when a compiled program runs.
 
         Returns:
-            True inside of compiled functions, for what is not a constant there.
+            True inside compiled functions, unless the member is a constant there.
         """
         return is_traced(self._value)
 
@@ -61,7 +61,7 @@ class EnumerationItem(Module):
         """Raises the member's message as an error when the program runs, if `pred` holds.
 
         Args:
-            token: any tree with an array in it: the check exists where the result is used.
+            token: any tree with an array in it. The check runs only if the result is used.
             pred: a bool, or an array of them: the error is raised if any is true. For a batch of
                 members it is broadcast to the batch.
 
@@ -96,7 +96,7 @@ class EnumerationItem(Module):
             )
         with _now(self._value, other._value):
             if isinstance(self._value, np.ndarray) and isinstance(other._value, np.ndarray):
-                # Members as they are in the class: nothing needs to be compiled to compare them.
+                # Single known members, as in the class: compared without compiling anything.
                 return jax.device_put(np.asarray(self._value == other._value))
             return jnp.equal(self._value, other._value)
 
@@ -131,10 +131,10 @@ def _text(item: EnumerationItem) -> str:
     try:
         codes = np.asarray(value)
     except Exception:
-        # Deleted, or spread over other processes.
+        # Deleted, or sharded over other processes.
         return "unknown"
     if not np.issubdtype(codes.dtype, np.integer):
-        # `jax.tree.map` may have put in anything.
+        # `jax.tree.map` may have put anything in its place.
         return "unknown"
     texts = np.full(codes.shape, "unknown", object)
     for index, text in enumerate(messages):
@@ -145,7 +145,7 @@ def _text(item: EnumerationItem) -> str:
 def _messages(
     name: str, bases: tuple[type, ...], own: dict[str, Any]
 ) -> tuple[dict[str, int], list[str]]:
-    """The positions of all members by name, and their messages: those of the parents first."""
+    """The positions of all members by name, and their messages; members of the parents come first."""
     index: dict[str, int] = {}
     messages: list[str] = []
     inherited = [
@@ -188,8 +188,8 @@ def _check_members(name: str, own: dict[str, Any]) -> None:
 
 
 if TYPE_CHECKING:
-    # To a type checker a member is an instance of its enumeration, as in the standard library: so
-    # `def f() -> Result: return Result.ok` is right. (It then also believes that an enumeration with
+    # To a type checker a member is an instance of its enumeration, as in the standard library, so
+    # `def f() -> Result: return Result.ok` is right. (It then also assumes that an enumeration with
     # members has no children; and mypy, that `Result[item]` takes a name.)
     class EnumerationMeta(enum.EnumMeta):
         def __getitem__(cls, item: Any) -> str: ...  # pyright: ignore[reportIncompatibleMethodOverride] (by name there)
@@ -270,7 +270,7 @@ else:
             return (getattr(cls, name) for name in cls._vernal_index)
 
         def __bool__(cls) -> bool:
-            # Python would ask for the length, and `if cls:` means something else.
+            # Otherwise Python would use the length, and an empty enumeration would be false.
             return True
 
         def __getitem__(cls, item: Any) -> str:
@@ -278,21 +278,21 @@ else:
             return _text(item)
 
     class Enumeration(metaclass=EnumerationMeta):
-        """Result codes with messages, for use inside of compiled programs.
+        """Result codes with messages, for use inside compiled programs.
 
-        Members are declared as `name = "message"`. A member is a pytree with one int32 array, so it
-        can be returned from `jit`, batched by `vmap`, carried by `scan`. `len(cls)` is the number
-        of members, `list(cls)` the members, `cls[item]` the message of a member (`"traced"` if it
-        is not known yet; of a batch, those of its elements), `item in cls` whether it is one. `==`
-        and `!=` compare members of one enumeration, with a bool array as the result, which is known
-        at once wherever both members are.
+        Declare members as `name = "message"`. A member is a pytree with one int32 array, so it can be
+        returned from `jit`, batched by `vmap`, carried by `scan`. `len(cls)` is the number of members,
+        `list(cls)` the members, `cls[item]` the message of a member (`"traced"` if it is not known yet;
+        of a batch, the messages of its elements), `item in cls` whether it is a member. `==` and `!=`
+        compare members of one enumeration. The result is a bool array, which is known at once if both
+        members are.
 
-        A child class has the members of its parents, and then its own. A name that has two messages
-        has the last one, with a warning. `where` and `promote` cannot be names of members.
+        A child class has the members of its parents, then its own. A name with two messages keeps the
+        last one, with a warning. `where` and `promote` cannot be names of members.
 
         Raises:
             ValueError: at class creation, for a reserved name or a message that is not a string; in
-                `cls[item]`, `==` and `!=`, for what is not a member of the same enumeration.
+                `cls[item]`, `==` and `!=`, for anything but a member of the same enumeration.
             TypeError: if the class is called.
             AttributeError: if a member is assigned to.
 
@@ -324,10 +324,10 @@ else:
                 b: another.
 
             Returns:
-                `a` where `pred` holds, else `b`. It is known at once where `pred` is.
+                `a` if `pred` holds, else `b`. It is known at once if `pred` is.
 
             Raises:
-                ValueError: if `a` or `b` is not a member, or `pred` not a scalar bool.
+                ValueError: if `a` or `b` is not a member, or `pred` is not a scalar bool.
             """
             _check_member(cls, f"{cls.__name__}.where", a, b)
             if not isinstance(pred, bool) and not (
@@ -350,7 +350,7 @@ else:
 
         @classmethod
         def promote(cls, item: Any) -> Any:
-            """A member of a parent as a member of this enumeration.
+            """Converts a member of a parent to the member of this enumeration with the same name.
 
             Args:
                 item: a member, or a batch of members, of an enumeration that this one inherits
@@ -373,8 +373,8 @@ else:
                 )
             value = item._value
             with _now(value):
-                # Selections rather than a table, which a batch that is spread over devices would
-                # have to be gathered for. With a single parent nothing moves at all.
+                # Selections rather than a table: indexing one would gather a batch that is sharded
+                # over devices. With a single parent the positions do not change.
                 for i, name in enumerate(parent._vernal_index):
                     j = cls._vernal_index[name]
                     if i != j:

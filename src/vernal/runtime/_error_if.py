@@ -1,6 +1,6 @@
 """`error_if` and `branched_error_if`: errors raised from inside compiled code.
 
-The operation itself is `transforms/_runtime_check.py`; here is what users may pass.
+The operation itself is in `transforms/_runtime_check.py`; this file checks the arguments.
 """
 
 from collections.abc import Sequence
@@ -21,40 +21,39 @@ T = TypeVar("T")
 def error_if(x: T, pred: Any, msg: str, *, on_error: OnError = "default") -> T:
     """Raises an error while the program runs, if a condition holds.
 
-    It returns `x`, and the check is there as long as what it returns is used: write
-    `x = error_if(x, ...)`, and go on with that `x`. It works in compiled code and outside of it, and
-    under every transformation of JAX. Derivatives are those of `x`. Under `vmap` the message lists
-    the indices of the batch that failed. While the check holds, it costs a comparison of scalars,
-    and a selection that the compiler fuses into what computes `x`; arrays spread over devices stay
-    where they are.
+    Write `x = error_if(x, ...)`, and go on with that `x`: the check runs only if its result is used. It
+    works in compiled code and outside of it, and under every transformation of JAX. Derivatives are
+    those of `x`. Under `vmap` the message lists the indices of the batch that failed. A check that
+    passes costs a comparison of scalars, and a selection that the compiler fuses into the computation
+    of `x`; sharded arrays stay where they are.
 
     Inside `filter_jit` the error is a `RuntimeCheckError` with the message, and the place in your
-    code where the check was traced. It is raised by the call; calls of programs with checks
-    therefore wait for the results. Under plain `jax.jit` JAX raises a `JaxRuntimeError` whose text
-    contains the same, wherever the result is first used. Inside `shard_map` over several devices,
-    where one device must not leave the others waiting, only `filter_jit` raises; under plain
-    `jax.jit` the error is logged (logger `vernal.runtime`) and the results are NaN.
+    code where the check was traced. The call raises it, so calls of programs with checks wait for the
+    results. Under plain `jax.jit` JAX raises a `JaxRuntimeError` with the same text, where the result
+    is first used. Inside `shard_map` over several devices, where one device must not leave the others
+    waiting, only `filter_jit` raises; under plain `jax.jit` the error is logged (logger
+    `vernal.runtime`) and the results are NaN.
 
-    A check calls Python, so a program that holds one cannot be exported with `jax.export`.
+    A check calls Python, so a program with a check cannot be exported with `jax.export`.
     `vernal.saving.export(..., checks="drop")` leaves checks out.
 
     Args:
         x: any tree with at least one array in it.
-        pred: bool. If it is an array with axes, the error is raised if it holds anywhere.
+        pred: bool. If it is an array with axes, the error is raised if any element is true.
         msg: the message.
         on_error: what to do: `"raise"`; `"breakpoint"`: print the error, open JAX's debugger in the
             frame of the caller, and go on with NaN; `"nan"`: go on with NaN (the largest integer,
-            True) in every array of `x`, each element of a batch for itself; `"off"`: nothing.
-            `"default"` takes the environment variable `VERNAL_ON_ERROR`, read when `error_if` is
-            called (in compiled code: traced), or else raises.
+            True) in every array of `x`, each element of a batch separately; `"off"`: nothing.
+            `"default"` follows the environment variable `VERNAL_ON_ERROR`, read when `error_if` is
+            called (in compiled code: traced), and raises if it is not set.
 
     Returns:
-        `x`. If `pred` is Python's False, the very object.
+        `x`. If `pred` is Python's False, the same object.
 
     Raises:
-        RuntimeCheckError: if `pred` holds: outside of compiled code at once.
-        TypeError: if `pred` is not bool or `msg` not a string.
-        ValueError: if there is no array in `x`, or for an unknown `on_error`.
+        RuntimeCheckError: if `pred` holds; at once outside of compiled code.
+        TypeError: if `pred` is not bool or `msg` is not a string.
+        ValueError: if `x` has no array, or for an unknown `on_error`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -81,26 +80,26 @@ def branched_error_if(
 ) -> T:
     """Raises one of several errors while the program runs, if a condition holds.
 
-    It is `error_if` with a message that is chosen by a number which may be known only then.
+    Like `error_if`, with a message chosen by an index, which may be known only at run time.
 
     Args:
         x: any tree with at least one array in it.
         pred: bool. If it has axes, see `index`.
-        index: which message: an integer. If it is an array with axes, `pred` must have the same
-            ones, and they are treated as those of a batch; else the error is raised if `pred` holds
-            anywhere.
-        msgs: the messages. If `index` is outside of them, the error says so.
+        index: which message: an integer. If it is an array with axes, `pred` must have the same shape,
+            and the axes are treated as those of a batch. If it is a scalar, the error is raised if any
+            element of `pred` is true.
+        msgs: the messages. If `index` is out of range, the error says so.
         on_error: as for `error_if`.
 
     Returns:
-        `x`, as `error_if`. Under `vmap` the message lists every failing index of the batch, with the
-        message for it.
+        `x`, as for `error_if`. Under `vmap` the error lists every failing index of the batch, with its
+        message.
 
     Raises:
-        RuntimeCheckError: if `pred` holds: outside of compiled code at once.
-        TypeError: if `pred` is not bool, `index` not an integer, or a message not a string.
-        ValueError: if there is no message, if there is no array in `x`, if the shapes of `pred` and
-            `index` differ, or for an unknown `on_error`.
+        RuntimeCheckError: if `pred` holds; at once outside of compiled code.
+        TypeError: if `pred` is not bool, `index` is not an integer, or a message is not a string.
+        ValueError: if `msgs` is empty, if `x` has no array, if the shapes of `pred` and `index` differ,
+            or for an unknown `on_error`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -167,7 +166,7 @@ def _is_false(pred: Any) -> bool:
 
 
 def _condition(pred: Any) -> Any:
-    """The condition: a NumPy bool if it was static, else an array."""
+    """The condition: a NumPy bool if it is static, else an array."""
     if isinstance(pred, bool):
         return np.bool_(pred)
     if not is_array(pred) or pred.dtype != bool:

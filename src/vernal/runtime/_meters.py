@@ -1,4 +1,4 @@
-"""The progress meters that draw: as lines of text, with rich, with tqdm."""
+"""The progress meters that draw: lines of text, or bars of rich or tqdm."""
 
 import importlib
 from typing import Any
@@ -17,22 +17,21 @@ class _TextBar(Bar):
         print(f"{name}{progress:.2%}", flush=True)
 
     def finish(self) -> None:
-        """A line is a line."""
+        """Does nothing: lines stay printed."""
 
     def settle(self) -> None:
-        """A line is a line."""
+        """Does nothing: each line is printed below the last."""
 
 
 class TextProgressMeter(DrawingMeter):
     """Prints the progress as lines of text: `0.00%`, `2.00%`, ..., `100.00%`.
 
     The first line is printed when the loop begins, the last when the meter is closed. While several
-    bars are moving, each line begins with the number of its bar. Lines go to `sys.stdout`. A failed
-    computation leaves the lines printed until then.
+    bars are moving, each line begins with the number of its bar. Lines go to `sys.stdout`. If the
+    computation fails, the lines printed so far remain.
 
     Args:
-        minimum_increase: by how much the progress grows from line to line, at least; from 0.01
-            to 1.
+        minimum_increase: the least increase of the progress from one line to the next; from 0.01 to 1.
 
     Raises:
         ValueError: if `minimum_increase` is not in that range; in `step`, if the progress is not a
@@ -61,10 +60,10 @@ class TextProgressMeter(DrawingMeter):
 
 
 class _Screen:
-    """The lines of the terminal in which rich bars are drawn, again and again.
+    """The lines of the terminal in which rich bars are redrawn.
 
-    After each drawing the cursor stands below, at the beginning of a line. So wherever the program
-    ends, the terminal is as it should be.
+    After each drawing the cursor is below the bars, at the beginning of a line. So the terminal is in
+    order wherever the program ends.
     """
 
     def __init__(self) -> None:
@@ -78,7 +77,7 @@ class _Screen:
             from rich.console import Console
             from rich.progress import Progress
 
-            # It is never started: that would hide the cursor, and show it again only at the end.
+            # Never started: `start` would hide the cursor, and show it again only at the end.
             self.progress = Progress(console=Console(), auto_refresh=False)
         if number not in self.tasks:
             self.tasks[number] = self.progress.add_task("", total=1.0)
@@ -107,7 +106,7 @@ class _Screen:
             self.settle()
 
     def settle(self) -> None:
-        """Begins anew, below."""
+        """Starts new lines, below."""
         self.__init__()
 
 
@@ -129,16 +128,16 @@ class _RichBar(Bar):
 
 
 class RichProgressMeter(DrawingMeter):
-    """Shows the progress as a bar of the `rich` package, with the time that remains.
+    """Shows the progress as a bar of the `rich` package, with the remaining time.
 
     Several bars are drawn below each other. They go to `sys.stdout`; if that is not a terminal, each is
-    printed once, when it is closed. The bar of a failed computation stays on the screen as it was,
-    and what is printed next begins below it. What the program itself prints in the loop gets in the
-    way of the bars: use `TextProgressMeter` then.
+    printed once, when it is closed. The bar of a failed computation stays on the screen, and further
+    output begins below it. If the program itself prints in the loop, use `TextProgressMeter`: its output
+    would mix with the bars.
 
     Args:
-        minimum_increase: by how much the progress grows from one drawing to the next, at least;
-            from 0.01 to 1.
+        minimum_increase: the least increase of the progress from one drawing to the next; from 0.01
+            to 1.
 
     Raises:
         ValueError: if `minimum_increase` is not in that range; in `step`, if the progress is not a
@@ -183,11 +182,11 @@ class _TqdmBar(Bar):
 class TqdmProgressMeter(DrawingMeter):
     """Shows the progress as a bar of the `tqdm` package, which must be installed.
 
-    Bars go to `sys.stderr`, or into the notebook. The bar of a failed computation stays as it was.
+    Bars go to `sys.stderr`, or into the notebook. The bar of a failed computation stays where it was.
 
     Args:
-        minimum_increase: by how much the progress grows from one drawing to the next, at least;
-            from 0.01 to 1.
+        minimum_increase: the least increase of the progress from one drawing to the next; from 0.01
+            to 1.
 
     Raises:
         ImportError: if `tqdm` is not installed.
@@ -196,7 +195,7 @@ class TqdmProgressMeter(DrawingMeter):
     """
 
     def __check_init__(self) -> None:
-        # By name, so that nobody needs the package to read or to type-check this file.
+        # By name, so that importing or type-checking this file does not need the package.
         try:
             importlib.import_module("tqdm.auto")
         except ImportError as error:

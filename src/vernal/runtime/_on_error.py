@@ -17,8 +17,8 @@ _CHOICES = ("raise", "breakpoint", "nan", "off")
 
 
 def choose(on_error: Any) -> str:
-    """What to do, the environment considered: `"raise"`, `"breakpoint"`, `"nan"` or `"off"`. Raises `ValueError`
-    for anything else, from whichever of the two."""
+    """What to do, with the environment variable applied: `"raise"`, `"breakpoint"`, `"nan"` or `"off"`. Raises
+    `ValueError` for anything else in the argument or the variable."""
     where = "argument `on_error`"
     if on_error == "default":
         on_error, where = os.environ.get(_VARIABLE, "raise"), f"environment variable {_VARIABLE}"
@@ -36,9 +36,8 @@ def choose(on_error: Any) -> str:
 def guard(
     arrays: Sequence[Any], condition: Any, operands: Sequence[Any], explain: Any, action: str
 ) -> list[Any]:
-    """The arrays, of which there is at least one, with a check threaded on them: it fails where `condition` holds.
-    `explain` is the message, or makes it of the condition and the operands; `action` is `"raise"`, `"breakpoint"`
-    or `"nan"`."""
+    """The arrays (at least one), with a check threaded through them that fails where `condition` holds. `explain` is
+    the message, or makes it from the condition and the operands; `action` is `"raise"`, `"breakpoint"` or `"nan"`."""
     if action == "raise":
         return fail_if(arrays, condition, *operands, explain=explain)
     if action == "nan":

@@ -1,24 +1,23 @@
-"""Progress meters: what a compiled loop shows of how far it has come.
+"""Progress meters: a compiled loop shows its progress.
 
-The difficulty: the loop runs in compiled code, the display is drawn by Python, and a call from one
-to the other costs more than a small step of the loop. One compiled program may run in several
-threads at once, hold several meters, be batched, and run parts of itself again (to differentiate
-them).
+The difficulty: the loop runs in compiled code, Python draws the display, and a call from one to the
+other costs more than a small step of the loop. One compiled program may run in several threads at
+once, hold several meters, be batched, and run parts of itself again (to differentiate them).
 
 The plan: a meter is three functions, `init`, `step` and `close`, on a state of three scalars that
-the loop carries. `init` asks the host for a number, at run time, so that every run has its own bar.
+the loop carries. `init` gets a number from the host, at run time, so that every run has its own bar.
 `step` compares the progress with what was shown last, in compiled code, and calls the host only if
-it has grown by `minimum_increase`. The host keeps the bars by number.
+it has grown by `minimum_increase`. The host stores the bars by number.
 
 The calls to the host return the number, and so become part of the state: each can only happen
-after the one before, and `close`, the only call with an effect of its own, after all of them. And
-what is run again only for its derivative does not call again, because nobody wants its number.
+after the one before, and `close`, the only call with an effect of its own, after all of them. Code
+that runs again only for its derivative does not call again, because its number is not used.
 
 Invariants: the state never has a batch axis that matters (`step` and `close` look across the whole
-batch); it carries no derivative; the host draws only what is more than it has drawn, and nothing
-for a bar that is closed. So where steps are run again together with their state, as in a
-checkpointed loop, the host is called once more for every percent and shows nothing. (A checkpoint
-around `init` and `close` runs them again as well: there is a second bar for the second run.)
+batch); it carries no derivative; the host draws only progress beyond what it has drawn, and nothing
+for a closed bar. So where steps run again together with their state, as in a checkpointed loop, the
+host is called once more for every percent and shows nothing. (A checkpoint around `init` and `close`
+runs them again as well: the second run has a second bar.)
 
 Glossary: *number* names a bar; *shown* is the progress that was drawn last; *latest* is the progress
 of the last step, for `close`.
@@ -43,12 +42,12 @@ from ..show import short, value_error
 State = TypeVar("State")
 
 _NUMBER = jax.ShapeDtypeStruct((), np.int32)
-# Of float32 in the sum of a hundred increases.
+# The rounding of float32 in the sum of a hundred increases.
 _ROUNDING = 1e-6
 
 
 class ProgressState(Module):
-    """What a loop carries for a meter that draws.
+    """The state that a loop carries for a meter that draws.
 
     Attributes:
         number: int32[], which bar.
@@ -62,14 +61,13 @@ class ProgressState(Module):
 
 
 class AbstractProgressMeter(Module, Generic[State]):
-    """What shows the progress of a compiled loop: `init` before it, `step` in it, `close` after it.
+    """Shows the progress of a compiled loop: call `init` before it, `step` in it, `close` after it.
 
-    Subclasses define the three methods. The state is a pytree of arrays that the loop carries. All
-    three may be called under every transformation. They show the batch as a whole under `vmap`
-    (inside `shard_map` every device has a bar of its own), and have no derivative. Of several
-    processes (`vernal.sharding.initialise`) only the first draws. A meter that draws does so only if
-    it is closed in the end: the state of one that is not is of no use to anyone, and what is of no
-    use is not compiled.
+    Always call `close`: without it the state is unused, so the compiler eliminates the meter and
+    nothing is drawn. Subclasses define the three methods. The state is a pytree of arrays that the loop
+    carries. All three may be called under every transformation, and have no derivative. Under `vmap`
+    they show the batch as a whole; inside `shard_map` every device has its own bar. Of several
+    processes (`vernal.sharding.initialise`) only the first draws.
 
     Example:
         >>> import jax
@@ -103,12 +101,12 @@ class AbstractProgressMeter(Module, Generic[State]):
             progress: a real scalar from 0 to 1. Under `vmap` the smallest of the batch counts.
 
         Returns:
-            The state for the next `step`, of the same structure, shapes and dtypes.
+            The state for the next `step`, with the same structure, shapes and dtypes.
         """
 
     @abc.abstractmethod
     def close(self, state: State) -> None:
-        """Closes the bar, when the program gets there.
+        """Closes the bar, when the program reaches this point.
 
         Args:
             state: what the last `step` returned.
@@ -130,11 +128,11 @@ class NoProgressMeter(AbstractProgressMeter):
 
 
 class Bar(abc.ABC):
-    """What the host draws for one run of a loop. Only one thread calls it at a time."""
+    """The host's display for one run of a loop. Only one thread calls it at a time."""
 
     @abc.abstractmethod
     def draw(self, progress: float) -> None:
-        """Shows a progress from 0 to 1 that is greater than the one before."""
+        """Shows a progress from 0 to 1, greater than the one before."""
 
     @abc.abstractmethod
     def finish(self) -> None:
@@ -146,18 +144,18 @@ class Bar(abc.ABC):
 
 
 class _Host:
-    """All bars that are open, with what they have drawn.
+    """All open bars, with what they have drawn.
 
-    Nobody tells the host that a computation has failed, so an open bar may be one that will never
-    move again. Therefore all bars settle when a new one is opened, and those that are alive are
-    drawn again below it when they next move.
+    The host does not learn that a computation has failed, so an open bar may never move again.
+    Therefore all bars settle when a new one is opened, and those that still move are drawn again
+    below it.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.numbers = itertools.count(1)
         self.bars: dict[int, tuple[Bar, float]] = {}
-        # Those drawn since the last one was opened.
+        # The bars drawn since the last one was opened.
         self.moving: set[int] = set()
 
     def _draw(self, number: int, bar: Bar, progress: float) -> None:
@@ -166,7 +164,7 @@ class _Host:
         try:
             bar.draw(progress)
         except (OSError, ValueError):
-            # The stream was closed. A computation is worth more than its bar.
+            # The stream was closed: drop the bar rather than fail the computation.
             self._forget(number)
 
     def _forget(self, number: int) -> None:
@@ -179,7 +177,7 @@ class _Host:
                 bar.settle()
             self.moving.clear()
             number = next(self.numbers)
-            # Of several processes that run the same program, one speaks for all.
+            # Of several processes that run the same program, only the first draws.
             if jax.process_index() == 0:
                 self._draw(number, meter._bar(number), 0.0)
         return np.int32(number)
@@ -203,7 +201,7 @@ _host = _Host()
 
 
 def several_moving() -> bool:
-    """Whether more than one bar is moving, so that they have to be told apart."""
+    """Whether more than one bar is moving, so that they must be told apart."""
     return len(_host.moving) > 1
 
 
@@ -211,9 +209,9 @@ def _open_on_host(*, meter: Any) -> Any:
     return io_callback(functools.partial(_host.open, meter), _NUMBER)
 
 
-# An operation that makes a new number whenever it runs. Of the callbacks of JAX, the pure one is moved
-# out of loops by the compiler, because it has no argument that changes; the one with effects is refused
-# inside of `jax.checkpoint`. This has an effect for the compiler, and none for JAX.
+# An operation that makes a new number whenever it runs. JAX's callbacks do not serve: the compiler moves
+# the pure one out of loops, because none of its arguments change, and `jax.checkpoint` refuses the one
+# with effects. This one has an effect for the compiler, but none for JAX.
 _open_p = Primitive("open_bar")
 _open_p.def_impl(lambda *, meter: jnp.asarray(_host.open(meter)))
 _open_p.def_abstract_eval(lambda *, meter: jax.make_jaxpr(_one_number)().out_avals[0])
@@ -225,7 +223,7 @@ def _one_number() -> Any:
 
 
 class DrawingMeter(AbstractProgressMeter):
-    """A meter that is drawn by the host. Subclasses say how, in `_bar`."""
+    """A meter that the host draws. Subclasses define how, in `_bar`."""
 
     minimum_increase: float = field(default=0.01, converter=float)
 

@@ -1,4 +1,4 @@
-"""`Checkpoints`: the states of a training run in a folder, written while it goes on."""
+"""`Checkpoints`: saves the states of a training run to a folder while the run continues."""
 
 import copy
 import importlib.util
@@ -58,34 +58,33 @@ def _has_orbax() -> bool:
 
 
 class Checkpoints:
-    """The states of a run in a folder: saved while the run goes on, and complete or not there.
+    """The checkpoints of a run in a folder: saved in the background, and atomic.
 
     A checkpoint is one tree: model, optimiser state, random keys (typed ones too), the position in
-    the data, whatever the run needs to go on. Its leaves are stored by name, as by `save`, and
-    `metadata` beside them. It is written under another name, flushed to the disk and then renamed,
-    and only then are older ones removed: whenever the program or the machine dies, what is in the
-    folder under the name of a checkpoint is a whole one. Checksums find what was damaged
-    afterwards. Nothing is pickled.
+    the data, whatever the run needs to continue. Its leaves are stored by name, as by `save`, with
+    `metadata` beside them. It is written under a temporary name, flushed to the disk and then renamed,
+    and only then are older ones removed: whenever the program or the machine dies, every checkpoint in
+    the folder is complete. Checksums detect later damage. Nothing is pickled.
 
-    `save` copies the arrays and returns; they are written in another thread, so that the run may go
-    on, change and donate them. One save is under way at a time: the next one, `wait` and the end of
-    a `with` block wait for it, and raise what went wrong with it. Programs that save to the same
-    folder take turns (not on Windows).
+    `save` copies the arrays and returns. Another thread writes them, so the run may continue, and
+    change and donate them. Only one save runs at a time: the next one, `wait` and the end of a `with`
+    block wait for it, and raise its error. Programs that save to the same folder take turns (not on
+    Windows).
 
-    With several processes (`jax.distributed`), every one calls the same methods with the same
-    arguments, and the folder is one that all of them see. An array that is spread over them is
-    written in pieces by Orbax, and brought to the first process whole by safetensors. Other leaves
-    are written once, and must be the same in all of them.
+    With several processes (`jax.distributed`), every process calls the same methods with the same
+    arguments, and the folder must be visible to all of them. An array that is sharded over them is
+    written in pieces by Orbax; for safetensors, it is gathered whole first. Other leaves are written
+    once, and must be the same in all processes.
 
     Args:
-        folder: where the checkpoints are. It is made at the first save.
-        keep: how many of the latest are kept; None keeps all. The best is kept in any case.
-        every: `save` skips steps that are no multiples of this.
+        folder: the folder of the checkpoints. The first save creates it.
+        keep: how many of the latest checkpoints to keep; None keeps all. The best is always kept.
+        every: `save` skips steps that are not multiples of this.
         best: the name of a number in `metadata` that says how good a checkpoint is, such as
             `"loss"`. Every save must give it. NaN is never the best.
         best_is: "lowest" (the default) or "highest".
-        backend: "orbax" or "safetensors": who writes the arrays. Without it, Orbax if it is installed.
-            A checkpoint knows which of them wrote it.
+        backend: the writer of the arrays, "orbax" or "safetensors". Default: Orbax if it is installed.
+            A checkpoint records which of them wrote it.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -135,11 +134,11 @@ class Checkpoints:
         self._backend = backend or ("orbax" if _has_orbax() else "safetensors")
         self._saving: Saving | None = None
 
-    # --- what is there
+    # --- the checkpoints in the folder
 
     @property
     def steps(self) -> list[int]:
-        """The steps with a complete checkpoint, in their order."""
+        """The steps with a complete checkpoint, in ascending order."""
         return steps_in(self.folder)
 
     @property
@@ -152,7 +151,7 @@ class Checkpoints:
         """The step of the best checkpoint, the earliest of equals; None if there is none.
 
         Raises:
-            ValueError: if nobody said what is best.
+            ValueError: if `best` was not given.
         """
         if self._best is None:
             raise _bad("best", "what to look for", None, 'Checkpoints(folder, best="loss")')
@@ -164,19 +163,19 @@ class Checkpoints:
         try:
             value = self._manifest(step).metadata.get(name)
         except ValueError:
-            # Who restores a damaged checkpoint is told. Saving goes on.
+            # Restoring a damaged checkpoint raises. Saving must go on.
             return math.inf
         score = self._sign * value if isinstance(value, int | float) else math.inf
         return math.inf if math.isnan(score) else score
 
     def metadata(self, step: int | None = None) -> dict[str, Any]:
-        """The metadata of a checkpoint; none of its arrays are read.
+        """Reads the metadata of a checkpoint, without its arrays.
 
         Args:
-            step: which one; without it, the latest.
+            step: the step of the checkpoint. Default: the latest.
 
         Returns:
-            What was given to `save`. Tuples come back as lists.
+            The `metadata` given to `save`. Tuples come back as lists.
 
         Raises:
             FileNotFoundError: if there is no such checkpoint.
@@ -217,22 +216,22 @@ class Checkpoints:
         """Saves a checkpoint in the background.
 
         Args:
-            step: its number (an int of any kind), higher than that of every checkpoint in the folder.
-            tree: everything the run needs to go on. Stored is what `vernal.saving.save` stores.
-                Afterwards its arrays may be changed and donated.
-            metadata: anything JSON can hold. It may be changed afterwards, too.
+            step: the step number (an int of any kind), higher than that of every checkpoint in the folder.
+            tree: everything the run needs to continue. Stores the same leaves as `vernal.saving.save`.
+                After the call, its arrays may be changed and donated.
+            metadata: anything JSON can hold. It may be changed after the call, too.
             force: saves a step that `every` would skip: the last one of a run.
 
         Returns:
             Whether it saves this step.
 
         Raises:
-            ValueError: if the step is there already, or a later one, or another one in another process; if `metadata`
-                has no number for `best`; if the elements of a leaf cannot be had, or are not the same in every
-                process.
+            ValueError: if the folder has this step or a later one already, or another process saves a different step;
+                if `metadata` has no number for `best`; if the elements of a leaf cannot be read, or are not the same
+                in every process.
             TypeError: if a leaf cannot be stored, or `metadata` is not JSON.
-            OSError: if the folder cannot be written; or if the previous save failed. What was in
-                the folder is as it was.
+            OSError: if the folder cannot be written; or if the previous save failed. The checkpoints
+                in the folder are unchanged.
             ImportError: if Orbax is asked for and not installed.
         """
         step = operator.index(step)
@@ -241,7 +240,7 @@ class Checkpoints:
         if self._every is not None and step % self._every and not force:
             return False
         check_plain(metadata or {}, "metadata")
-        # It is written in the other thread, while the caller's list of losses grows.
+        # The other thread writes it while the caller may change it (a list of losses).
         metadata = copy.deepcopy(metadata or {})
         if self._best is not None and type(metadata.get(self._best)) not in (int, float):
             raise value_error(
@@ -267,10 +266,10 @@ class Checkpoints:
                 remove(checkpoint_path(self.folder, step))
 
     def wait(self) -> None:
-        """Waits until what was saved is on the disk, in all processes.
+        """Waits until the last save is on the disk, in all processes.
 
         Raises:
-            OSError: if it could not be saved.
+            OSError: if the save failed.
             RuntimeError: if another process could not save its part.
         """
         saving, self._saving = self._saving, None
@@ -278,10 +277,10 @@ class Checkpoints:
             agree(saving.result())
 
     def remove(self, step: int) -> None:
-        """Removes a checkpoint, to go on from an earlier one for instance.
+        """Removes a checkpoint, for example to continue from an earlier one.
 
         Args:
-            step: which one.
+            step: the step of the checkpoint.
 
         Raises:
             FileNotFoundError: if there is no such checkpoint.
@@ -310,7 +309,7 @@ class Checkpoints:
         if error is None:
             self.wait()
         elif self._saving is not None:
-            # Other processes may not come here: this one does not wait for them.
+            # Other processes may not get here: this one does not wait for them.
             failed = self._saving.result()
             if failed is not None:
                 error.add_note(f"Besides, a checkpoint was lost: {failed}")
@@ -352,14 +351,14 @@ class Checkpoints:
 
         Args:
             like: a tree of the same structure, of arrays or `jax.ShapeDtypeStruct`s, as in
-                `vernal.saving.load`. Arrays come in its shardings, whatever mesh and number of
-                processes they were saved from. What is no data (functions, strings, static fields)
-                is taken from it.
-            step: which checkpoint; without it, the latest. A damaged one is an error: an older one
-                is never taken in its place.
-            strict: whether all of the checkpoint must fit.
-            rename: what had another name or form when it was saved, as in `load`.
-            cast: whether floats are converted to the precision of `like`, as in `load`.
+                `vernal.saving.load`. Restored arrays get its shardings, whatever mesh and number of
+                processes they were saved from. Everything but data (functions, strings, static
+                fields) is taken from it.
+            step: the step of the checkpoint. Default: the latest. A damaged checkpoint is an error: an
+                older one is never used instead.
+            strict: whether the whole checkpoint must fit.
+            rename: rules for leaves that had another name or form when they were saved, as in `load`.
+            cast: whether to convert floats to the precision of `like`, as in `load`.
 
         Returns:
             The tree; with `strict=False`, `(tree, report)`.

@@ -1,16 +1,16 @@
-"""The folder of checkpoints: what is in it, and how something comes into it and goes out of it.
+"""The folder of checkpoints: its contents, and how checkpoints are added and removed.
 
-    folder/step-00000100/checkpoint.json    what the checkpoint is (see `Manifest`)
-    folder/step-00000100/...                its arrays, as its backend keeps them
-    folder/.unfinished-4f2a...              what somebody is writing, or removing, or was when it died
-    folder/.lock                            whose turn it is to write
+    folder/step-00000100/checkpoint.json    the manifest of the checkpoint (see `Manifest`)
+    folder/step-00000100/...                its arrays, in the format of its backend
+    folder/.unfinished-4f2a...              a checkpoint being written or removed, by a process that may have died
+    folder/.lock                            the lock of the process that is writing
 
-A checkpoint is made under an unfinished name, flushed to the disk, and gets its own name in one step
-of the file system; it loses it in one step before anything in it is removed. So whatever has the
-name of a checkpoint is a whole one.
+A checkpoint is written under an unfinished name, flushed to the disk, and renamed in one atomic step.
+To remove it, its name is taken away in one step first. So everything under the name of a checkpoint is
+complete.
 
-Those who write take turns: they hold an advisory lock, which the system takes from them when they
-die, however they do. Who holds it may therefore remove everything unfinished.
+Writers take turns: each holds an advisory lock, which the system releases when the process dies,
+however it does. So the holder may remove everything unfinished.
 """
 
 import json
@@ -35,13 +35,13 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says about itself.
+    """The description stored in a checkpoint.
 
     Attributes:
         step: its number.
-        backend: who wrote its arrays.
+        backend: the writer of its arrays.
         metadata: the user's dictionary.
-        about: what the backend has to know.
+        about: the backend's own data.
     """
 
     step: int
@@ -51,12 +51,12 @@ class Manifest(NamedTuple):
 
 
 def checkpoint_path(folder: str, step: int) -> str:
-    """Where the checkpoint of a step is."""
+    """The path of the checkpoint of a step."""
     return os.path.join(folder, f"step-{step:08d}")
 
 
 def steps_in(folder: str) -> list[int]:
-    """The steps with a checkpoint, in their order."""
+    """The steps with a checkpoint, in ascending order."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -74,14 +74,14 @@ def _crc(content: Any) -> str:
 
 
 def write_manifest(path: str, manifest: Manifest) -> None:
-    """Writes it into the folder of a checkpoint."""
+    """Writes the manifest into the folder of a checkpoint."""
     content = {"version": _VERSION, **manifest._asdict()}
     with open(os.path.join(path, _MANIFEST), "x", encoding="utf-8") as file:
         json.dump({"crc32": _crc(content), **content}, file)
 
 
 def _checked(raw: bytes) -> dict[str, Any] | None:
-    """What was written; None if this is not it."""
+    """The manifest as it was written; None if the bytes were changed."""
     try:
         content = json.loads(raw)
         return content if content.pop("crc32") == _crc(content) else None
@@ -90,8 +90,8 @@ def _checked(raw: bytes) -> dict[str, Any] | None:
 
 
 def read_manifest(path: str) -> Manifest:
-    """Reads it from the folder of a checkpoint. Raises `ValueError` if it is not what was written, or was written
-    by a newer version."""
+    """Reads the manifest from the folder of a checkpoint. Raises `ValueError` if it is damaged, or was written by a
+    newer version."""
     with open(os.path.join(path, _MANIFEST), "rb") as file:
         raw = file.read()
     content = _checked(raw)
@@ -107,7 +107,7 @@ def read_manifest(path: str) -> Manifest:
 
 
 def damaged(path: str, why: str) -> ValueError:
-    """The error for a checkpoint that is not what was written."""
+    """The error for a damaged checkpoint."""
     return value_error(
         "the checkpoint is damaged",
         where=path,
@@ -120,15 +120,15 @@ def damaged(path: str, why: str) -> ValueError:
 
 
 def take_turn(folder: str) -> int:
-    """Waits until nobody else writes into a folder, and cleans up after those who died. Returns what to give to
-    `end_turn`, in whatever thread."""
+    """Waits until no other process writes into a folder, and cleans up after processes that died. Returns the argument
+    for `end_turn`, which any thread may call."""
     turn = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if fcntl is not None:
             fcntl.flock(turn, fcntl.LOCK_EX)
             for name in os.listdir(folder):
                 if name.startswith(_UNFINISHED):
-                    # If it cannot be removed, it does no harm either.
+                    # If it cannot be removed, it does no harm.
                     shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     except BaseException:
         os.close(turn)
@@ -137,9 +137,9 @@ def take_turn(folder: str) -> int:
 
 
 def end_turn(turn: int) -> None:
-    """Lets others write."""
+    """Lets other processes write."""
     if fcntl is not None:
-        # Closing would not do if another process was forked meanwhile.
+        # Closing is not enough if another process was forked meanwhile.
         fcntl.flock(turn, fcntl.LOCK_UN)
     os.close(turn)
 
@@ -148,15 +148,15 @@ def end_turn(turn: int) -> None:
 
 
 def unfinished_path(folder: str) -> str:
-    """A name of its own for something unfinished."""
+    """A unique name for an unfinished checkpoint."""
     return os.path.join(folder, _UNFINISHED + uuid.uuid4().hex)
 
 
 def publish(unfinished: str, path: str) -> None:
-    """Makes what is finished a checkpoint.
+    """Renames a finished folder to a checkpoint.
 
     Raises:
-        OSError: if the system refuses, or something has that name.
+        OSError: if the system refuses, or the name is taken.
     """
     for folder, _, files in os.walk(unfinished, topdown=False):
         for name in files:

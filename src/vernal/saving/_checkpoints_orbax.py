@@ -1,8 +1,8 @@
-"""The arrays of checkpoints in the format of Orbax: every process writes its pieces of those that
-are spread over devices, while the program goes on.
+"""The arrays of checkpoints in Orbax's format: every process writes its pieces of the sharded arrays,
+while the program continues.
 
-Orbax gets a flat dictionary from names to arrays. It checks nothing when it reads, so the first
-process notes a checksum for every file when all of it is written.
+Orbax gets a flat dictionary of arrays by name. It does not check what it reads, so the first process
+records a checksum of every file when everything is written.
 """
 
 import collections
@@ -44,12 +44,12 @@ def _orbax(path: str) -> Any:
 
 
 def _key(name: str) -> str:
-    """A name as Orbax gets it: not empty, and without characters that mean something in a path."""
+    """A name in the form that Orbax needs: not empty, and without characters that are special in a path."""
     return urllib.parse.quote(name, safe="") or "%"
 
 
 def _encoded(leaf: Any, name: str) -> tuple[Any, Remarks]:
-    """What Orbax stores of a leaf. Arrays of JAX stay where they are, if Orbax has their dtype."""
+    """A leaf as Orbax stores it. JAX arrays stay where they are, if Orbax has their dtype."""
     remarks: Remarks = {}
     if is_key(leaf):
         remarks["key"] = str(jax.random.key_impl(leaf))
@@ -66,8 +66,8 @@ def _encoded(leaf: Any, name: str) -> tuple[Any, Remarks]:
 
 
 def begin(path: str, leaves: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Begins to write leaves, by name, into an empty folder; afterwards the arrays may be donated or changed.
-    Returns a function that waits until everything is written, and returns what `OrbaxStore` needs."""
+    """Begins to write leaves, by name, into an empty folder; after the call the arrays may be donated or changed.
+    Returns a function that waits until everything is written, and returns the `about` of `OrbaxStore`."""
     ocp = _orbax(path)
     encoded = {name: _encoded(leaf, name) for name, leaf in leaves.items()}
     check_same({n: array for n, (array, _) in encoded.items() if isinstance(array, np.ndarray)})
@@ -75,7 +75,7 @@ def begin(path: str, leaves: dict[str, Any]) -> Callable[[], dict[str, Any]]:
         name: {"code": _CODES[array.dtype.name], "shape": list(array.shape), "remarks": remarks}
         for name, (array, remarks) in encoded.items()
     }
-    # Orbax refuses arrays without elements, and trees without arrays.
+    # Orbax refuses empty arrays, and trees without arrays.
     arrays = {_key(name): array for name, (array, _) in encoded.items() if array.size}
     if not arrays:
         return lambda: {"leaves": about, "files": {}}
@@ -115,7 +115,7 @@ def _sum(path: str) -> int | None:
 
 
 def _sums(folder: str, files: list[str]) -> list[int | None]:
-    # Computing a checksum lets other threads go on.
+    # Computing a checksum releases the GIL.
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         return list(threads.map(_sum, [os.path.join(folder, name) for name in files]))
 
@@ -124,14 +124,14 @@ def _sums(folder: str, files: list[str]) -> list[int | None]:
 
 
 class OrbaxStore(Store):
-    """The arrays of a checkpoint. Every process checks some of the files before one is used.
+    """The arrays of a checkpoint. Every process checks some of the files before any is used.
 
     Args:
         path: the folder of the checkpoint.
         about: what the writer returned.
 
     Raises:
-        ValueError: in every process, if a file is not what was written.
+        ValueError: in every process, if a file is damaged.
     """
 
     def __init__(self, path: str, about: dict[str, Any]):
@@ -143,11 +143,11 @@ class OrbaxStore(Store):
         super().__init__(path, {n: _entry(n, **told) for n, told in about["leaves"].items()})
 
     def array(self, entry: Entry) -> np.ndarray:
-        """The elements of an entry; of a key, its key data."""
+        """The elements of an entry; for a key, its key data."""
         return self._read({entry.name: (entry, None)})[entry.name]
 
     def leaves(self, requests: list[Request]) -> list[Any]:
-        """The entries, each as a leaf of the kind and on the devices of the one it is for."""
+        """The entries, each as a leaf of the same kind and on the same devices as the leaf it is for."""
         times = collections.Counter(entry.name for entry, _, _ in requests)
         wanted = {
             entry.name: (entry, _sharding(entry, like, name) if times[entry.name] == 1 else None)
@@ -162,7 +162,7 @@ class OrbaxStore(Store):
         ]
 
     def _read(self, wanted: dict[str, tuple[Entry, Any]]) -> dict[str, Any]:
-        """Entries by name: as arrays of JAX where there is a sharding, else as arrays of NumPy."""
+        """Entries by name: JAX arrays if they have a sharding, otherwise NumPy arrays."""
         empty = {name: entry for name, (entry, _) in wanted.items() if 0 in entry.shape}
         found: dict[str, Any] = {n: np.empty(e.shape, DTYPES[e.code]) for n, e in empty.items()}
         args = {_key(name): at for name, (_, at) in wanted.items() if name not in empty}
@@ -186,13 +186,13 @@ class OrbaxStore(Store):
 
 
 def _sharding(entry: Entry, like: Any, name: str) -> Any:
-    """Where Orbax is to put the pieces of an array itself; None if we make the leaf."""
+    """The sharding by which Orbax itself places an array; None if we make the leaf."""
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct) or entry.remarks or 0 in entry.shape:
         return None
     if entry.shape == () or (isinstance(like, jax.Array) and not like.committed):
         return None
     if DTYPES[entry.code] != like.dtype.name:
-        # To be converted.
+        # It must be converted.
         return None
     check_width(np.dtype(DTYPES[entry.code]), name)
     return sharding_of(like, name)

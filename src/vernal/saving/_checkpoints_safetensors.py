@@ -1,5 +1,5 @@
 """The arrays of checkpoints in one safetensors file, which the first process writes in the
-background. Arrays that are spread over processes are brought to it whole."""
+background. Arrays that are sharded over processes are gathered first."""
 
 import os
 from collections.abc import Callable
@@ -17,14 +17,14 @@ _FILE = "arrays.safetensors"
 
 
 def begin(path: str, leaves: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Copies leaves, by name; afterwards the arrays may be donated or changed. Returns a function that writes the
-    copies into the empty folder, and returns what `open_store` needs."""
+    """Copies leaves, by name; after the call the arrays may be donated or changed. Returns a function that writes the
+    copies into the empty folder, and returns the `about` of `open_store`."""
     first = process_index() == 0
     copies, local = {}, {}
     for name, leaf in leaves.items():
         value, remarks = encode(gathered(leaf), shown_name(name))
         if first:
-            # On a CPU the array of NumPy is the memory of the array of JAX.
+            # On the CPU, the NumPy array may share the memory of the JAX array.
             copies[name] = np.array(value, order="C"), remarks
         if is_local(leaf):
             local[name] = value

@@ -1,5 +1,5 @@
-"""One checkpoint being saved: it begins in the main thread of every process, and is completed in
-another while the program goes on."""
+"""Saving one checkpoint: it begins in the main thread of every process, and another thread completes
+it while the program continues."""
 
 import concurrent.futures.thread  # noqa: F401 (registers what `_wait_at_exit` has to come before)
 import functools
@@ -23,8 +23,8 @@ from ._checkpoints_folder import (
 )
 from ._processes import agree, check_step, from_first, process_index
 
-# Begins to write arrays into a folder. What it returns is called in another thread: it completes
-# that, and returns what the reader has to know.
+# Begins to write arrays into a folder. The function that it returns is called in another thread: it
+# completes the writing, and returns the data that the reader needs.
 Begin = Callable[[str, dict[str, Any]], Callable[[], dict[str, Any]]]
 
 
@@ -40,7 +40,7 @@ def _refused(path: str, error: Exception) -> OSError:
 
 
 def _check_step(folder: str, step: int) -> None:
-    """Refuses a step that is there, or that keeping the latest would remove at once."""
+    """Refuses a step that exists already, or that is earlier than the latest: `keep` would remove it at once."""
     path, steps = checkpoint_path(folder, step), steps_in(folder)
     if os.path.lexists(path):
         raise value_error(
@@ -66,30 +66,30 @@ def _finish_all() -> None:
     for saving in tuple(_under_way):
         error = saving.result()
         if error is not None:
-            # Nobody is left to raise it.
+            # No caller is left to raise it to.
             traceback.print_exception(error)
 
 
 @functools.cache
 def _wait_at_exit() -> None:
-    """Has Python wait for what is being saved when the program ends.
+    """Makes Python wait for running saves when the program ends.
 
-    It would join our threads anyhow, but only after the executors of `concurrent.futures` have been
-    shut down, which Orbax needs. They are by the same hook, whose functions are called in the reverse
-    of their order; `atexit` is later.
+    It joins our threads anyway, but only after shutting down the executors of `concurrent.futures`,
+    which Orbax needs. That happens by the same hook, which calls its functions in reverse order;
+    `atexit` runs later.
     """
     threading._register_atexit(_finish_all)  # pyright: ignore[reportAttributeAccessIssue] (private)
 
 
 class Saving:
-    """A checkpoint on its way into a folder.
+    """A checkpoint that is being saved to a folder.
 
     Args:
-        folder: is made if it does not exist.
-        step: of the checkpoint.
+        folder: the folder. It is created if it does not exist.
+        step: the step of the checkpoint.
 
     Raises:
-        ValueError: if the step cannot be saved there, or is not that of every process.
+        ValueError: if the step cannot be saved there, or is not the same in every process.
         OSError: if the folder cannot be written.
     """
 
@@ -128,8 +128,8 @@ class Saving:
     def start(
         self, begin: Begin, leaves: dict[str, Any], manifest: Manifest, after: Callable[[], None]
     ) -> None:
-        """Begins to write leaves, by name, which may be donated or changed afterwards. The manifest is without what
-        the backend has to say; `after` is called in the first process when the checkpoint is there."""
+        """Begins to write leaves, by name, which may be donated or changed after the call. The manifest does not have
+        the backend's data yet; `after` is called in the first process once the checkpoint is complete."""
         finish, error = None, None
         try:
             finish = begin(self._unfinished, leaves)
@@ -176,7 +176,7 @@ class Saving:
             self._end_turn()
 
     def result(self) -> BaseException | None:
-        """Waits for the end; the error that it ended with, if there was one."""
+        """Waits for the end, and returns the error, if there was one."""
         self._thread.join()
         _under_way.discard(self)
         return self._error

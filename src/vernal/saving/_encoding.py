@@ -1,10 +1,10 @@
 """How a leaf is stored in a safetensors file: as which array, and with which remarks.
 
-Most dtypes are stored as they are. What safetensors has no code for is stored as something of the
-same bytes, with the true dtype in the remarks: `complex128` as `float64` with one more axis of
-length 2 (real, imaginary), and the small types of `ml_dtypes` that it lacks (`int4`, `uint4`,
-`float8_e4m3b11fnuz`, ...), which take a byte per element in memory, as `uint8`. A typed PRNG key
-is stored as its key data, with the name of its kind.
+Most dtypes are stored directly. A dtype for which safetensors has no code is stored as one with the
+same bytes, with the true dtype in the remarks: `complex128` as `float64` with one more axis of length
+2 (real, imaginary), and the small types of `ml_dtypes` that it lacks (`int4`, `uint4`,
+`float8_e4m3b11fnuz`, ...), which take a byte per element in memory, as `uint8`. A typed PRNG key is
+stored as its key data, with the name of its implementation.
 """
 
 from typing import Any
@@ -43,8 +43,8 @@ _NATIVE = frozenset(DTYPES.values())
 
 
 def encode(leaf: Any, name: str) -> tuple[np.ndarray, Remarks]:
-    """The array to store for a leaf, little-endian and in C order, and what else must be known to read it. Raises
-    `ValueError` if its elements cannot be had, and `TypeError` if the format has no place for its dtype."""
+    """The array to store for a leaf, little-endian and in C order, and the remarks needed to read it. Raises
+    `ValueError` if its elements cannot be read, and `TypeError` if the format cannot store its dtype."""
     remarks: Remarks = {}
     if is_key(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
         remarks["key"] = str(jax.random.key_impl(leaf))
@@ -68,7 +68,7 @@ def encode(leaf: Any, name: str) -> tuple[np.ndarray, Remarks]:
 
 
 def decode(stored: np.ndarray, remarks: Remarks) -> np.ndarray:
-    """The array that was stored, as a view. Of a key: its key data."""
+    """The array that was stored, as a view. For a key: its key data."""
     dtype = remarks.get("dtype")
     if dtype is None:
         return stored
@@ -78,7 +78,7 @@ def decode(stored: np.ndarray, remarks: Remarks) -> np.ndarray:
 
 
 def decoded_spec(code: str, shape: tuple[int, ...], remarks: Remarks) -> Spec | None:
-    """Shape and dtype of the leaf that was stored; None if there is no such leaf."""
+    """Shape and dtype of the leaf that was stored; None if no leaf can have them."""
     if "key" in remarks:
         return key_spec(shape, remarks["key"])
     if remarks.get("dtype") == "complex128":

@@ -1,9 +1,9 @@
 """`export`: a function and its arrays as bytes that another process can run without their source.
 
-The function is traced, and what it closes over becomes arguments of the program; `jax.export` turns
-the program into StableHLO. The bytes are a safetensors file: the program as one array of bytes, the
-function's arrays beside it (not inside, where the compiler would fold them into constants), and the
-signature in JSON. So there is nothing in it that Python would run.
+The function is traced, and the arrays it closes over become arguments of the program; `jax.export`
+turns the program into StableHLO. The bytes are a safetensors file: the program as one array of bytes,
+the function's arrays beside it (not inside, where the compiler would fold them into constants), and
+the signature in JSON. So it holds no Python code.
 """
 
 import importlib
@@ -32,7 +32,7 @@ VERSION = 1
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
 _MOST_LISTED = 5
-# In the language of `jax.export.symbolic_shape`.
+# A name in the syntax of `jax.export.symbolic_shape`.
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _FUNCTIONS = "mod", "floordiv", "max", "min"
 
@@ -47,44 +47,44 @@ def export(
     vjp_order: int = 0,
     checks: Literal["refuse", "drop"] = "refuse",
 ) -> bytes:
-    """Compiles a function for other processes: what it computes and its arrays, as bytes that
-    `load_exported` turns into a function again, where neither its source nor its classes are known.
+    """Exports a function and its arrays as bytes, which `load_exported` turns into a function again in
+    a process that has neither its source nor its classes.
 
     The program is StableHLO, made by `jax.export`; JAX promises that its newer versions can read it
-    for six months. Nothing in the bytes can run Python code. It is a program for one device; it can
-    be part of another compiled function, but not be mapped by `vmap`: use a symbolic size instead.
+    for six months. The bytes cannot run Python code. The program runs on one device. It can be part of
+    another compiled function, but cannot be mapped by `vmap`: use a symbolic size instead.
 
     Args:
-        function: a module, a method of one, what `filter_jit` returns, or any other function. The
+        function: a module, a method of one, the result of `filter_jit`, or any other function. The
             arrays that it holds or closes over are stored, and are leaves of the loaded function.
-        *example: arguments like those of the later calls: any trees of arrays, in whose place
-            `jax.ShapeDtypeStruct` may stand, and of bools, ints, floats and strings, which the
-            later calls must repeat. Of a module, what is not an array (its sizes, its activation
-            function) is part of the program.
-        keywords: keyword arguments, likewise. What is left out keeps its default.
+        *example: arguments like those of later calls: any trees of arrays (or
+            `jax.ShapeDtypeStruct`s in their place) and of bools, ints, floats and strings, which later
+            calls must repeat. The parts of a module that are not arrays (its sizes, its activation
+            function) become part of the program.
+        keywords: keyword arguments, likewise. Parameters left out keep their defaults.
         shapes: sizes that may vary, as in `jax.export.symbolic_shape`, by the name of the argument
             (or path, see `vernal.trees.Pattern`): `{"x": "batch, ..."}` for a first axis of any
-            size and others as in the example. One letter or word is one size in all arguments.
-        constraints: what is known of these sizes, where the program depends on it, as in
-            `jax.export.symbolic_shape`: `["batch >= 2", "mod(length, 8) == 0"]`. Calls of the loaded
-            function with other sizes are refused.
-        platforms: of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"` those it shall run on; the one of this
-            process if not given.
-        vjp_order: how often `jax.grad` may be taken of the loaded function.
+            size and others as in the example. A letter or word is the same size in all arguments.
+        constraints: conditions on these sizes that the program depends on, as in
+            `jax.export.symbolic_shape`: `["batch >= 2", "mod(length, 8) == 0"]`. The loaded function
+            refuses other sizes.
+        platforms: the platforms to run on, of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"`. Default: the
+            platform of this process.
+        vjp_order: how often `jax.grad` may be applied to the loaded function.
         checks: what to do about run-time checks (`vernal.runtime.error_if`, and those of layers),
-            which call Python and so cannot be in such a program: `"refuse"` to export it, or
+            which call Python and so cannot be exported: `"refuse"` to export the function, or
             `"drop"` them.
 
     Returns:
-        The bytes. Write them to a file with `pathlib.Path.write_bytes`; `load_exported` notices when
-        they were damaged. Other programs can read the arrays, for it is a safetensors file.
+        The bytes. Write them to a file with `pathlib.Path.write_bytes`; `load_exported` detects
+        damage. They are a safetensors file, so other programs can read the arrays.
 
     Raises:
-        TypeError: if `function` is not callable or the example does not fit it; if there is
-            something in the example or in the result that a file cannot hold.
+        TypeError: if `function` is not callable or the example does not fit it; if the example or the
+            result holds something that a file cannot store.
         ValueError: for checks that may not be dropped, with their places; for other calls to Python
             (`jax.debug.print`, `jax.pure_callback`, progress meters), with theirs; for an unknown
-            platform; if `shapes` does not fit the arguments, or a constraint is none.
+            platform; if `shapes` does not fit the arguments, or a constraint is not valid.
         ImportError: if the package `flatbuffers` is not installed, which `jax.export` needs:
             `pip install vernal[export]`.
 
@@ -108,7 +108,7 @@ def export(
     bound = bind_example(function, example, dict(keywords or {}))
     inputs = _with_sizes(dict(bound.arguments), shapes, constraints)
     values = plain_values(named_leaves(inputs))
-    # The places of checks end here.
+    # The reported places of checks end at this frame.
     traced = awaited(_Traced, function, bound.signature, inputs)
     signature = Signature(name, parameters_of(bound), values, traced.output)
     program = awaited(_exported, traced, name, platforms, vjp_order, checks)
@@ -144,9 +144,9 @@ def _check_options(function: Any, platforms: Any, vjp_order: int) -> None:
 
 
 def need_flatbuffers(where: str) -> None:
-    """Refuses to go on without the package that `jax.export` writes and reads with; `where` is the function that
+    """Raises `ImportError` without the package that `jax.export` needs to read and write; `where` is the function that
     needs it."""
-    # By name, so that nobody needs the package to type-check this file.
+    # By name, so that type-checking this file does not need the package.
     try:
         importlib.import_module("flatbuffers")
     except ImportError as error:
@@ -188,7 +188,7 @@ def _with_sizes(
 
 
 def _scope(shapes: Mapping[str, str] | None, constraints: Sequence[str]) -> Any:
-    """What is known of the symbolic sizes."""
+    """The symbolic scope with the constraints."""
     try:
         if isinstance(constraints, str):
             raise ValueError("one text, not a list")
@@ -208,8 +208,8 @@ def _scope(shapes: Mapping[str, str] | None, constraints: Sequence[str]) -> Any:
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """Without the devices of this process, but weakly typed if it was: the function shall compute
-    what it computes here."""
+    """The abstract value of an array, without the devices of this process. It keeps the weak type: the
+    function must compute the same as here."""
     aval: Any = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -225,9 +225,9 @@ class _Traced:
     Attributes:
         arrays: the function's arrays, by name.
         inputs: shapes and dtypes of the arrays of the arguments, by name.
-        constants: what it closes over besides.
-        jaxpr: the program, of constants, arrays and inputs.
-        output: how its result is put together.
+        constants: what else it closes over.
+        jaxpr: the program, a function of constants, arrays and inputs.
+        output: the structure of its result.
     """
 
     def __init__(self, function: Any, signature: inspect.Signature, inputs: dict[str, Any]):
@@ -250,7 +250,7 @@ class _Traced:
         self.jaxpr = closed.jaxpr
 
     def program(self, arrays: dict[str, Any], constants: list[Any], inputs: dict[str, Any]) -> Any:
-        """What is exported. Its arguments are strongly typed, whatever it was traced for."""
+        """The function to export. Its arguments are strongly typed, even if it was traced with weak types."""
         leaves = [arrays[n] for n in self.arrays] + [inputs[n] for n in self.inputs]
         return eval_jaxpr(self.jaxpr, constants, *leaves)
 
@@ -269,7 +269,7 @@ def _exported(
             name, [f"{e.primitive.name}\n{place_of_equation(e)}" for e in callbacks]
         )
 
-    # Made anew at each call: JAX must not find what it has lowered with the checks.
+    # A new function at each call: JAX must not find the lowering with checks in its cache.
     def program(arrays: Any, constants: Any, inputs: Any) -> Any:
         return traced.program(arrays, constants, inputs)
 

@@ -16,7 +16,7 @@ from ._leaves import place
 _WHERE = "load_exported(data)"
 # How StableHLO names the function of a custom call, in its short and in its long form.
 _CUSTOM_CALL = re.compile(r'custom_call\s*@"?([^\s"(]+)|call_target_name\s*=\s*"([^"]*)"')
-# Those that lead back into Python. `export` makes none.
+# The names of custom calls that lead back into Python. `export` makes none.
 _INTO_PYTHON = re.compile("(?i)python|callback|custom_?spmd|inspect_?sharding")
 
 
@@ -25,7 +25,7 @@ class _Program:
 
     Args:
         exported: what `jax.export` read.
-        signature: what JSON kept of the function.
+        signature: the function's signature, read from JSON.
     """
 
     def __init__(self, exported: Any, signature: Signature):
@@ -41,7 +41,7 @@ class _Program:
         signature = self.signature
         known = {name: spec_text(x) for name, x in self.inputs.items()}
         known |= {name: repr(value) for name, value in signature.values.items()}
-        # JAX sorts them by name; as they are called, they are sorted by parameter.
+        # JAX sorts them by name; show them in the order of the parameters.
         order = [name for name, _ in signature.parameters]
         names = sorted(known, key=lambda name: order.index(name.split(".")[0]))
         inputs = ", ".join(f"{name}: {known[name]}" for name in names)
@@ -72,11 +72,11 @@ def _compiled(exported: Any, name: str) -> Any:
 
 
 class ExportedFunction(Module):
-    """A function that was exported, as `load_exported` returns it.
+    """An exported function, as `load_exported` returns it.
 
-    Its arrays are leaves: it can be differentiated with respect to them, if it was exported with
-    `vjp_order=1`, be updated by an optimiser, and be an argument of other compiled functions. It has
-    derivatives in reverse mode only.
+    Its arrays are leaves: it can be differentiated with respect to them (if it was exported with
+    `vjp_order=1`), be updated by an optimiser, and be an argument of other compiled functions. Only
+    reverse-mode derivatives are available.
 
     Attributes:
         arrays: the arrays of the function by name, as `vernal.trees.named_leaves` names them.
@@ -101,32 +101,31 @@ class ExportedFunction(Module):
 
     @property
     def signature(self) -> str:
-        """What it takes and returns: names, shapes and dtypes."""
+        """Its arguments and result: names, shapes and dtypes."""
         return self._program.text()
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """What it can run on."""
+        """The platforms that it can run on."""
         return tuple(self._program.exported.platforms)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the function.
 
         Args:
-            *args: like those that it was exported for: trees whose leaves have the same names. In
-                the place of a module there may be the module, dictionaries and lists that are put
-                together in the same way, or one dictionary of its leaves by name.
+            *args: arguments like those of the export: trees whose leaves have the same names. For a
+                module, give the module, dictionaries and lists nested in the same way, or one
+                dictionary of its leaves by name.
             **kwargs: likewise, by the names of the parameters.
 
         Returns:
-            What the function returns. Tuples, lists and dictionaries are what they were; in the
-            place of a module (or of any other class) there is a dictionary of its leaves by name,
-            which may be passed in again. `jax.tree.structure(module).unflatten(found.values())` is
-            the module.
+            What the function returns. Tuples, lists and dictionaries keep their type; a module (or an
+            object of any other class) becomes a dictionary of its leaves by name, which may be passed
+            in again. `jax.tree.structure(module).unflatten(found.values())` is the module.
 
         Raises:
-            TypeError: if the arguments differ from those that it was exported for in name, shape,
-                dtype or Python value; one error tells all of it.
+            TypeError: if the arguments differ from those of the export in name, shape, dtype or Python
+                value; one error lists all differences.
             ValueError: if symbolic sizes contradict one another or the constraints; on another platform.
         """
         program = self._program
@@ -135,7 +134,7 @@ class ExportedFunction(Module):
         try:
             out = program.run(self.arrays, self.constants, inputs)
         except ValueError as error:
-            # All that XLA says of sizes that break a constraint.
+            # XLA's whole message for sizes that break a constraint.
             if "refining shapes" not in str(error):
                 raise
             raise value_error(
@@ -149,22 +148,22 @@ class ExportedFunction(Module):
 
 
 def load_exported(data: bytes) -> ExportedFunction:
-    """A function from the bytes that `export` made.
+    """Loads a function from the bytes that `export` made.
 
     Neither the source of the function nor the classes of its arguments are needed, and nothing in
-    the bytes is run as Python code: they are arrays, JSON, and a program in StableHLO, which is
-    refused if it leads back into Python.
+    the bytes is run as Python code: they are arrays, JSON, and a StableHLO program, which is refused
+    if it calls back into Python.
 
     Args:
-        data: what `export` returned; of a file, `pathlib.Path(path).read_bytes()`.
+        data: the result of `export`; from a file, `pathlib.Path(path).read_bytes()`.
 
     Returns:
-        The function. `print(loaded.signature)` shows what it takes and returns.
+        The function. `print(loaded.signature)` shows its arguments and result.
 
     Raises:
         TypeError: if `data` is not bytes.
-        ValueError: if they are damaged, were not made by `export`, or made by a version of Vernal or
-            JAX whose programs this one cannot read; if the program calls Python.
+        ValueError: if they are damaged, were not made by `export`, or were made by a version of Vernal
+            or JAX whose programs this one cannot read; if the program calls Python.
         ImportError: if the package `flatbuffers` is not installed.
 
     Example:
@@ -196,7 +195,7 @@ def load_exported(data: bytes) -> ExportedFunction:
     try:
         exported = jax.export.deserialize(bytearray(content))
         text = _text(exported)
-    # Whatever another version has changed.
+    # Another version may have changed anything.
     except Exception as error:
         raise value_error(
             "this version of JAX cannot read the program",
@@ -240,13 +239,13 @@ def _array(file: StoredFile, name: str, aval: Any) -> Any:
 
 
 def _text(exported: Any) -> str:
-    """A program and its derivatives in words."""
+    """The text of a program and its derivatives."""
     behind = _text(exported.vjp()) if exported.has_vjp() else ""
     return exported.mlir_module() + behind
 
 
 def _refuse_callbacks(text: str) -> None:
-    """Refuses a program that somebody has made to call into this process."""
+    """Refuses a program that was made to call into this process."""
     for found in _CUSTOM_CALL.finditer(text):
         target = found[1] or found[2]
         if _INTO_PYTHON.search(target):

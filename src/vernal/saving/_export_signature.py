@@ -1,8 +1,8 @@
-"""The signature of an exported function in words that JSON has: the names of its parameters, which
-Python values it was exported for, and how its result is put together.
+"""The signature of an exported function as JSON: the names of its parameters, the Python values that
+it was exported for, and the structure of its result.
 
-Arguments are found by the names of their leaves. Nothing else about them is kept, so the process
-that calls the function need not have the classes that it was exported with.
+Arguments are matched by the names of their leaves. Nothing else about them is kept, so the process
+that calls the function does not need the classes of its arguments.
 """
 
 import inspect
@@ -21,9 +21,8 @@ _Parameter = inspect.Parameter
 
 
 class Signature(NamedTuple):
-    """What JSON keeps of a function. `parameters` are pairs of name and kind; `values` are the
-    Python values among the leaves of the arguments, by name; `output` is what `describe` made of
-    the result."""
+    """A function's signature. `parameters` are pairs of name and kind; `values` are the Python values
+    among the leaves of the arguments, by name; `output` is what `describe` returned for the result."""
 
     function: str
     parameters: list[list[str]]
@@ -66,14 +65,14 @@ class Signature(NamedTuple):
 
         Raises:
             TypeError: if something is missing, not expected, or of another shape, dtype or value.
-                One error tells all of it.
+                One error lists all of it.
         """
         found: dict[str, Any] = {}
         problems: list[str] = []
         for path, leaf in jtu.tree_flatten_with_path(given)[0]:
             name = path_name(path)
             if name not in expected and name not in self.values:
-                # A dictionary that is keyed by names stands for the tree with these leaves.
+                # A dictionary keyed by names stands for the tree with these leaves.
                 name = ".".join(_key_text(key) for key in path if path_name((key,)))
             if name not in expected and name not in self.values:
                 problems.append(f"{name}: not expected, got {_text(leaf)}")
@@ -116,7 +115,7 @@ def _text(leaf: Any) -> str:
 
 
 def _fits(aval: Any, array: Any) -> bool:
-    # Sizes that depend on a symbolic one are compared by JAX.
+    # JAX compares sizes that depend on a symbolic one.
     return (
         aval.dtype == array.dtype
         and len(aval.shape) == array.ndim
@@ -128,22 +127,22 @@ def _fits(aval: Any, array: Any) -> bool:
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    # As texts, 1 and 1.0 and True differ, and nan is nan.
+    # As text, 1, 1.0 and True differ, and nan equals nan.
     return type(a) is type(b) and json.dumps(a) == json.dumps(b)
 
 
 def bind_example(
     fn: Any, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """The example of a call, by parameter. A function whose parameters Python does not know has one, called `args`.
+    """The example of a call, by parameter. A function whose signature Python cannot read has one parameter, `args`.
     Raises `TypeError` if the arguments do not fit the parameters."""
     unknown = inspect.Signature([_Parameter("args", _Parameter.VAR_POSITIONAL)])
     return (signature_of(fn) or unknown).bind(*args, **keywords)
 
 
 def parameters_of(bound: inspect.BoundArguments) -> list[list[str]]:
-    """Names and kinds of the parameters that have an argument. What was left out stays out: it has
-    its default. What follows it can be given by name only."""
+    """Names and kinds of the parameters that have an argument. A parameter that was left out keeps its
+    default; those after it can be given only by name."""
     parameters: list[list[str]] = []
     skipped = False
     for name, parameter in bound.signature.parameters.items():
@@ -173,9 +172,9 @@ def plain_values(leaves: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(out: Any, arrays: list[Any], path: tuple[Any, ...] = ()) -> list[Any]:
-    """How a result is put together, as lists that `rebuild` understands; its arrays are appended to `arrays`, in
-    order. Tuples, lists and dictionaries stay what they are; any other node (a module, a named tuple) becomes a
-    dictionary of its leaves by name. Raises `TypeError` for what a file cannot hold."""
+    """The structure of a result, as lists for `rebuild`; its arrays are appended to `arrays`, in order. Tuples, lists
+    and dictionaries keep their type; any other node (a module, a named tuple) becomes a dictionary of its leaves by
+    name. Raises `TypeError` for a value that a file cannot hold."""
     if out is None:
         return ["none"]
     if type(out) in (tuple, list):
@@ -204,7 +203,7 @@ def describe(out: Any, arrays: list[Any], path: tuple[Any, ...] = ()) -> list[An
 
 
 def rebuild(output: list[Any], arrays: list[Any]) -> Any:
-    """A result, of what `describe` made of it and its arrays."""
+    """Rebuilds a result from what `describe` returned and its arrays."""
     kind, *parts = output
     if kind == "array":
         return arrays[parts[0]]
@@ -219,7 +218,7 @@ def rebuild(output: list[Any], arrays: list[Any]) -> Any:
 
 
 def output_text(output: list[Any], avals: list[Any]) -> str:
-    """A result as it is shown: shapes and dtypes in place of its arrays."""
+    """A result as text, with shapes and dtypes in place of its arrays."""
     kind, *parts = output
     if kind == "array":
         return spec_text(avals[parts[0]])

@@ -1,10 +1,10 @@
 """The leaves of a tree as Equinox counts them: the fields of a module that are not static,
 whatever they hold.
 
-Equinox's format is a stream of leaves without names, and to Equinox a number in a field (the `p`
-of a dropout layer) is a leaf, while here it is structure. To read and write the same stream we
-walk through all fields that are not declared static, in their order. Functions and strings are met
-too; nothing is written for those.
+Equinox's format is a stream of leaves without names, and in Equinox a number in a field (the `p` of
+a dropout layer) is a leaf, while here it is structure. To read and write the same stream we visit all
+fields that are not declared static, in order. Functions and strings are visited too, but nothing is
+written for them.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from ..trees import node_parts, replace_parts
 
 _Path = tuple[Any, ...]
 _Part = tuple[Any, Any]
-# Called with the path, the leaf and its filter; gives what replaces the leaf.
+# Called with the path, the leaf and its filter; returns the new leaf.
 Visit = Callable[[_Path, Any, Any], Any]
 
 
@@ -49,8 +49,8 @@ def walk(
     is_leaf: Callable[[Any], bool] | None,
     path: _Path = (),
 ) -> Any:
-    """Visits every leaf in Equinox's order, with its path and its filter of `spec` (a filter or a prefix tree of
-    them), and rebuilds the tree of what `visit` returns."""
+    """Visits every leaf in Equinox's order, with its path and its filter from `spec` (a filter or a prefix tree of
+    them), and rebuilds the tree from the results of `visit`."""
     parts = None if is_leaf is not None and is_leaf(node) else node_parts(node)
     if parts is None:
         return visit(path, node, spec)

@@ -1,16 +1,15 @@
-"""Reading and writing safetensors files that can tell when they are damaged.
+"""Reading and writing safetensors files, with checksums that detect damage.
 
-The format is a header in JSON, which gives for every name a dtype, a shape and a range of
-bytes, and then these bytes. The header may hold texts of our own, under `__metadata__`. We write
-three:
+The format is a header in JSON, which gives for every name a dtype, a shape and a range of bytes,
+followed by these bytes. The header may hold texts of our own, under `__metadata__`. We write three:
 
 * `vernal`: the version of this scheme, and for every name its checksum and remarks (see
   `_encoding.py`);
 * `vernal.metadata`: the user's own dictionary;
 * `vernal.checksum`: a checksum of everything else in the header.
 
-All checksums are CRC-32, which finds every change of up to 32 bits in a row. Files that others
-wrote have none of the three, and are read without them.
+All checksums are CRC-32, which detects every change of up to 32 bits in a row. Files from other
+programs have none of the three, and are read without them.
 """
 
 import json
@@ -35,8 +34,8 @@ from ._leaves import Spec
 
 _VERSION = 1
 _OURS, _METADATA, _CHECKSUM = "vernal", "vernal.metadata", "vernal.checksum"
-# The one name that the format keeps for itself. `path_name` never quotes a name that needs no
-# quotes, so this is no other's.
+# The one name that the format reserves. `path_name` never quotes a name that needs no quotes, so the
+# quoted form cannot clash with another name.
 _RESERVED, _ESCAPED = "__metadata__", '"__metadata__"'
 
 
@@ -55,7 +54,7 @@ _Leaves = dict[str, tuple[np.ndarray, Remarks]]
 def _described(
     leaves: _Leaves, metadata: str | None
 ) -> tuple[dict[str, TensorSpec], dict[str, str]]:
-    """What the header says: of the arrays (whose memory `leaves` keeps alive), and the texts."""
+    """The contents of the header: the arrays (whose memory `leaves` keeps alive), and the texts."""
     leaves = {_ESCAPED if name == _RESERVED else name: leaf for name, leaf in leaves.items()}
     about = {name: {"crc32": _crc(stored), **remarks} for name, (stored, remarks) in leaves.items()}
     texts = {_OURS: json.dumps({"version": _VERSION, "leaves": about})}
@@ -76,7 +75,7 @@ def _described(
 
 
 def write(path: str, leaves: _Leaves, metadata: str | None) -> None:
-    """Writes a file of what `encode` made of each leaf, by name, and the user's dictionary as JSON."""
+    """Writes a file of the encoded leaves (see `encode`), by name, and the user's dictionary as JSON."""
     specs, texts = _described(leaves, metadata)
     try:
         serialize_file(specs, path, texts)
@@ -87,7 +86,7 @@ def write(path: str, leaves: _Leaves, metadata: str | None) -> None:
 
 
 def as_bytes(leaves: _Leaves, metadata: str | None) -> bytes:
-    """What `write` writes."""
+    """The bytes that `write` would write."""
     return serialize(*_described(leaves, metadata))
 
 
@@ -100,7 +99,7 @@ def _damaged(path: str, why: str) -> ValueError:
     )
 
 
-# How files of others begin, who wrote them, and what reads them.
+# How files in other formats begin, what wrote them, and what reads them.
 _OTHERS = {
     b"\x93NUMPY": (
         "`tree_serialise_leaves` of Equinox or `numpy.save`",
@@ -114,7 +113,7 @@ _OTHERS = {
 
 
 def _unreadable(path: str, content: bytes, why: str) -> ValueError:
-    """What is said of a file that does not begin as one of ours."""
+    """The error for a file that cannot be read: it has another format, or is damaged."""
     for beginning, (writer, reader) in _OTHERS.items():
         if content.startswith(beginning):
             return value_error(
@@ -128,7 +127,7 @@ def _unreadable(path: str, content: bytes, why: str) -> ValueError:
 
 
 class Entry(NamedTuple):
-    """One array in a file. `spec` is None if no leaf can be like it."""
+    """One array in a file. `spec` is None if no leaf can have its shape and dtype."""
 
     name: str
     spec: Spec | None
@@ -145,7 +144,7 @@ class Entry(NamedTuple):
 
 
 class StoredFile(NamedTuple):
-    """An open file: what is in it by name, its texts, and its memory map."""
+    """An open file: its entries by name, its texts, and its memory map."""
 
     path: str
     entries: dict[str, Entry]
@@ -156,7 +155,7 @@ class StoredFile(NamedTuple):
         """The elements of an entry as a view of the file, after checking them."""
         dtype = np.dtype(DTYPES[entry.code])
         count = int(np.prod(entry.shape, dtype=np.int64))
-        # NumPy will not make an empty view at the very end of the file.
+        # NumPy cannot make an empty view at the very end of the file.
         flat = (
             np.frombuffer(self.content, dtype, count, entry.start) if count else np.empty(0, dtype)
         )
@@ -166,14 +165,14 @@ class StoredFile(NamedTuple):
         return decode(stored, entry.remarks)
 
     def metadata(self) -> dict[str, Any]:
-        """The user's dictionary; in the file of another program, its texts."""
+        """The user's dictionary; for a file of another program, its texts."""
         if _OURS not in self.texts:
             return dict(self.texts)
         return json.loads(self.texts.get(_METADATA, "{}"))
 
 
 def _about(path: str, header: dict[str, Any], texts: dict[str, str]) -> dict[str, Remarks]:
-    """What we have remarked about each name, after checking the header."""
+    """Our remarks on each name, after checking the header."""
     if _OURS not in texts and _CHECKSUM not in texts:
         return {}
     shapes = {name: (info["dtype"], info["shape"]) for name, info in header.items()}
@@ -195,10 +194,10 @@ def read(path: str | os.PathLike[str]) -> StoredFile:
     """Opens a file: reads and checks its header, and maps the rest into memory.
 
     Args:
-        path: a safetensors file, written by us or by others.
+        path: a safetensors file, written by us or by another program.
 
     Raises:
-        ValueError: if the file is not whole, has another format, or was written by a newer version.
+        ValueError: if the file is incomplete, has another format, or was written by a newer version.
     """
     path = os.fspath(path)
     with open(path, "rb") as file:
@@ -213,7 +212,7 @@ def read(path: str | os.PathLike[str]) -> StoredFile:
 
 
 def read_bytes(content: bytes, where: str) -> StoredFile:
-    """Reads what `as_bytes` returned; `where` is what that is called in errors, which are those of `read`."""
+    """Reads the bytes that `as_bytes` returned; `where` is their name in errors, which are those of `read`."""
     try:
         deserialize(content)
     except SafetensorError as error:
@@ -222,7 +221,7 @@ def read_bytes(content: bytes, where: str) -> StoredFile:
 
 
 def _parsed(path: str, content: Any) -> StoredFile:
-    """The entries of a file that is known to be whole."""
+    """The entries of a file that is known to be complete."""
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     texts = header.pop(_RESERVED, {})

@@ -1,5 +1,5 @@
-"""Filling a tree from a store of named arrays: which entry is for which leaf, what does not fit,
-and what is said about it. `load` and `Checkpoints.restore` share it."""
+"""Filling a tree from a store of named arrays: which entry is for which leaf, what does not fit, and
+the error or report on it. `load` and `Checkpoints.restore` share it."""
 
 import abc
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from ._weights import Tensor
 
 
 class Request(NamedTuple):
-    """An entry that is wanted, for a leaf of this name, which it fits; but for the precision, perhaps."""
+    """An entry to read for the leaf of this name, which it fits, except perhaps for the precision."""
 
     entry: Entry
     like: Any
@@ -33,8 +33,8 @@ class Store(abc.ABC):
     """Named arrays that can be read: a file, or a checkpoint.
 
     Args:
-        path: what it is called in errors.
-        entries: what is in it, by name.
+        path: its name in errors.
+        entries: its entries, by name.
     """
 
     def __init__(self, path: str, entries: Mapping[str, Entry]):
@@ -43,10 +43,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def array(self, entry: Entry) -> np.ndarray:
-        """The elements of an entry; of a key, its key data."""
+        """The elements of an entry; for a key, its key data."""
 
     def leaves(self, requests: list[Request]) -> list[Any]:
-        """The entries, each as a leaf of the kind and on the devices of the one it is for."""
+        """The entries, each as a leaf of the same kind and on the same devices as the leaf it is for."""
         return [
             place(self.array(entry), like, shown_name(name), entry.remarks.get("key"))
             for entry, like, name in requests
@@ -63,14 +63,14 @@ def _fits(wanted: Spec, found: Spec | None, like: Any, cast: bool) -> bool:
             if jnp.issubdtype(wanted.dtype, kind) and jnp.issubdtype(found.dtype, kind):
                 found = found._replace(dtype=wanted.dtype)
     if type(like) is int and found is not None and found.dtype == "uint64":
-        # A Python int is signed or unsigned as its value requires.
+        # A Python int was stored as signed or unsigned, depending on its value.
         found = found._replace(dtype=wanted.dtype)
     return wanted == found
 
 
 def _refuse(path: str, report: LoadReport, empty: list[str], strict: bool, castable: bool) -> None:
-    """Raises what is to be said about the report. `empty` names leaves that would be kept, but have no value;
-    `castable` says whether some differ in their precision only."""
+    """Raises the error for the report, if there is one. `empty` names leaves that would be kept, but have no value;
+    `castable` says whether some differ only in their precision."""
     cure = "give cast=True to convert to the precision of `like`; " if castable else ""
     if strict and report != LoadReport():
         raise value_error(
@@ -103,7 +103,7 @@ def _is_rename(link: Link) -> bool:
 
 
 class _Filling:
-    """One call of `fill`: the leaves that are wanted, and what was found for them."""
+    """One call of `fill`: the wanted leaves, and what was found for them."""
 
     def __init__(self, store: Store, leaves: dict[str, Any], cast: bool):
         self.store = store
@@ -117,7 +117,7 @@ class _Filling:
         self.converted: dict[str, np.ndarray] = {}
 
     def rename(self, ours: str, theirs: str) -> None:
-        """Looks for the entry of a leaf. Its elements are not read yet."""
+        """Finds the entry of a leaf, without reading its elements yet."""
         spec, entry = self.wanted[ours], self.store.entries.get(theirs)
         source = "" if ours == theirs else f" (from {theirs!r})"
         if entry is None:
@@ -129,7 +129,7 @@ class _Filling:
             self.requests.append(Request(entry, self.leaves[ours], ours))
 
     def convert(self, link: Link) -> None:
-        """Makes the values of leaves that are in the store in another form."""
+        """Makes the values of leaves that the store has in another form."""
         keys = [name for name in link.ours if is_key(self.leaves[name])]
         if keys:
             self.report.misshapen.update(

@@ -1,5 +1,5 @@
-"""What of a tree goes into a file, and how a leaf is made again from the elements in the file and
-the leaf it is like.
+"""Which leaves of a tree go into a file, and how a leaf is rebuilt from the elements in the file and the
+corresponding leaf of `like`.
 
 A leaf is *data* if it is an array (of JAX or NumPy, a NumPy scalar, a typed PRNG key, a
 `ShapeDtypeStruct`) or a Python number. Everything else (functions, strings) is structure: files do
@@ -16,7 +16,7 @@ import numpy as np
 from ..show import is_traced, short, type_error, value_error
 from ..trees import has_shape, is_array
 
-# Subclasses (an `IntEnum`, say) are structure: they cannot be made again from a number in general.
+# Subclasses (an `IntEnum`, say) are structure: in general they cannot be rebuilt from a number.
 PYTHON: dict[type, np.dtype] = {
     bool: np.dtype(np.bool_),
     int: np.dtype(np.int64),
@@ -26,8 +26,7 @@ PYTHON: dict[type, np.dtype] = {
 
 
 class Spec(NamedTuple):
-    """The shape and dtype of a leaf. The dtype may be that of a typed PRNG key; byte order does
-    not count."""
+    """The shape and dtype of a leaf. The dtype may be that of a typed PRNG key; byte order is ignored."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -45,8 +44,7 @@ def is_key(leaf: Any) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def key_spec(stored: tuple[int, ...], impl: str) -> Spec | None:
-    """Shape and dtype of the keys with key data of the shape `stored`; None if JAX cannot make
-    such keys."""
+    """Shape and dtype of keys whose key data has the shape `stored`; None if JAX cannot make such keys."""
     data = jax.ShapeDtypeStruct(stored, np.uint32)
     try:
         keys = jax.eval_shape(lambda d: jax.random.wrap_key_data(d, impl=impl), data)
@@ -56,8 +54,8 @@ def key_spec(stored: tuple[int, ...], impl: str) -> Spec | None:
 
 
 def spec_of(leaf: Any, name: str) -> Spec | None:
-    """What a file must hold for this leaf; None if it is structure. Raises `TypeError` if it holds data that no
-    file can hold."""
+    """The spec of the entry for this leaf; None if it is structure. Raises `TypeError` if it holds data that a file
+    cannot store."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not is_array(leaf):
         raise type_error(
             f"an array of dtype {leaf.dtype} cannot be stored",
@@ -89,7 +87,7 @@ def spec_of(leaf: Any, name: str) -> Spec | None:
 
 
 def on_host(leaf: Any, name: str) -> np.ndarray:
-    """The elements of a leaf, not a key, as a NumPy array. Raises `ValueError` if they cannot be had."""
+    """The elements of a leaf, not a key, as a NumPy array. Raises `ValueError` if they cannot be read."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise value_error(
             "a ShapeDtypeStruct has no values to store",
@@ -101,7 +99,7 @@ def on_host(leaf: Any, name: str) -> np.ndarray:
     try:
         value = np.asarray(leaf)
     except Exception as error:
-        # Deleted, donated, or spread over other processes: JAX has an error class for each.
+        # Deleted, donated, or sharded over other processes: JAX has an error class for each.
         raise value_error(
             "the elements of an array cannot be read", where=name, got=str(error)
         ) from error
@@ -117,11 +115,11 @@ def on_host(leaf: Any, name: str) -> np.ndarray:
 
 
 def sharding_of(like: Any, name: str) -> jax.sharding.Sharding | None:
-    """Where an array (or a ShapeDtypeStruct) is to be put; None if that is left open. Raises `ValueError` if the
-    sharding does not say which devices."""
+    """The sharding for an array (or a ShapeDtypeStruct); None if it has none. Raises `ValueError` if the sharding does
+    not say which devices."""
     sharding = like.sharding
     if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
-        # What `jax.eval_shape` makes of an array on a mesh.
+        # The result of `jax.eval_shape` for an array on a mesh.
         mesh = jax.sharding.get_mesh()
         if mesh.abstract_mesh != sharding.mesh:
             raise value_error(
@@ -140,10 +138,10 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
 
     Args:
         value: the elements, possibly a view of a file. They are copied once; for an array that is
-            spread over several devices, piece by piece.
+            sharded over several devices, piece by piece.
         like: data with the same shape, and a dtype that they can be converted to.
-        name: what it is called in errors.
-        impl: for keys: their kind.
+        name: its name in errors.
+        impl: for keys, their implementation.
     """
     if type(like) in PYTHON:
         return type(like)(value.item())
@@ -151,7 +149,7 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
         return value.astype(like.dtype)[()]
     if isinstance(like, np.ndarray):
         return np.array(value, dtype=like.dtype)
-    # An array that was never put anywhere stays free to follow other arguments to their device.
+    # An uncommitted array stays uncommitted: it may follow other arguments to their device.
     put = isinstance(like, jax.ShapeDtypeStruct) or like.committed
     sharding = sharding_of(like, name) if put else None
     if impl is not None:
@@ -165,12 +163,11 @@ def place(value: np.ndarray, like: Any, name: str, impl: str | None = None) -> A
     dtype = np.dtype(like.dtype)
     check_width(dtype, name)
     if value.shape == () and getattr(like, "weak_type", False):
-        # A number of an optimiser, say. With another type it would be compiled for anew.
+        # An optimiser's counter, say. A change of its type would cause a recompilation.
         weak = jnp.asarray(value.item())
         if weak.dtype == like.dtype:
             return weak if sharding is None else jax.device_put(weak, sharding)
-    # The copies are needed: on the CPU, JAX may keep using the memory it is given, and that is the
-    # file.
+    # The copies are needed: on the CPU, JAX may keep using the memory it is given, which is the file.
     if sharding is None:
         return jnp.asarray(np.array(value, dtype))
     return jax.make_array_from_callback(
@@ -182,7 +179,7 @@ _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 def check_width(dtype: np.dtype, name: str) -> None:
-    """Refuses what JAX would shorten."""
+    """Refuses a dtype that JAX would narrow."""
     wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue] (added at run time)
     if dtype.name in _WIDE and not wide:
         raise value_error(

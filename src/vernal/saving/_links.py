@@ -1,5 +1,5 @@
-"""What a link of `_torch_rules.py` gives: the values of leaves of ours, out of arrays of other names
-and forms."""
+"""Applies a link of `_torch_rules.py`: makes the values of our leaves from arrays with other names and
+forms."""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
@@ -14,31 +14,31 @@ from ._report import LoadReport
 from ._torch_rules import Conversion, Link, Tied
 from ._weights import tensor_array
 
-# What may become what: a number keeps its value, but for its precision.
+# In ascending order: a number may become one of a later kind. It keeps its value, except for the precision.
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 class Misfit(Exception):
-    """Why a link does not give what is wanted of it."""
+    """The reason why a link does not fit."""
 
 
 def specs_of(leaves: Mapping[str, Any]) -> dict[str, Spec]:
-    """What is wanted for the leaves that are data, by name."""
+    """The specs of the leaves that are data, by name."""
     specs = {name: spec_of(leaf, name) for name, leaf in leaves.items()}
     return {name: spec for name, spec in specs.items() if spec is not None}
 
 
 def spec_of_theirs(tensor: Any) -> Spec:
-    """The shape and dtype of an array of NumPy, JAX or PyTorch."""
+    """The shape and dtype of a NumPy, JAX or PyTorch array."""
     return Spec(tuple(tensor.shape), np.dtype(str(tensor.dtype).removeprefix("torch.")))
 
 
 def described(tensor: Any) -> str:
-    """The same in words, for whatever it is."""
+    """The shape and dtype as text, whatever the object is."""
     try:
         return str(spec_of_theirs(tensor))
     except TypeError:
-        # A dtype that JAX does not have.
+        # JAX does not have this dtype.
         return f"{tensor.dtype}{list(tensor.shape)}"
     except AttributeError:
         # A state dictionary may hold more than tensors.
@@ -46,7 +46,7 @@ def described(tensor: Any) -> str:
 
 
 def fitted(array: np.ndarray, spec: Spec) -> np.ndarray:
-    """An array in the shape and dtype that is wanted."""
+    """An array in the wanted shape and dtype."""
 
     def without_ones(shape: Sequence[int]) -> list[int]:
         return [size for size in shape if size != 1]
@@ -68,7 +68,7 @@ def fitted(array: np.ndarray, spec: Spec) -> np.ndarray:
 
 
 def indices_of(link: Link, specs: Mapping[str, Spec]) -> list[tuple[int, ...]]:
-    """The indices along the leading axes of ours that a link is repeated over."""
+    """The indices along our leading axes that a link is repeated for."""
     leading = {specs[name].shape[: link.depth] for name in link.ours}
     sizes = leading.pop()
     if leading or len(sizes) < link.depth:
@@ -86,7 +86,7 @@ def called(function: Any, *arrays: np.ndarray) -> list[np.ndarray]:
 
 
 def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays put together along their first axis."""
+    """Arrays concatenated along their first axis."""
     if len(arrays) == 1:
         return arrays[0]
     if not all(array.shape and array.shape[1:] == arrays[0].shape[1:] for array in arrays):
@@ -96,7 +96,7 @@ def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def cut(array: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """The pieces of an array along its first axis, as long as these shapes say."""
+    """Pieces of an array along its first axis, with the lengths from these shapes."""
     if len(shapes) == 1:
         return [array]
     sizes = [shape[0] for shape in shapes if shape]
@@ -136,7 +136,7 @@ def _absent(link: Link, theirs: Collection[str], index: tuple[int, ...]) -> list
 def load_link(
     link: Link, specs: Mapping[str, Spec], theirs: Mapping[str, Any], report: LoadReport
 ) -> list[np.ndarray] | None:
-    """The values of the leaves of a link; None if it does not fit, which is then in the report."""
+    """The values of the leaves of a link; None if it does not fit, which the report then says."""
     try:
         indices = indices_of(link, specs)
         absent = [name for index in indices for name in _absent(link, theirs, index)]
@@ -157,7 +157,7 @@ def load_link(
 
 
 def every_source(link: Link, specs: Mapping[str, Spec]) -> list[str]:
-    """The names of theirs that a link uses."""
+    """All tensor names that a link uses."""
     try:
         return [name for index in indices_of(link, specs) for name in link.sources(index)]
     except Misfit:

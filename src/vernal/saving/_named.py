@@ -1,8 +1,7 @@
 """`save` and `load`: trees in safetensors files, by the names of their leaves.
 
-What is in a file is found by name, so that the order of fields, the order of dictionaries and the
-classes of nodes may change between saving and loading. What does not fit is refused, all of it in
-one error.
+Entries are found by name, so the order of fields, the order of dictionaries and the classes of nodes
+may change between saving and loading. One error lists everything that does not fit.
 """
 
 import json
@@ -25,8 +24,7 @@ _T = TypeVar("_T")
 
 
 def check_plain(value: Any, where: str) -> None:
-    """Refuses what would not come back from JSON, or not as what it was. Tuples may become
-    lists."""
+    """Refuses values that do not come back from JSON unchanged. Tuples may become lists."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -63,16 +61,16 @@ def save(
 ) -> None:
     """Saves the leaves of a tree by name, in the safetensors format.
 
-    Stored are arrays (of JAX and NumPy, of every dtype that JAX has), typed PRNG keys, and bools,
-    ints, floats and complex numbers that are leaves. Other leaves (functions, strings) and
-    structure (the static fields of modules) are not: keep what is needed to build the model again
-    in `metadata`. Nothing is pickled.
+    It stores arrays (of JAX and NumPy, of every dtype that JAX has), typed PRNG keys, and bools,
+    ints, floats and complex numbers that are leaves. It does not store other leaves (functions,
+    strings) or structure (the static fields of modules): put what you need to rebuild the model into
+    `metadata`. Nothing is pickled.
 
-    The file is written under another name, flushed to the disk and then renamed: whenever the
-    program dies, `path` is the old file or the new one. Checksums let `load` notice a damaged
-    file. Other programs can read it: `safetensors.numpy.load_file` can if no leaf has one of the
-    float8 types (NumPy has none); a PRNG key appears as its key data, an int4 array as uint8, and
-    a complex128 array as float64 with one more axis for the real and imaginary parts.
+    The file is written under a temporary name, flushed to the disk and then renamed: whenever the
+    program dies, `path` is the old file or the new one. Checksums let `load` detect a damaged file.
+    Other programs can read it: `safetensors.numpy.load_file` can if no leaf has one of the float8
+    types (NumPy has none); a PRNG key appears as its key data, an int4 array as uint8, and a
+    complex128 array as float64 with one more axis for the real and imaginary parts.
 
     Args:
         path: the file to write. No suffix is added; `.safetensors` is usual.
@@ -83,10 +81,10 @@ def save(
 
     Raises:
         TypeError: if a leaf cannot be stored (an array of strings, a tracer), `metadata` is not
-            JSON, or `path` is no path.
-        ValueError: if the elements of a leaf cannot be had (a `ShapeDtypeStruct`, a donated
+            JSON, or `path` is not a path.
+        ValueError: if the elements of a leaf cannot be read (a `ShapeDtypeStruct`, a donated
             array), or two leaves have the same name.
-        OSError: if the file cannot be written; the old one is then as it was.
+        OSError: if the file cannot be written; an old file is then unchanged.
 
     Example:
         >>> import os, tempfile
@@ -117,7 +115,7 @@ def save(
 
 
 class File(Store):
-    """A file that `save` wrote, as something to fill a tree from."""
+    """A file that `save` wrote, as a `Store`."""
 
     def __init__(self, stored: StoredFile):
         super().__init__(stored.path, stored.entries)
@@ -160,38 +158,37 @@ def load(
 ) -> Any:
     """Loads a file that `save` wrote into a tree.
 
-    Leaves are found by name: the order of fields does not matter. The file is mapped into memory,
-    so that every array is copied once; of an array that is spread over devices, only the pieces of
-    this process are.
+    Leaves are found by name: the order of fields does not matter. The file is mapped into memory, so
+    every array is copied only once; for an array that is sharded over devices, only the pieces of this
+    process are copied.
 
     Args:
         path: a safetensors file, written by `save` or another program.
-        like: a tree of the same structure. It decides what is made of an entry: where its leaf is
-            a NumPy array, the loaded one is; where it is a JAX array, so is the loaded one
-            with the same sharding and weak type; where it is a `jax.ShapeDtypeStruct` (made by
-            `jax.eval_shape`: a model that takes no memory), a JAX array with its sharding, if it
-            has one; where it is a Python number, a number of its type. Other leaves (functions,
-            strings) are taken as they are.
-        strict: whether all of the file must fit.
-        rename: what has another name or form in the file, as rules of `from_torch`: paths in `like`
-            and names in the file, with the same wildcards on both sides, as in
+        like: a tree of the same structure. Each of its leaves decides the kind of the loaded one: a
+            NumPy array gives a NumPy array; a JAX array gives a JAX array with the same sharding and
+            weak type; a `jax.ShapeDtypeStruct` (from `jax.eval_shape`: a model that takes no memory)
+            gives a JAX array with its sharding, if it has one; a Python number gives a number of its
+            type. Other leaves (functions, strings) are kept.
+        strict: whether the whole file must fit.
+        rename: rules, as for `from_torch`, for leaves with another name or form in the file: paths in
+            `like` and names in the file, with the same wildcards on both sides, as in
             `{"encoder.*": "blocks.*"}`; a tuple of names where an array was joined or cut; a
             `Conversion` for any other change; None for leaves that keep their value in `like`.
             Random keys can only be renamed.
-        cast: whether floating-point numbers are converted to the precision of `like`, and complex ones likewise. No
-            number changes its kind: an int never becomes a float. (What a rule of `rename` joins, cuts or converts
-            always comes in the dtype of `like`.)
+        cast: whether to convert floating-point numbers to the precision of `like`, and complex ones likewise. A number
+            never changes its kind: an int never becomes a float. (Arrays that a rule of `rename` joins, cuts or
+            converts always get the dtype of `like`.)
 
     Returns:
         The tree. With `strict=False`, `(tree, report)`: leaves that the file lacks, or has in
-        another shape or dtype, keep their value in `like`; the `LoadReport` lists them, and what
-        is in the file and not in `like`.
+        another shape or dtype, keep their value in `like`; the `LoadReport` lists them, and the entries
+        of the file that are not in `like`.
 
     Raises:
         ValueError: if the file is damaged (truncated, or its checksums do not match), or has another format. If it does
             not fit: one error lists all names that are missing, extra, or of another shape or
             dtype. With `strict=False`, if a leaf that does not fit has no value in `like`, because
-            it is a `ShapeDtypeStruct`. If a rule of `rename` is for no leaf, or two for the same.
+            it is a `ShapeDtypeStruct`. If a rule of `rename` applies to no leaf, or two apply to the same.
         TypeError: if `like` has a leaf that cannot be loaded (an array of strings, a tracer), or is a class or a
             function.
         OSError: if the file cannot be read.
@@ -221,14 +218,14 @@ def load(
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the metadata of a file, and none of its arrays.
+    """Reads the metadata of a file, without its arrays.
 
     Args:
         path: a safetensors file.
 
     Returns:
-        What was given to `save` as `metadata`; empty if nothing was. For a file that another
-        program wrote: its metadata, which are strings.
+        The `metadata` given to `save`; empty if none was. For a file that another program wrote: its
+        metadata, which are strings.
 
     Raises:
         ValueError: if the file is truncated, or its header damaged.

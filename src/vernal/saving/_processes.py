@@ -1,8 +1,8 @@
 """Several processes that save and load together.
 
-Every process runs the same program, so each of these is called by all of them, in the same order
-and from the main thread: they wait for one another. With one process they cost nothing, not even a
-look at the devices.
+Every process runs the same program, so all of them call each of these functions, in the same order
+and from the main thread: they wait for one another. With one process they cost nothing, and do not
+even start JAX's backends.
 """
 
 import json
@@ -20,17 +20,17 @@ from ..show import message, value_error
 
 def process_count() -> int:
     """How many processes there are."""
-    # Only `jax.distributed` makes more than one. Asking JAX for the number starts its backends.
+    # There are several only with `jax.distributed`. Asking JAX for the number starts its backends.
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def process_index() -> int:
-    """Which of them this is. The first, 0, writes what is written once."""
+    """The index of this process. The first, 0, writes what is written once."""
     return jax.process_index() if process_count() > 1 else 0
 
 
 def agree(error: BaseException | None) -> None:
-    """Raises in every process if something failed in one: there its error, in the others a `RuntimeError`."""
+    """Raises in every process if one of them failed: its own error there, a `RuntimeError` in the others."""
     failed: list[int] = []
     if process_count() > 1:
         flags = multihost_utils.process_allgather(np.array([error is not None]))
@@ -48,8 +48,7 @@ def agree(error: BaseException | None) -> None:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """What a function returns in the first process, in all of them; it is called in that one only, and returns what
-    JSON can hold."""
+    """Calls a function in the first process only, and returns its result, which must be JSON, in all of them."""
     result, error = None, None
     if process_index() == 0:
         try:
@@ -67,22 +66,22 @@ def from_first(make: Callable[[], Any]) -> Any:
 
 
 def is_local(leaf: Any) -> bool:
-    """Whether every process has a whole array of its own under this name."""
+    """Whether the leaf is whole in this process, so that every process has its own."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
 def gathered(leaf: Any) -> Any:
-    """A leaf whose elements can be had in every process."""
+    """The leaf in a form whose elements every process can read."""
     if is_local(leaf) or leaf.is_fully_replicated:
         return leaf
     return by_data(lambda x: multihost_utils.process_allgather(x, tiled=True), leaf)
 
 
 def check_step(step: int) -> None:
-    """Refuses, in every process, to save under numbers that differ, because only that of one would be used."""
+    """Refuses, in every process, steps that differ between processes: only that of one would be used."""
     if process_count() == 1:
         return
-    # Without 64 bits JAX has no wider integers.
+    # Without x64, JAX has no wider integers.
     halves = np.array([step >> 32, step & 0xFFFFFFFF], np.uint32)
     every = np.asarray(multihost_utils.process_allgather(halves)).astype(np.uint64)
     steps = (every[:, 0] << np.uint64(32)) + every[:, 1]
@@ -97,7 +96,7 @@ def check_step(step: int) -> None:
 
 
 def check_same(arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuses, in every process, arrays that are not the same in all, because only one of them is written."""
+    """Refuses, in every process, arrays that differ between processes: only those of one are written."""
     if process_count() == 1 or not arrays:
         return
     sums = [zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in arrays.values()]

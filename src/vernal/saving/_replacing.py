@@ -1,8 +1,7 @@
-"""Writing a file so that it is there as a whole or not at all.
+"""Atomic writing of a file.
 
-The new content goes to a temporary file in the same folder, is flushed to the disk, and takes the
-name of the old file in one step of the file system. Whatever happens before that step, the old
-file is as it was.
+The new content goes to a temporary file in the same folder, is flushed to the disk, and replaces the
+old file by an atomic rename. Whatever happens before the rename, the old file is unchanged.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ from ..show import message
 
 
 def flush(path: str) -> None:
-    """Waits until what was written is on the disk. For a folder: until the names in it are."""
+    """Waits until the contents of a file are on the disk; for a folder, until the names in it are."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -24,9 +23,9 @@ def flush(path: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Gives the name of a temporary file to write, and moves it to `path` when the block ends without an error. A
-    symbolic link stays one: the file it points at is replaced. Raises `FileNotFoundError` if there is no such
-    folder."""
+    """Yields the name of a temporary file to write, and moves it to `path` when the block ends without an error. A
+    symbolic link stays a link: the file it points to is replaced. Raises `FileNotFoundError` if the folder does not
+    exist."""
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):
@@ -39,14 +38,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
             )
         )
     with contextlib.suppress(FileNotFoundError):
-        # A name that is too long is an error now, and not when everything has been written.
+        # Raises now if the name is too long, not when everything has been written.
         os.stat(target)
-    # The longest name is of 255 bytes.
+    # A name may have at most 255 bytes.
     start = os.path.basename(target)[:50]
     temporary = os.path.join(folder, f"{start}.{uuid.uuid4().hex}.tmp")
     try:
-        # Whoever fills it may make it anew, readable for nobody else (safetensors does): the
-        # permissions come from here.
+        # The writer may replace the file by one that only the owner can read (safetensors does), so the
+        # permissions are taken from this one.
         open(temporary, "xb").close()
         mode = os.stat(target if os.path.exists(target) else temporary).st_mode
         yield temporary
@@ -58,5 +57,5 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
             os.unlink(temporary)
         raise
     if os.name == "posix":
-        # Elsewhere a folder cannot be opened like a file.
+        # On other systems a folder cannot be opened like a file.
         flush(folder)

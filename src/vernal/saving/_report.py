@@ -1,4 +1,4 @@
-"""The report on what did not fit when a tree was filled."""
+"""`LoadReport`: what did not fit when a tree was filled."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ class LoadReport:
     """What did not fit when a file was loaded with `strict=False`.
 
     Attributes:
-        missing: by name, what the tree expected and the file does not have.
+        missing: by name, what the tree expects and the file lacks.
         extra: by name, what the file has and the tree does not expect.
         misshapen: by name, what was expected and what was found, for entries of another shape or
             dtype.

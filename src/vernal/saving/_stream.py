@@ -1,8 +1,8 @@
 """Equinox's `.eqx` format: the leaves of a tree one after the other, each as NumPy's `.npy`,
 without names.
 
-Files go both ways between the two libraries where the leaves and their order are the same. Names,
-checksums, PRNG keys and metadata are what `save` has beyond it.
+Each library reads the other's files if the leaves and their order are the same. `save` adds names,
+checksums, PRNG keys and metadata.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from ._fields import walk
 from ._leaves import PYTHON, Spec, is_key, on_host, place
 from ._replacing import replacing
 
-# `BinaryIO` is what static checkers know; checkers at run time do not find it in a `BytesIO`.
+# `BinaryIO` is for static checkers; run-time checkers do not accept a `BytesIO` as one.
 _File = str | os.PathLike[str] | io.IOBase | BinaryIO
 _IsLeaf = Callable[[Any], bool]
 
 
 def _is_data(x: Any) -> bool:
-    # Unlike in named files, arrays of strings have a place here.
+    # Unlike named files, this format can hold arrays of strings.
     return (
         isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
         or type(x) in PYTHON
@@ -54,7 +54,7 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
 
     Raises:
         TypeError: if `x` is a typed PRNG key, or an array of Python objects.
-        ValueError: if the elements of an array cannot be had.
+        ValueError: if the elements of an array cannot be read.
 
     Example:
         >>> import io
@@ -78,8 +78,8 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
             instead="keep the objects in a list or a static field",
         )
     if value.dtype.isbuiltin == 2 and value.dtype.kind != "V":
-        # NumPy writes most dtypes that it lacks as bytes, but float8_e5m2 as an "f1" that nobody
-        # can read.
+        # NumPy writes most dtypes that it lacks as bytes, but float8_e5m2 as "f1", which cannot be
+        # read back.
         value = value.view(np.dtype(("V", value.dtype.itemsize)))
     np.save(f, value, allow_pickle=False)
 
@@ -88,8 +88,8 @@ def _read_record(f: Any) -> np.ndarray:
     try:
         return np.lib.format.read_array(f, allow_pickle=False)
     except Exception as error:
-        # At the end of a file, in the middle of a record, at bytes that are no record: NumPy has
-        # several kinds.
+        # NumPy raises different errors at the end of a file, inside a record, and at bytes that are
+        # not a record.
         raise RuntimeError(
             message(
                 "the file holds no array here",
@@ -101,8 +101,7 @@ def _read_record(f: Any) -> np.ndarray:
 
 
 def _number(record: np.ndarray, x: Any) -> Any:
-    """The record as a number of the type of `x`; the record itself if that would change its
-    value."""
+    """The record as a number of the type of `x`; the record itself if that would change its value."""
     if record.shape == () and record.dtype.kind in "biufc":
         found = record.item()
         # A complex number is not a float; infinity is not an int.
@@ -118,16 +117,16 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
     Args:
         f: a binary file, open for reading.
-        x: the leaf that the loaded one is like: a JAX array or `jax.ShapeDtypeStruct` makes a JAX
-            array (with its sharding), a NumPy array or scalar one of NumPy, a Python number a
-            number of its type.
+        x: the leaf that decides the kind of the loaded one: a JAX array or `jax.ShapeDtypeStruct`
+            gives a JAX array (with its sharding), a NumPy array or scalar a NumPy one, a Python number
+            a number of its type.
 
     Returns:
-        The leaf; `x` itself if it is neither array nor number, or the record as it is, a NumPy
-        array, if it has not the shape and dtype of `x`.
+        The leaf; `x` itself if it is neither array nor number; the record unchanged, a NumPy array, if
+        its shape or dtype is not that of `x`.
 
     Raises:
-        RuntimeError: if there is no record at this place of the file.
+        RuntimeError: if there is no record at this position of the file.
         TypeError: if `x` is a typed PRNG key.
 
     Example:
@@ -148,12 +147,12 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         return _number(record, x)
     dtype = np.dtype(x.dtype)
     if record.dtype == np.dtype(("V", dtype.itemsize)) and dtype.isbuiltin == 2:
-        # NumPy knows no bfloat16 and its kin: it writes them as bytes without a meaning.
+        # NumPy lacks bfloat16 and its kin: it writes them as raw bytes.
         record = record.view(dtype)
     if record.shape != x.shape or record.dtype.newbyteorder("=") != dtype.newbyteorder("="):
         return record
     found = place(record, x, "the leaf")
-    # What is read has a strong type on Equinox, whatever it is like.
+    # In Equinox, a loaded array is strongly typed, even if that of `like` is weakly typed.
     weak = getattr(found, "weak_type", False)
     return lax.convert_element_type(found, found.dtype) if weak else found
 
@@ -193,10 +192,9 @@ def _check_loaded(path: tuple[Any, ...], like: Any, new: Any) -> None:
 
 
 def _apply(spec: Any, default: Any, f: Any, path: tuple[Any, ...], x: Any, root: str) -> Any:
-    """Calls the filter of a leaf; says at which leaf it failed."""
+    """Calls the filter of a leaf; an error names the leaf."""
     if spec is x or (type(spec) is type(x) and not callable(spec)):
-        # Structure of a specification that was made by `jax.tree.map` from a module: it is no
-        # filter.
+        # Not a filter, but structure of a specification that `jax.tree.map` made from a module.
         spec = default
     if not callable(spec):
         raise type_error(
@@ -231,26 +229,26 @@ def tree_serialise_leaves(
 ) -> None:
     """Saves the leaves of a tree, one after the other, in Equinox's format.
 
-    The fields of modules that are not declared static are all visited, in their order, as Equinox
-    does: numbers in them are written, functions and strings leave no trace. So Equinox reads the
-    file if its classes have the same fields. Where this is not needed, `vernal.saving.save` is the
-    better choice: it goes by name.
+    As in Equinox, all fields of modules that are not declared static are visited, in order: numbers
+    in them are written, functions and strings are not. So Equinox reads the file if its classes have
+    the same fields. If you do not need Equinox, prefer `vernal.saving.save`, which stores leaves by
+    name.
 
     Args:
         path_or_file: the path of the file, to which `.eqx` is added if it has no suffix; it is
             replaced as a whole or not at all. Or a binary file, open for writing, which is written
-            to from where it is.
+            from its current position.
         pytree: any pytree.
         filter_spec: the function that writes a leaf, called with the file and the leaf; or a
             prefix tree of such functions.
-        is_leaf: as in `jax.tree.map`: what else is to be given to the filter as a whole.
+        is_leaf: as in `jax.tree.map`: which other nodes the filter gets as a whole.
 
     Raises:
         RuntimeError: if a leaf cannot be written; it names the leaf, and its cause is the original
             error.
         TypeError: if a filter cannot be called.
         ValueError: if `filter_spec` is not a prefix of the tree.
-        OSError: if the file cannot be written; the old one is then as it was.
+        OSError: if the file cannot be written; an old file is then unchanged.
 
     Example:
         >>> import os, tempfile
@@ -282,25 +280,25 @@ def tree_deserialise_leaves(
     filter_spec: Any = default_deserialise_filter_spec,
     is_leaf: _IsLeaf | None = None,
 ) -> Any:
-    """Loads leaves that `tree_serialise_leaves`, of this library or of Equinox, has saved.
+    """Loads leaves saved by `tree_serialise_leaves`, of this library or of Equinox.
 
     Args:
         path_or_file: the path of the file, to which `.eqx` is added if it has no suffix. Or a
-            binary file, open for reading, which is read from where it is.
+            binary file, open for reading, which is read from its current position.
         like: a tree with leaves of the same shapes and dtypes in the same order. It decides
-            whether a leaf becomes an array of JAX or NumPy or a Python number, and on which
+            whether a leaf becomes a JAX array, a NumPy array or a Python number, and on which
             devices it is; a leaf may be a `jax.ShapeDtypeStruct`.
         filter_spec: the function that reads a leaf, called with the file and the leaf of `like`;
             or a prefix tree of such functions.
-        is_leaf: as in `jax.tree.map`; as it was when saving.
+        is_leaf: as in `jax.tree.map`; the same as for saving.
 
     Returns:
         The tree.
 
     Raises:
         RuntimeError: if a leaf is of another type, shape or dtype than in `like`, or cannot be
-            read; it names the leaf. If the file at a path holds more than the leaves of `like`;
-            what follows in an open file is the caller's.
+            read; it names the leaf. If the file at a path holds more than the leaves of `like`. (An
+            open file may go on: the rest is the caller's.)
         TypeError: if a filter cannot be called.
         ValueError: if `filter_spec` is not a prefix of the tree.
         OSError: if the file cannot be read.

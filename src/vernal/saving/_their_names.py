@@ -1,7 +1,7 @@
-"""What PyTorch calls the leaves of a model where rules do not say otherwise: as we do, but for fields that it has not.
+"""PyTorch's names for the leaves of a model, without rules: ours, except for fields that PyTorch does not have.
 
-There, the layers of a `Sequential` stand in the module itself. So a class may name one of its fields in
-`_vernal_passed_over`, which is then left out of the names of what is in it.
+In PyTorch, the layers of a `Sequential` are in the module itself. So a class may name one of its fields in
+`_vernal_passed_over`, which is then left out of the names of the leaves in it.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ _Path = tuple[Any, ...]
 
 
 def their_names(model: Any) -> dict[str, str]:
-    """For the name of each leaf, the name without what is passed over; the same name where two would become one."""
+    """PyTorch's name for each of our names, without the fields passed over; our own names if two would become equal."""
     names = dict(zip(named_leaves(model), map(path_name, _paths(model)), strict=True))
     return names if len({*names.values()}) == len(names) else {name: name for name in names}
 
 
 def _paths(tree: Any) -> Iterator[_Path]:
-    """The key path of each leaf, without what is passed over."""
+    """The key path of each leaf, without the fields passed over."""
     passed = getattr(type(tree), "_vernal_passed_over", None)
     for key, child in jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree):
         if child is tree:
@@ -32,9 +32,9 @@ def _paths(tree: Any) -> Iterator[_Path]:
 
 
 def other_forms(model: Any) -> dict[str, str]:
-    """The leaves that PyTorch keeps in another form, by name, and the ready rule for each.
+    """The leaves that PyTorch keeps in another form, by name, with the ready-made rule for each.
 
-    A class says so in `_vernal_other_in_torch`, by the names of its fields.
+    A class declares them in `_vernal_other_in_torch`, by the names of its fields.
     """
     return {
         name: rule
@@ -44,7 +44,7 @@ def other_forms(model: Any) -> dict[str, str]:
 
 
 def _rules(tree: Any, rule: str | None) -> Iterator[str | None]:
-    """For each leaf the ready rule, or None."""
+    """For each leaf the ready-made rule, or None."""
     others = getattr(type(tree), "_vernal_other_in_torch", {})
     for key, child in jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree):
         if child is tree:

@@ -1,4 +1,4 @@
-"""`from_torch` and `to_torch`: a model with the weights of another program, and the other way."""
+"""`from_torch` and `to_torch`: convert weights from another program, and back."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 def _arrays(model: Any) -> dict[str, Any]:
-    """The leaves that have a counterpart elsewhere: arrays, but no random keys."""
+    """The leaves that have a counterpart in PyTorch: arrays, but not random keys."""
 
     def counts(leaf: Any) -> bool:
         return has_shape(leaf) and not is_key(leaf)
@@ -91,37 +91,37 @@ def from_torch(
     ignore: str | Sequence[str] = (),
     strict: bool = True,
 ) -> Any:
-    """A model with the weights of a PyTorch model, or of a Hugging Face checkpoint.
+    """Loads the weights of a PyTorch model, or of a Hugging Face checkpoint, into a model.
 
     Arrays are found by name: without a rule, an array of the model takes the tensor of the same
-    dotted name. What PyTorch has no name for is left out of it: `layers` of a `Sequential` and
-    `model` of a `nn.cast` one. Rules may leave it out too. A rule maps a path of ours (see
-    `vernal.trees.Pattern`), of an array or of a whole part, to a name of theirs:
+    dotted name, without the parts that PyTorch does not have: `layers` of a `Sequential` and `model`
+    of a `nn.cast` one. Rules may leave them out too. A rule maps one of our paths (see
+    `vernal.trees.Pattern`), of an array or of a whole part, to one of their names:
 
-    * `*` (within one part of a name) and `**` (any parts) may stand in both; what they match in
-      ours stands in theirs: `{"blocks.*.norm.*": "transformer.h.*.ln_1.*"}`;
-    * `#` in theirs is an index along the leading axis of ours, so that a `Stack` takes its layers
-      from `n` tensors each: `{"blocks.layers.norm.*": "h.#.ln_1.*"}`;
+    * `*` (within one part of a name) and `**` (any parts) may be in both: their names get the text
+      matched in ours, as in `{"blocks.*.norm.*": "transformer.h.*.ln_1.*"}`;
+    * `#` in their name is an index along our leading axis, so that a `Stack` takes its layers from
+      `n` tensors each: `{"blocks.layers.norm.*": "h.#.ln_1.*"}`;
     * one of the sides may be a tuple of names: then the tensors (or arrays) are joined along their
-      first axis. `{("q.weight", "k.weight", "v.weight"): "in_proj_weight"}` cuts, the other way
-      round would join;
+      first axis. `{("q.weight", "k.weight", "v.weight"): "in_proj_weight"}` cuts; the reverse would
+      join;
     * `Conversion(theirs, load, dump)` is for any other form, such as a transposed matrix;
     * `Tied(a, b)` is for one weight that they have under two names;
     * None keeps the array of the model.
 
-    Shapes must be equal but for axes of size 1 (the bias of our convolutions is of shape
+    Shapes must be equal except for axes of size 1 (the bias of our convolutions has shape
     `(channels, 1, 1)`). The dtype is that of the model: a float32 tensor becomes bfloat16 where the
-    model has that. Random keys in a model are kept.
+    model has bfloat16. Random keys in a model are kept.
 
     Args:
-        model: gives names, shapes, dtypes, devices. Arrays may be `jax.ShapeDtypeStruct`s:
+        model: gives names, shapes, dtypes and devices. Arrays may be `jax.ShapeDtypeStruct`s:
             `jax.eval_shape` makes a model that takes no memory.
-        state_dict: tensors by name, of PyTorch, NumPy or JAX; or the path of a safetensors file, of
-            an index in JSON of several in its folder (`model.safetensors.index.json`), or of the folder
-            that a model of Hugging Face was saved to. Files are mapped into memory, and tensors read one
-            after the other.
-        rules: see above. `lstm_rules`, `gru_rules` and `attention_rules` are ready ones.
-        ignore: a pattern, or several (see `vernal.trees.Pattern`) of tensors to leave, such as
+        state_dict: tensors by name, of PyTorch, NumPy or JAX; or the path of a safetensors file, of a
+            JSON index of several in its folder (`model.safetensors.index.json`), or of the folder that
+            a Hugging Face model was saved to. Files are mapped into memory, and tensors are read one by
+            one.
+        rules: see above. `lstm_rules`, `gru_rules` and `attention_rules` are ready-made.
+        ignore: a pattern, or several (see `vernal.trees.Pattern`), of tensors to ignore, such as
             `"**.num_batches_tracked"`.
         strict: whether everything must fit.
 
@@ -132,9 +132,9 @@ def from_torch(
     Raises:
         ValueError: if the two do not fit: one error lists all names that are missing, extra, or of
             another shape or kind of number (a float does not become an integer). If a rule matches
-            no array, or two the same. If a file is damaged, or none, or an index names one outside of
-            its folder. With `strict=False`, if a
-            `ShapeDtypeStruct` gets no value.
+            no array, or two rules match the same. If a file is damaged or not a safetensors file, or an
+            index names one outside of its folder. With `strict=False`, if a `ShapeDtypeStruct` gets no
+            value.
         OSError: if a file cannot be read.
 
     Example:
@@ -174,7 +174,8 @@ def from_torch(
 
 
 def _links(model: Any, specs: Any, rules: Rules | None, function: str) -> list[Link]:
-    """What comes from where; `ValueError` for what has another form there, and no rule that says so."""
+    """The links between leaves and tensors. Raises `ValueError` for a leaf that has another form in PyTorch and no
+    rule for it."""
     links = list(links_of(specs, rules or {}, their_names(model)))
     others = other_forms(model)
     wrong = [
@@ -208,24 +209,23 @@ def to_torch(
     like: Source | None = None,
     ignore: str | Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The weights of a model under the names that PyTorch has for them: the inverse of
-    `from_torch`.
+    """Returns the weights of a model under PyTorch's names: the inverse of `from_torch`.
 
     Args:
         model: any tree of arrays.
         rules: those of `from_torch`; each `Conversion` needs its `dump`.
-        like: tensors, as for `from_torch`, of which the result gets the shapes, dtypes and kind:
+        like: tensors, as for `from_torch`; the result gets their shapes, dtypes and kind. Give
             `torch_model.state_dict()` for tensors that `torch_model.load_state_dict` takes. (A single
-            float becomes an integer if it is a whole number: `num_batches_tracked`.) Without it, arrays
-            of NumPy in the shapes and dtypes of ours.
-        ignore: a pattern, or several, of tensors of `like` that are returned as they are, whatever the model has for
+            float becomes an integer if it is a whole number: `num_batches_tracked`.) Default: NumPy
+            arrays in the shapes and dtypes of the model.
+        ignore: a pattern, or several, of tensors of `like` that are returned unchanged, whatever the model has for
             them.
 
     Returns:
-        A dictionary: tensors by name.
+        A dictionary of tensors by name.
 
     Raises:
-        ValueError: if a rule matches no array, or two the same; if a rule cannot be inverted; if
+        ValueError: if a rule matches no array, or two rules match the same; if a rule cannot be inverted; if
             two leaves give different values to one tensor; if the result does not fit `like`.
 
     Example:
@@ -246,7 +246,7 @@ def to_torch(
                 names = link.sources(index)
                 tensors = _dumped(link, [array[index] for array in ours], names, wanted)
                 for name, tensor in zip(names, tensors, strict=True):
-                    # By their bytes, so that a NaN equals itself.
+                    # Compare bytes, so that a NaN equals itself.
                     if made.setdefault(name, tensor).tobytes() != tensor.tobytes():
                         raise Misfit(f"another value for {name!r} than other leaves give it")
         except Misfit as misfit:
@@ -262,7 +262,7 @@ def to_torch(
 def _dumped(
     link: Link, arrays: list[Any], names: list[str], like: Mapping[str, Any] | None
 ) -> list[np.ndarray]:
-    """The tensors of a link for one index along the leading axes of ours."""
+    """The tensors of a link for one index along our leading axes."""
     arrays = list(map(np.asarray, arrays))
     if isinstance(link.conversion, Conversion):
         if link.conversion.dump is None:
@@ -291,7 +291,7 @@ def _counted(array: np.ndarray, wanted: np.dtype) -> np.ndarray:
 def _like(
     made: dict[str, np.ndarray], wanted: Mapping[str, Any], ignore: str | Sequence[str]
 ) -> dict[str, Any]:
-    """The tensors in the shapes, dtypes and kind that are wanted, in the order of `wanted`."""
+    """The tensors in the wanted shapes, dtypes and kind, in the order of `wanted`."""
     left = _matching(wanted, ignore)
     made = {name: x for name, x in made.items() if name not in left}
     report = LoadReport(

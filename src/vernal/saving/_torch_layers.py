@@ -29,14 +29,14 @@ def _new_gate_back(bias: Any, bias_n: Any) -> tuple[Any, Any]:
     return bias, np.concatenate([np.zeros(2 * len(bias_n), bias_n.dtype), bias_n])
 
 
-# For each cell: our biases, and how they are made of PyTorch's two and the other way.
+# For each cell: our biases, and the conversions from PyTorch's two and back.
 # That of an RNN is that of an LSTM.
 _SUMMED_BIAS = (("bias",), _sum, _all_in_the_first)
 _GRU_BIAS = (("bias", "bias_n"), _new_gate_apart, _new_gate_back)
 
 
 def _cell(ours: str, theirs: str, suffix: str, bias: Any) -> Rules:
-    """Rules for one cell; its tensors are those of PyTorch's whose names end in `suffix`."""
+    """Rules for one cell; its PyTorch tensors are those whose names end in `suffix`."""
 
     def name(part: str) -> str:
         return _under(theirs, part + suffix)
@@ -63,14 +63,14 @@ def lstm_rules(
 ) -> Rules:
     """Rules for `from_torch`: `nn.LSTM` from the tensors of `torch.nn.LSTM`.
 
-    PyTorch has two biases, which are only ever added; ours is their sum. Back there, the first is
-    ours and the second is zero. (PyTorch trains both, so that their sum moves by the gradient twice. To
-    compare losses, call `requires_grad_(False)` of the second, `bias_hh_l*`, there.)
+    PyTorch has two biases, which are only ever added; ours is their sum. Converted back, the first is
+    ours and the second is zero. (PyTorch trains both, so their sum moves by twice the gradient. To
+    compare losses, call `requires_grad_(False)` on the second, `bias_hh_l*`, there.)
 
     Args:
         ours: the name of our layer in the model; empty if it is the model. It may have wildcards.
-        theirs: the name of theirs, with as many wildcards.
-        bidirectional: as that of the layers.
+        theirs: the name of their layer, with as many wildcards.
+        bidirectional: that of the layers.
         use_bias: likewise.
 
     Returns:
@@ -149,7 +149,7 @@ def gru_rules(
     """Rules for `from_torch`: `nn.GRU` from the tensors of `torch.nn.GRU`.
 
     PyTorch has two biases. For the reset and update gates they are only ever added, and ours is
-    their sum; for the new gate we have both. Back there, the second is zero where ours is the sum.
+    their sum; for the new gate we have both. Converted back, the second is zero where ours is the sum.
 
     Args:
         ours: and all others: as for `lstm_rules`.
@@ -191,9 +191,9 @@ def attention_rules(ours: str = "", theirs: str = "", *, use_bias: bool = True) 
 
     Args:
         ours: the name of our layer in the model; empty if it is the model. It may have wildcards.
-        theirs: the name of theirs, with as many wildcards, and `#` for the index in a `Stack`.
-        use_bias: as that of theirs; ours has `use_query_bias`, `use_key_bias`, `use_value_bias` and
-            `use_output_bias` equal to it.
+        theirs: the name of their layer, with as many wildcards, and `#` for the index in a `Stack`.
+        use_bias: that of their layer; ours must have `use_query_bias`, `use_key_bias`,
+            `use_value_bias` and `use_output_bias` equal to it.
 
     Returns:
         Rules, to be joined with others by `|`.
@@ -268,14 +268,14 @@ def conv_transpose_rules(
     """Rules for `from_torch`: `nn.ConvTranspose` from the tensors of `torch.nn.ConvTranspose2d` and
     its like.
 
-    PyTorch keeps the kernel of the convolution that this is the transpose of, of shape
-    `(in_channels, out_channels/groups, *kernel_size)`; ours is flipped in space, with the channels
-    of each group exchanged.
+    PyTorch stores the kernel of the convolution whose transpose this is, with shape
+    `(in_channels, out_channels/groups, *kernel_size)`; ours is flipped in space, with the input and
+    output channels of each group exchanged.
 
     Args:
         ours: as for `attention_rules`.
         theirs: likewise.
-        groups: as those of the layers.
+        groups: that of the layers.
         use_bias: likewise.
 
     Returns:

@@ -1,9 +1,9 @@
-"""Rules that say which tensors of another program are which leaves of a model.
+"""Rules that map tensors of another program to leaves of a model.
 
-A rule has a path of ours on one side and a pattern of their names on the other. What the wildcards `*`
-and `**` of ours stand for is put in the place of theirs, one after the other, and `#` in theirs is
-an index along a leading axis of ours. Out of each rule come as many links as the tree has leaves
-for it: names on our side, names on theirs, and how to convert both ways.
+A rule has one of our paths on one side and a pattern of their names on the other. The texts that our
+wildcards `*` and `**` match replace their wildcards, in order, and `#` in their name is an index along
+one of our leading axes. Each rule gives one link for each leaf that it matches: names on our side,
+names on theirs, and how to convert both ways.
 """
 
 import dataclasses
@@ -20,17 +20,16 @@ _WILDCARD = re.compile(r"\*\*|\*")
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """One side of a rule for `from_torch`: tensors that hold the numbers of ours in another form.
+    """One side of a rule for `from_torch`: tensors that hold the numbers of our leaves in another form.
 
-    The functions are given and return NumPy arrays: `load` the tensors of `theirs`, one argument
-    for each, and `dump` the leaves of ours that the rule is for, one argument for each. Where there
-    are several on the other side, they return a tuple. With `#` in the names they are called for
-    each index.
+    The functions take and return NumPy arrays: `load` takes the tensors of `theirs`, one argument for
+    each, and `dump` our leaves that the rule applies to, one argument for each. If the other side has
+    several, they return a tuple. With `#` in the names they are called for each index.
 
     Args:
         theirs: the name of a tensor, or a tuple of names, with the wildcards of our side.
-        load: makes ours of theirs.
-        dump: makes theirs of ours; None if nobody will ask for that.
+        load: makes our leaves from their tensors.
+        dump: makes their tensors from our leaves; None if `to_torch` is not needed.
 
     Example:
         >>> import numpy as np
@@ -48,10 +47,10 @@ class Conversion:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Tied:
-    """One side of a rule for `from_torch`: tensors that are one weight, under several names.
+    """One side of a rule for `from_torch`: one weight that is stored under several names.
 
-    Some of them may be missing, as one is in the files of Hugging Face. Those that are there must
-    be equal. `to_torch` gives all of them.
+    Some names may be missing, as one is in Hugging Face files. Those that are present must be equal.
+    `to_torch` writes all of them.
 
     Args:
         first: the name of a tensor, with the wildcards of our side.
@@ -77,10 +76,10 @@ Rules = Mapping[str | tuple[str, ...], Theirs]
 
 
 class Link(NamedTuple):
-    """Leaves of ours and tensors of theirs that hold the same numbers.
+    """Our leaves and their tensors that hold the same numbers.
 
-    `theirs` has one `#` for each of `depth` leading axes of ours; `conversion` is that of the rule,
-    or None.
+    `theirs` has one `#` for each of our `depth` leading axes; `conversion` is that of the rule, or
+    None.
     """
 
     ours: tuple[str, ...]
@@ -89,8 +88,8 @@ class Link(NamedTuple):
     conversion: Conversion | Tied | None = None
 
     def sources(self, index: tuple[int, ...]) -> list[str]:
-        """The names of theirs for one index along the leading axes."""
-        # Without a rule, a `#` is a character of the name.
+        """Their names for one index along the leading axes."""
+        # Without a rule, `#` is an ordinary character of the name.
         return [_indexed(name, index) if self.depth else name for name in self.theirs]
 
     def __str__(self) -> str:
@@ -104,11 +103,11 @@ def _indexed(name: str, index: tuple[int, ...]) -> str:
 
 def _filled(pattern: str, captured: list[str]) -> str:
     if len(captured) > len(_WILDCARD.findall(pattern)):
-        # A whole part of the tree, whose leaves are below.
+        # A whole part of the tree: its leaves are below it.
         pattern += ".**"
     texts = iter(captured)
     parts = _WILDCARD.sub(lambda _: next(texts), pattern).split(".")
-    # `**` may stand for nothing.
+    # `**` may match nothing.
     return ".".join(filter(None, parts))
 
 
@@ -117,7 +116,7 @@ def _bad_rule(key: Any, what: str, expected: str, instead: str | None = None) ->
 
 
 def _check(key: Any, ours: tuple[str, ...], theirs: tuple[str, ...]) -> None:
-    """Refuses a rule whose two sides do not belong together."""
+    """Refuses a rule whose two sides do not match."""
     if not theirs:
         raise _bad_rule(key, "a rule names no tensor", "a name; or None, to keep the leaf as it is")
     own = {pattern: Pattern(pattern).stars for pattern in ours}
@@ -150,7 +149,7 @@ def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _rule_links(key: str | tuple[str, ...], value: Theirs, full: Paths, short: Paths) -> list[Link]:
-    """The links of one rule; for a rule that keeps leaves as they are, without tensors."""
+    """The links of one rule; they have no tensors if the rule keeps the leaves."""
     ours = _tuple(key)
     paths = short if all(map(short.leaves, ours)) else full
     full_name = dict(zip(paths.names, full.names, strict=True))
@@ -178,8 +177,8 @@ def _rule_links(key: str | tuple[str, ...], value: Theirs, full: Paths, short: P
 def links_of(
     names: Collection[str], rules: Rules, short: Mapping[str, str] | None = None
 ) -> list[Link]:
-    """Links for all leaves: by the rules, and otherwise to the tensor of the same name; or of the `short` one, which
-    rules may use too. Raises `ValueError` if a rule cannot be read or has no leaf, or two rules have the same."""
+    """Links for all leaves: by the rules, otherwise to the tensor of the same name, or of the `short` name, which
+    rules may use too. Raises `ValueError` if a rule cannot be parsed or matches no leaf, or two match the same."""
     theirs = [name if short is None else short[name] for name in names]
     paths, others = Paths(names), Paths(theirs)
     owners: dict[str, list[Any]] = {name: [] for name in names}

@@ -1,7 +1,7 @@
-"""The weights of other programs as a mapping from names to tensors, read only when they are used.
+"""The weights of other programs as a mapping from names to tensors, each read when it is used.
 
-A state dictionary of PyTorch is one already. What Hugging Face publishes is a safetensors file, or
-several and an index in JSON that says which tensor is in which, in one folder.
+A PyTorch state dictionary is one already. Hugging Face publishes a safetensors file, or several in one
+folder with a JSON index that says which tensor is in which file.
 """
 
 import json
@@ -58,8 +58,8 @@ class _Files(Mapping[str, Tensor]):
 
 
 def _files_of(index: str) -> list[str]:
-    """The files that an index names. They are in its folder: whoever wrote the index does not choose what else of this
-    machine is read."""
+    """The files that an index names. They must be in its folder: the author of an index must not choose which other
+    files of this machine are read."""
     with open(index, encoding="utf-8") as file:
         content = json.load(file)
     parts = content.get("weight_map") if isinstance(content, dict) else None
@@ -71,7 +71,7 @@ def _files_of(index: str) -> list[str]:
             got=short(content),
         )
     folder = os.path.dirname(index)
-    # The cache of Hugging Face holds links, to files that are all in one other folder.
+    # Hugging Face's cache holds links, to files that are all in one other folder.
     allowed = [os.path.realpath(folder), os.path.dirname(os.path.realpath(index))]
     for part in dict.fromkeys(parts.values()):
         target = os.path.realpath(os.path.join(folder, part))
@@ -88,10 +88,9 @@ def _files_of(index: str) -> list[str]:
 
 
 def weights_of(source: Any) -> Mapping[str, Any]:
-    """The tensors of a source by name: a mapping, returned as it is; or the path of a safetensors file, of an index
-    of several, or of a folder with one of these under the name that Hugging Face gives it. Raises `ValueError` if
-    there is no such file in the folder, the file is of another kind, or an index names a file outside of its
-    folder."""
+    """The tensors of a source by name. A mapping is returned unchanged; a path is that of a safetensors file, of an
+    index of several, or of a folder with one of these under Hugging Face's usual name. Raises `ValueError` if the
+    folder has no such file, the file is of another kind, or an index names a file outside of its folder."""
     if isinstance(source, Mapping):
         return source
     if not isinstance(source, str | os.PathLike):
@@ -127,19 +126,19 @@ def weights_of(source: Any) -> Mapping[str, Any]:
 
 
 def tensor_array(tensor: Any) -> np.ndarray:
-    """The elements of a tensor of PyTorch, NumPy or JAX, or of a file, as a NumPy array, which may
+    """The elements of a PyTorch, NumPy or JAX tensor, or of one in a file, as a NumPy array, which may
     share its memory."""
     if not hasattr(tensor, "detach"):
         return np.asarray(tensor)
     try:
         return tensor.numpy(force=True)
     except TypeError:
-        # NumPy has no dtype for it. Every bfloat16 or float8 number is a float32.
+        # NumPy does not have the dtype. Every bfloat16 or float8 number is exact in float32.
         return tensor.float().numpy(force=True)
 
 
 def tensor_like(array: np.ndarray, like: Any) -> Any:
-    """An array as what `like` is: a tensor of PyTorch of the same dtype, or an array."""
+    """An array converted to the kind of `like`: a PyTorch tensor of the same dtype, or an array."""
     if not hasattr(like, "new_tensor"):
         return array
     if array.dtype.isbuiltin != 1:

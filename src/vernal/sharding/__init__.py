@@ -1,4 +1,4 @@
-"""Models and batches spread over many devices: meshes, rules by path, sharded construction."""
+"""Models and batches sharded over many devices: meshes, rules by path, sharded construction."""
 
 from .._ground import publish
 from ._even import even_batches as even_batches

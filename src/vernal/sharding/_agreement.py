@@ -1,4 +1,4 @@
-"""What the processes of a mesh must agree on: their parts of a batch, and numbers of each."""
+"""Agreement between the processes of a mesh: on their parts of a batch, and by exchanging a number of each."""
 
 import zlib
 
@@ -13,11 +13,11 @@ from ._lifeline import compare_batches
 
 
 def compare(mesh: Mesh, signature: Signature) -> None:
-    """Refuses, in every process, parts of a batch that are not alike."""
+    """Refuses, in every process, parts of a batch that differ in structure, shape or dtype."""
     processes = tuple(sorted({device.process_index for device in mesh.devices.flat}))
     if compare_batches(processes, signature):
         return
-    # Joined by other means than `initialise`: by a sum over the devices, each time.
+    # Not joined by `initialise`: compare checksums over the devices at every call.
     sums = over_processes(mesh, zlib.crc32(signature.key.encode()) % 2**31)
     if len(set(sums.values())) > 1:
         text = {rank: Signature("", f"{number:08x}") for rank, number in sums.items()}
@@ -25,7 +25,7 @@ def compare(mesh: Mesh, signature: Signature) -> None:
 
 
 def over_processes(mesh: Mesh, number: int) -> dict[int, int]:
-    """A number of each process of a mesh, in all of them."""
+    """Exchanges a number between the processes of a mesh: all of them get all numbers, by process."""
     if len({device.process_index for device in mesh.devices.flat}) == 1:
         return {jax.process_index(): number}
     flat = Mesh(mesh.devices.reshape(-1), ("all",), axis_types=(AxisType.Auto,))

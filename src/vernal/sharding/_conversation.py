@@ -1,11 +1,11 @@
-"""Lines of JSON through a socket: what the processes of one program say to each other."""
+"""Lines of JSON over a socket, by which the processes of a program talk to each other."""
 
 import contextlib
 import json
 import socket
 from typing import Any
 
-# In bytes: how much is read at once, and what a stranger may say.
+# The number of bytes to read at once, and the most that an unknown peer may send.
 LONGEST = 2000
 
 
@@ -16,9 +16,9 @@ class Connection:
         connection: the socket.
 
     Attributes:
-        rank: who is at the other end, once that is known.
+        rank: the process at the other end, once known.
         open: whether more may come.
-        broken: whether it ended without the death of the other process, such as by a network.
+        broken: whether it ended although the other process did not die, for example by a network failure.
     """
 
     def __init__(self, connection: socket.socket):
@@ -28,12 +28,12 @@ class Connection:
         self._rest = b""
 
     def say(self, word: str, what: Any = None) -> None:
-        """Sends a line: a word, and what belongs to it. Whoever does not hear it is dead or has left."""
+        """Sends a line: a word and its data. Errors are ignored: a process that does not get it is dead or has left."""
         with contextlib.suppress(OSError):
             self.socket.sendall(json.dumps([word, what]).encode() + b"\n")
 
     def hear(self) -> list[tuple[str, Any]]:
-        """Waits until something comes, and returns the lines that are complete."""
+        """Waits for data, and returns the complete lines."""
         words = b""
         try:
             words = self.socket.recv(LONGEST)
@@ -44,7 +44,7 @@ class Connection:
         self.open = bool(words)
         *lines, self._rest = (self._rest + words).split(b"\n")
         if self.rank is None and len(self._rest) >= LONGEST:
-            # A stranger.
+            # An unknown peer.
             self.open, self.broken = False, True
         return [_read(line) for line in lines]
 

@@ -1,4 +1,4 @@
-"""`even_batches`: the end of an epoch, where processes have more or fewer examples than others."""
+"""`even_batches`: the end of an epoch, when some processes have more examples than others."""
 
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Literal, TypeVar
@@ -26,27 +26,27 @@ def even_batches(
     steps: int | None = None,
     last: Literal["pad", "drop"] = "pad",
 ) -> Iterator[tuple[T, Array]]:
-    """Spreads the batches of an epoch over a mesh: as many and as large in every process, whatever each has.
+    """Shards the batches of an epoch over a mesh, with the same number and size of batches in every process.
 
-    A batch with fewer than `rows` examples is padded with copies of its last one. A process that has no batch left
-    gives its last one again, as padding. The mask says which examples are real, so that a mean over them is
+    A batch with fewer than `rows` examples is padded with copies of its last one. A process that has no batches left
+    repeats its last one, as padding. The mask says which examples are real: compute a mean over them as
     `jnp.sum(mask * losses) / jnp.sum(mask)`.
 
     Args:
-        batches: those of this process: any trees, whose arrays have one example per row.
+        batches: the batches of this process: any trees, whose arrays have one example per row.
         mesh: see `make_mesh`.
         axis: as for `shard_batch`.
-        rows: how many examples a process gives at once; a multiple of the number of its parts.
-        steps: how many batches there are here; by default `len(batches)`.
-        last: `"pad"` goes on until every process is done; `"drop"` only until one is.
+        rows: the number of examples of a process in each batch; a multiple of the number of its parts.
+        steps: the number of batches of this process. Default: `len(batches)`.
+        last: `"pad"` continues until every process is done; `"drop"` stops when the first is.
 
     Yields:
-        `(batch, mask)`, spread over the mesh. `mask` is a bool for each example of all processes.
+        `(batch, mask)`, sharded over the mesh. `mask` is a bool for each example of all processes.
 
     Raises:
         TypeError: if the number of batches is neither given nor known.
-        ValueError: for a batch with more than `rows` examples, with none, or whose arrays differ in their number; for
-            a process that has no batch at all, when others have; and as `shard_batch`.
+        ValueError: for a batch with more than `rows` examples, with none, or whose arrays differ in their number of
+            examples; for a process without any batch, when others have some; and as for `shard_batch`.
 
     Example:
         >>> import numpy as np
@@ -93,7 +93,7 @@ def _even(batches: Any, mesh: Mesh, axis: Any, rows: int, own: int, choose: Any)
 
 
 def _padded(batch: Any, rows: int) -> tuple[Any, int]:
-    """A batch of so many rows, and how many of them are real."""
+    """A batch padded to `rows` rows, and how many of them are real."""
     found = [(path, x) for path, x in jtu.tree_leaves_with_path(batch) if is_array(x)]
     counts = {np.shape(x)[0] if np.ndim(x) else 0 for _, x in found}
     count = min(counts, default=0)

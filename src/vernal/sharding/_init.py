@@ -1,4 +1,4 @@
-"""`init_sharded`: a model is made where it will be."""
+"""`init_sharded`: makes a model directly on its devices."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,19 +23,19 @@ def init_sharded(
     like: Any = None,
     default: P | None = None,
 ) -> T:
-    """Makes a model that is spread over a mesh, without making it whole anywhere.
+    """Makes a model that is sharded over a mesh, without ever holding it whole in one place.
 
     The constructor is compiled into one program, in which every device draws its own part of the random numbers. The
-    model is the one that `make_model(key)` makes. (An initialiser that is an algorithm on a whole matrix, such as an
-    orthogonal one, has this one matrix in memory.)
+    result is the same model as `make_model(key)`. (An initialiser that is an algorithm on a whole matrix, such as an
+    orthogonal one, holds this one matrix in memory.)
 
     Args:
         make_model: a function of one argument that can be compiled, such as `lambda key: nn.MLP(2, 2, 8, 3, key=key)`.
-        key: its argument: a random key, or whatever else it is made from.
+        key: its argument: a random key, or whatever else the model is made from.
         mesh: see `make_mesh`.
-        rules: see `shardings`. They may be a function of the model, which gets it with shapes in place of arrays:
+        rules: see `shardings`. May be a function of the model, which it gets with shapes in place of arrays:
             `lambda model: fsdp(model, mesh, "data")`.
-        like: see `shardings`. The state of an optimiser is made by
+        like: see `shardings`. To make the state of an optimiser, call
             `init_sharded(optimizer.init, model, mesh, rules, like=model)`.
         default: see `shardings`.
 
@@ -60,8 +60,8 @@ def init_sharded(
         >>> model.weight.sharding.spec, model.bias.sharding.spec
         (P('data', None), P())
     """
-    # Within an explicit mesh, what is made of nothing is whole on every device by its type. Outside of any, the
-    # compiler goes back from the placed results.
+    # Within an explicit mesh, a new array is replicated by its type. Outside of any mesh, the compiler propagates the
+    # shardings back from the results.
     with jax.set_mesh(Mesh(np.empty((), dtype=object), ())):
         abstract = filter_eval_shape(make_model, key)
         placed = shardings(abstract, mesh, rules, like=like, default=default)

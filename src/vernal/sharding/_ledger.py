@@ -1,15 +1,15 @@
-"""The ledger: whether all processes give the same batches, kept by process 0.
+"""The ledger, kept by process 0: whether all processes give the same batches.
 
-The difficulty: an array of all processes is made of parts, and JAX takes the shape of the whole from the part that is
-at hand. Processes whose parts differ compute with different wholes, without a word; one that has a batch more than the
-others waits for them for ever. And comparing at every step would make every step wait.
+The difficulty: an array of all processes is made of parts, and JAX takes the shape of the whole from the local part.
+Processes whose parts differ silently compute with different wholes; a process that has one batch more than the others
+waits for them for ever. And comparing at every step would make every step wait.
 
-The plan: each process reports every batch to process 0 and goes on. Only one whose batch is not like its last waits for
-the verdict. Where batches differ, one of them is not like the last of its process: so somebody waits, and the program
-that would compute with them never runs.
+The solution: each process reports every batch to process 0 and continues. It waits for the verdict only if the batch
+differs from its last one. If batches differ between processes, at least one differs from the last of its process: so
+that process waits, and the program that would compute with them never runs.
 
-Glossary: a *stream* is the processes of one mesh, which give their batches together; a *signature* is what of a batch
-must be the same, and the same in words.
+Glossary: a *stream* is the processes of one mesh, which give their batches together; a *signature* is the part of a
+batch that must be the same in all processes, with a text of it.
 """
 
 import time
@@ -24,11 +24,11 @@ _INSTEAD = (
 
 
 class Signature(NamedTuple):
-    """What a process says of its part of a batch.
+    """The description of a process's part of a batch.
 
     Attributes:
         key: what must be the same in every process.
-        text: its arrays in words.
+        text: its arrays as text.
     """
 
     key: str
@@ -36,11 +36,11 @@ class Signature(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What comes of a report.
+    """The result of a report.
 
     Attributes:
-        agreed: the processes that have waited and may go on.
-        refusal: why all must stop; None if they need not.
+        agreed: the waiting processes that may continue.
+        refusal: why all processes must stop; None if they need not.
     """
 
     agreed: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 
 
 class _Batch:
-    """One batch, of which not every process has reported its part."""
+    """A batch that some processes have not reported yet."""
 
     def __init__(self):
         self.parts: dict[int, Signature] = {}
@@ -57,10 +57,10 @@ class _Batch:
 
 
 class Ledger:
-    """What the processes have reported.
+    """The reports of all processes.
 
     Args:
-        patience: after how many seconds a batch that is not complete stops the program; None: never.
+        patience: the seconds after which an incomplete batch stops the program; None: never.
     """
 
     def __init__(self, patience: float | int | None = None):
@@ -73,7 +73,7 @@ class Ledger:
     def report(
         self, stream: Stream, rank: int, signature: Signature | None, waits: bool
     ) -> Verdict:
-        """Takes down that a process gives its next batch. A signature of None is that of its last one."""
+        """Records that a process gives its next batch. A signature of None is that of its last one."""
         place = stream, rank
         number = self.counts[place] = self.counts.get(place, 0) + 1
         if signature is not None:
@@ -93,7 +93,7 @@ class Ledger:
         return Verdict(refusal=different_parts(f"call {number}", batch.parts))
 
     def end(self, rank: int) -> Verdict:
-        """Takes down that a process has ended."""
+        """Records that a process has ended."""
         self.ended.add(rank)
         for (stream, number), batch in self.open.items():
             if rank in stream and self.counts.get((stream, rank), 0) < number:
@@ -101,7 +101,7 @@ class Ledger:
         return Verdict()
 
     def late(self) -> Verdict:
-        """Looks whether a process is late with its batch."""
+        """Checks whether a process is late with its batch."""
         now = time.monotonic()
         for (stream, number), batch in self.open.items():
             if self.patience is not None and now - batch.since > self.patience:

@@ -1,20 +1,21 @@
-"""The lifeline: how a process learns at once that another one was lost, and which; and that all give the same batches.
+"""The lifeline: a process learns at once that another one was lost, and which; and whether all give the same batches.
 
 The difficulty: JAX notices a dead process when its heartbeat has been missing for a while. Until then
-the others hang in a collective, or fail in it with a report that names no process. And a process
-that fails by an exception waits at the end for all others (JAX's barrier), which wait for it in a
+the others hang in a collective, or fail in it with an error that does not name the process. And a
+process that fails by an exception waits at exit for all others (JAX's barrier), which wait for it in a
 collective: both for minutes.
 
-The plan: every process has one connection to process 0, in which it says who it is, which batches it gives
-(`_ledger.py`), and a farewell when it ends. When a process dies, whatever of, its kernel closes the connection.
-If there was no farewell, process 0 tells the others, and all stop. They are stopped from a thread:
-what hangs in a collective can be told nothing.
+The solution: every process has one connection to process 0. Over it, it sends its rank, reports its batches
+(`_ledger.py`), and says goodbye when it ends. When a process dies, for whatever reason, its kernel closes the
+connection. If it did not say goodbye, process 0 tells the others, and all stop. A thread stops them, because
+the main thread may hang in a collective.
 
-Invariants: a farewell is said before JAX's barrier; whoever is told of a loss ends by it, with exit code
-75; what breaks the connection without a death (a network) stops nobody, but is left to JAX's heartbeat.
+Invariants: the goodbye comes before JAX's barrier; a process that is told of a loss exits, with exit code
+75; a connection that breaks without a death (a network failure) does not stop any process: that is left to
+JAX's heartbeat.
 
-Glossary: the *hub* is process 0, a *spoke* is the connection of another one; the *token* is what a
-stranger who finds the port does not know.
+Glossary: the *hub* is process 0, a *spoke* is the connection of another process; the *token* is a secret
+that an unknown peer does not have.
 """
 
 import atexit
@@ -36,14 +37,14 @@ from ..show import message, value_error
 from ._conversation import Connection
 from ._ledger import Ledger, Signature, Stream, Verdict
 
-_LOST = 75  # EX_TEMPFAIL of sysexits.h: try again. `vernal/_launch.py` knows it as well.
+_LOST = 75  # EX_TEMPFAIL of sysexits.h: try again. Also in `vernal/_launch.py`.
 _KEY = "vernal/lifeline"
 _CUT_OFF = "the connection to process 0 has ended"
 _AGAIN = "start the program again: it goes on from its last checkpoint, if it saves any"
 _KILLED = "no farewell: it was killed (out of memory?), or its machine is gone"
-# How much is told of the error that a process failed by.
+# The maximum length of the error text of a failed process.
 _LONGEST = 500
-# For how long who fails in a collective waits for the news that another process was lost.
+# The seconds that a process that fails in a collective waits for the news that another was lost.
 _NEWS = 2.0
 
 # The connection of this process, if it has one.
@@ -51,8 +52,8 @@ _lines: list["_Hub | _Spoke"] = []
 
 
 def hold_lifeline(timeout: int, patience: float | int | None) -> None:
-    """Connects this process with process 0 until it ends; for programs of several processes. Waits for it at most
-    `timeout` seconds. For `patience` see `Ledger`; that of process 0 counts."""
+    """Connects this process to process 0 until it ends; for programs of several processes. Waits for it at most
+    `timeout` seconds. For `patience` see `Ledger`; only that of process 0 counts."""
     host = distributed_state.coordinator_address.rpartition(":")[0].strip("[]")
     client = distributed_state.client
     if distributed_state.process_id == 0:
@@ -65,22 +66,22 @@ def hold_lifeline(timeout: int, patience: float | int | None) -> None:
         try:
             connection = socket.create_connection((host, int(port)), timeout)
         except OSError:
-            # A firewall between the machines, which lets only JAX through: its heartbeat is left.
+            # A firewall between the machines lets only JAX through: its heartbeat must do.
             return
         line = _Spoke(connection, token)
     _lines.append(line)
     threading.Thread(target=line.listen, name="vernal lifeline", daemon=True).start()
-    # JAX's own function for the end was registered when it was imported, and so is called later.
+    # JAX registered its own exit function when it was imported, so that one is called later.
     atexit.register(_leave, line, os.getpid())
-    # A copy of this process would keep the connection open when this process is dead.
+    # A forked copy would keep the connection open after this process has died.
     os.register_at_fork(after_in_child=line.drop)
 
 
 def compare_batches(stream: Stream, signature: Signature) -> bool:
-    """Reports a batch to process 0. Raises `ValueError` if it is not that of the other processes.
+    """Reports a batch to process 0. Raises `ValueError` if it differs from that of the other processes.
 
     Returns:
-        Whether there is a connection to report it by.
+        Whether there is a connection to process 0.
     """
     for line in _lines:
         line.compare(stream, signature)
@@ -97,7 +98,7 @@ def _listen(host: str) -> socket.socket:
 
 
 class _Line:
-    """What a process knows of the conversation."""
+    """One process's side of the conversation."""
 
     def __init__(self):
         self.sent: dict[Stream, Signature] = {}
@@ -105,7 +106,7 @@ class _Line:
         self.waiting = self.refused = False
 
     def refuse(self, refusal: str) -> None:
-        """Stops this process: by an exception, if it waits for the verdict."""
+        """Stops this process: by an exception if it waits for the verdict, otherwise at once."""
         self.refused = True
         if self.waiting:
             self.verdicts.put(refusal)
@@ -125,14 +126,14 @@ class _Line:
 
 
 class _Hub(_Line):
-    """Process 0: hears everyone's farewell, and tells everyone of a loss; keeps the ledger."""
+    """Process 0: receives every goodbye, tells all processes of a loss, and keeps the ledger."""
 
     def __init__(self, listener: socket.socket, token: str, patience: float | int | None = None):
         super().__init__()
         self.listener, self.token = listener, token
         self.spokes: list[Connection] = []
         self.ledger = Ledger(patience)
-        # Of the ledger and of what is said, by two threads.
+        # Two threads use the ledger and send messages.
         self.lock = threading.RLock()
 
     def listen(self) -> None:
@@ -173,14 +174,14 @@ class _Hub(_Line):
             self._lose(spoke.rank, what)
 
     def _judge(self, spoke: Connection) -> None:
-        """What the end of a connection means."""
+        """Decides what the end of a connection means."""
         known = spoke.rank is not None and spoke.rank not in self.ledger.ended
         if known and not spoke.broken and not self.refused:
             self._lose(spoke.rank, _KILLED)
 
     def _lose(self, rank: int | None, reason: str) -> None:
         if not self.refused:
-            # Not to itself: it may be alive still, and end as it does.
+            # Not to the lost process: it may still be alive, and ends on its own.
             for spoke in self.spokes:
                 if spoke.rank != rank:
                     spoke.say("lost", [rank, reason])
@@ -225,14 +226,14 @@ class _Hub(_Line):
 
 
 class _Spoke(_Line):
-    """Any other process: says who it is, hears of losses, and that of process 0 by itself."""
+    """Any other process: sends its rank, is told of losses, and detects that of process 0 itself."""
 
     def __init__(self, connection: socket.socket, token: str):
         super().__init__()
         connection.settimeout(None)
-        # It may be silent for days: what forgets silent connections is reminded of it.
+        # It may be silent for days: keep-alive packets stop routers from dropping the connection.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Reports are short, and one is waited for.
+        # Reports are short, and a process may wait for the answer.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.hub = Connection(connection)
         self.hub.rank, self.hub_ended = 0, False
@@ -286,14 +287,14 @@ def _loss(rank: int, reason: str) -> str:
 
 
 def _stop(text: str, code: int) -> NoReturn:
-    # Straight to the terminal: the thread that holds the lock of `sys.stderr` may hang.
+    # Straight to the terminal: the thread that holds the lock of `sys.stderr` may be hanging.
     os.write(2, f"{text}\n".encode())
     os._exit(code)
 
 
 def _leave(line: _Hub | _Spoke, owner: int) -> None:
-    """The last thing that this process does, but for JAX's own end."""
-    # What Python has just printed the traceback of.
+    """Runs last in this process, except for JAX's own exit function."""
+    # The exception whose traceback Python has just printed.
     error = getattr(sys, "last_value", None)
     if os.getpid() != owner:
         return
@@ -301,11 +302,11 @@ def _leave(line: _Hub | _Spoke, owner: int) -> None:
         line.leave(None)
         return
     if isinstance(error, jax.errors.JaxRuntimeError):
-        # Perhaps of a collective, because another process was lost. Then the thread ends this one.
+        # Perhaps a collective failed because another process was lost. Then the thread ends this one.
         time.sleep(_NEWS)
     line.leave(f"{type(error).__name__}: {error}"[:_LONGEST])
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # Past JAX's barrier, where this process would wait for others that wait for it.
+    # Skip JAX's barrier, where this process would wait for others that wait for it.
     os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)

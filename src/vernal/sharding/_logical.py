@@ -1,4 +1,4 @@
-"""`logical_to_mesh`: rules that name what an axis of an array is, for any mesh."""
+"""`logical_to_mesh`: rules with logical names for the axes of arrays, for any mesh."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +12,15 @@ from ..transforms import axis_names
 def logical_to_mesh(
     rules: Mapping[str, P], axes: Mapping[str, str | tuple[str, ...] | None]
 ) -> dict[str, P]:
-    """Rules by path, from rules that name logical axes (`"embed"`, `"heads"`, `"mlp"`) and one dictionary that says
-    over which axes of the mesh each of them is cut.
+    """Turns rules with logical axes (`"embed"`, `"heads"`, `"mlp"`) into rules for a mesh, by a dictionary that maps
+    each logical axis to axes of the mesh.
 
-    The rules are written once, beside the model; another mesh is another dictionary. As the logical axes of Flax and
-    the axis mappings of Haliax.
+    Write the rules once, beside the model; another mesh only needs another dictionary. This is like the logical axes of
+    Flax and the axis mappings of Haliax.
 
     Args:
         rules: by path, a `jax.P` with a logical name, a tuple of several, or None for each axis of an array.
-        axes: by logical name the axis of the mesh, a tuple of several, or None for what every device has whole. It may
+        axes: by logical name, the axis of the mesh, a tuple of several, or None for an axis that is not sharded. It may
             have names that no rule uses.
 
     Returns:
@@ -28,8 +28,8 @@ def logical_to_mesh(
 
     Raises:
         TypeError: if a rule is not a `jax.P`.
-        ValueError: for a logical name that `axes` does not have, or a rule that cuts two axes of an array over the same
-            axis of the mesh.
+        ValueError: for a logical name that `axes` does not have, or a rule that shards two axes of an array over the
+            same axis of the mesh.
 
     Example:
         >>> import jax

@@ -21,24 +21,24 @@ def make_mesh(
 ) -> Mesh:
     """Arranges devices along named axes.
 
-    Axes are explicit: how an array is spread over them is part of its type, `float32[8@data,4]`, follows from the types
-    of the arguments of every operation, and is never guessed. Where an operation does not say how its result is spread,
-    JAX asks. Over automatic axes the compiler decides, and shardings are what it is asked for.
+    Axes are explicit by default: the sharding of an array over them is part of its type, `float32[8@data,4]`, follows
+    from the types of the arguments of every operation, and is never guessed. If an operation leaves the sharding of its
+    result open, JAX raises an error that asks for it. Over automatic axes the compiler decides, and shardings are
+    requests to it.
 
     Args:
-        automatic: True for automatic axes, or the names of those that are.
-        devices: the `jax.Device` objects to arrange; by default all devices, of all processes.
-        **sizes: how many devices there are along each axis, in order: `data=4, model=2`. One of them may be -1: as many
-            as are left.
+        automatic: True to make all axes automatic, or the names of the automatic ones.
+        devices: the `jax.Device` objects to arrange. Default: all devices, of all processes.
+        **sizes: the number of devices along each axis, in order: `data=4, model=2`. One of them may be -1: all that are
+            left.
 
     Returns:
-        A `jax.sharding.Mesh`, for `jax.set_mesh`, for the functions of this room and for those of JAX. Neighbours along
-        the last axis are the closest; that is where most should be sent.
+        A `jax.sharding.Mesh`, for `jax.set_mesh`, the functions of this package and those of JAX. Neighbours along the
+        last axis are closest: use that axis for the heaviest communication.
 
     Raises:
         TypeError: for a size that is not an integer.
-        ValueError: for sizes that do not make the number of devices, or a name in `automatic` that is not one of the
-            axes.
+        ValueError: for sizes whose product is not the number of devices, or a name in `automatic` that is not an axis.
 
     Example:
         >>> import jax
@@ -76,7 +76,7 @@ def _integer(name: str, size: Any) -> int:
 
 
 def _shape(sizes: dict[str, int], count: int) -> tuple[int, ...]:
-    """The sizes, with the number that is left in the place of -1."""
+    """The sizes, with -1 replaced by the remaining number of devices."""
     given = math.prod(size for size in sizes.values() if size != -1)
     open_axes = sum(size == -1 for size in sizes.values())
     fits = given > 0 and (count % given == 0 if open_axes else count == given)

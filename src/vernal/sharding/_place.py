@@ -1,4 +1,4 @@
-"""Whole trees onto a mesh, from it, and from one to another."""
+"""Moves whole trees onto a mesh, from it, and from one mesh to another."""
 
 import json
 from typing import Any, TypeVar
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 
 def place(tree: T, mesh: Mesh, rules: Rules, *, like: Any = None, default: P | None = None) -> T:
-    """Spreads the arrays of a tree over a mesh.
+    """Shards the arrays of a tree over a mesh.
 
-    The arrays may be anywhere: NumPy arrays, arrays of one device, or of this or another mesh. In a program of several
-    processes all of them call this, with the same values. (In compiled code explicit axes need `jax.set_mesh`.) For a
-    model that does not exist yet use `init_sharded`: it is never whole in one place.
+    The arrays may be anywhere: NumPy arrays, arrays on one device, or on this or another mesh. In a program of several
+    processes, all of them must call this, with the same values. (In compiled code, explicit axes need `jax.set_mesh`.)
+    For a model that does not exist yet, use `init_sharded`, which never holds it whole in one place.
 
     Args:
-        tree: any pytree. Leaves that are not arrays stay as they are.
+        tree: any pytree. Leaves that are not arrays are unchanged.
         mesh: see `make_mesh`.
-        rules: see `shardings`; `data_parallel()` makes every device hold everything.
+        rules: see `shardings`; `data_parallel()` replicates everything on every device.
         like: see `shardings`: for the state of an optimiser, the model.
         default: see `shardings`.
 
@@ -74,16 +74,16 @@ def place(tree: T, mesh: Mesh, rules: Rules, *, like: Any = None, default: P | N
 
 
 def gather(tree: T) -> T:
-    """Collects the arrays of a tree in the memory of the host, whole.
+    """Gathers the arrays of a tree, whole, in the memory of the host.
 
-    In a program of several processes all of them must call this, and all of them receive everything. One array at a
-    time is whole on the devices.
+    In a program of several processes, all of them must call this, and all of them receive everything. Only one array
+    at a time is whole on the devices.
 
     Args:
-        tree: any pytree. Leaves that are not JAX arrays stay as they are.
+        tree: any pytree. Leaves that are not JAX arrays are unchanged.
 
     Returns:
-        The same tree with NumPy arrays; typed random keys, which NumPy does not have, are JAX arrays of one device.
+        The same tree with NumPy arrays; typed random keys, which NumPy does not have, are JAX arrays on one device.
 
     Example:
         >>> import jax
@@ -103,16 +103,17 @@ def _whole(x: jax.Array) -> np.ndarray:
 
 
 def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
-    """Spreads a batch over one axis of a mesh (or several), along the leading axis of its arrays.
+    """Shards a batch over one axis of a mesh (or several), along the leading axis of its arrays.
 
-    In a program of several processes each gives its own part of the batch: the examples of its own devices. The batch
+    In a program of several processes, each gives its own part of the batch: the examples of its own devices. The batch
     is then as large as all parts together. (Processes whose devices are in the same place along the axis hold the same
     examples, and must give the same.) Parts of different structure, shape or dtype are an error in every process, and
-    so is a process that ends before the others: see `even_batches`. A process waits for the others only with a batch
-    that is not like its last, if it was joined by `vernal.sharding.initialise`; otherwise with each.
+    so is a process that ends before the others: see `even_batches`. Processes joined by `vernal.sharding.initialise`
+    wait for the others only when a batch differs in these from their last; otherwise they wait at every batch.
 
     Args:
-        batch: any pytree. Leaves that are not arrays stay as they are. Arrays of a mesh already are moved as they are.
+        batch: any pytree. Leaves that are not arrays are unchanged. An array that is already sharded over several
+            processes counts as the whole batch, and is resharded.
         mesh: see `make_mesh`.
         axis: the name of the mesh axis, or a tuple of names: `("replica", "data")`.
 
@@ -121,7 +122,7 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
 
     Raises:
         ValueError: for an axis that the mesh does not have, arrays whose leading axis does not divide into equal
-            parts, or parts that are not alike in every process.
+            parts, or parts that differ between processes in structure, shape or dtype.
 
     Example:
         >>> import jax, numpy as np
@@ -135,7 +136,7 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
     whole, own = axis_size(mesh, axis, where), _own_parts(mesh, axis)
     sharding = NamedSharding(mesh, P(axis))
     problems: list[str] = []
-    # What the other processes must give as well: the parts of this one, which JAX makes one array of.
+    # The local parts, which JAX makes one array of with those of the other processes. They must be alike.
     said: list[tuple[str, Any]] = []
 
     def is_local(x: Any) -> bool:
@@ -174,7 +175,7 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
 
 
 def _own_parts(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
-    """How many of the parts of a batch the devices of this process hold."""
+    """The number of parts of a batch that the devices of this process hold."""
     columns = [mesh.axis_names.index(name) for name in axis_names(axis)]
     process = jax.process_index()
     own = [at for at, device in np.ndenumerate(mesh.devices) if device.process_index == process]

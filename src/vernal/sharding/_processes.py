@@ -1,7 +1,7 @@
-"""The processes of one program: how they find each other, and which of them speaks for all.
+"""The processes of one program: how they find each other, and which one is the main process.
 
-The engine is `jax.distributed`. On top of it: the settings of `python -m vernal launch`, a script that
-runs unchanged where there is nobody to find, and the lifeline (`_lifeline.py`).
+The engine is `jax.distributed`. This file adds the settings of `python -m vernal launch`, scripts that run
+unchanged as a single process, and the lifeline (`_lifeline.py`).
 """
 
 import os
@@ -14,7 +14,7 @@ from .._ground import distributed_state
 from ..show import message, value_error
 from ._lifeline import hold_lifeline
 
-# What `python -m vernal launch` sets.
+# Set by `python -m vernal launch`.
 _COORDINATOR, _PROCESSES, _RANK = "VERNAL_COORDINATOR", "VERNAL_PROCESSES", "VERNAL_RANK"
 _HERE = "vernal.sharding.initialise"
 
@@ -32,41 +32,43 @@ def initialise(
     timeout: int = 300,
     batch_timeout: float | int | None = None,
 ) -> None:
-    """Makes this process one of the processes of a program, which all see the devices of all.
+    """Joins this process to the others of a program; each then sees the devices of all.
 
-    To be called once, before anything asks JAX for devices or makes an array. The settings come from:
+    Call it once, before anything asks JAX for devices or makes an array. The settings come from:
 
     1. `python -m vernal launch`, if it has started this process: it sets the environment variables
        `VERNAL_COORDINATOR` (`"host:port"`), `VERNAL_PROCESSES` and `VERNAL_RANK`;
     2. the arguments;
-    3. for what is not given, what `jax.distributed.initialize` detects: Slurm, Open MPI, Kubernetes, Cloud
+    3. for arguments not given, what `jax.distributed.initialize` detects: Slurm, Open MPI, Kubernetes, Cloud
        TPU, and JAX's environment variables.
 
     Without any of them the program is this one process, so that a script runs unchanged on a laptop.
 
-    A process that is lost stops the others at once: they print which one it was, and why if that is
-    known, and end with exit code 75 ("try again": from the last checkpoint). So does a process that ends while
-    others go on giving batches to `shard_batch`; the exit code is 1 then. Each keeps a connection to
-    process 0 for that. A process that fails by an exception does not wait for the others. What closes
-    no connection (a machine without power, a process that hangs) is noticed by JAX, after `heartbeat`
-    seconds; its message calls the process a *task*, and process 0, which coordinates, *the leader*.
+    When a process is lost, the others stop at once: they print which one it was, and why if that is
+    known, and exit with code 75 ("try again": from the last checkpoint). They also stop, with exit code 1,
+    when a process ends while others still give batches to `shard_batch`. For that, each keeps a connection
+    to process 0. A process that fails by an exception does not wait for the others. A loss that does not
+    close the connection (a machine without power, a process that hangs) is noticed by JAX, after
+    `heartbeat` seconds; its message calls the process a *task*, and process 0, which coordinates, *the
+    leader*.
 
     Args:
-        coordinator: `"host:port"`, where process 0 can be reached by the others; the port is free.
-        processes: how many there are.
-        rank: the number of this one, from 0.
-        local_devices: the numbers of those accelerators of this machine that are this process's. None: as
-            detected, or all.
-        heartbeat: after how many seconds without a sign of life a process is lost.
-        timeout: for how many seconds a process waits for the others at the beginning, and at the end.
-        batch_timeout: after how many seconds a process that does not give its next batch to `shard_batch`, when
-            another one has, is taken to hang, which stops all; None: never. That of process 0 counts.
+        coordinator: `"host:port"`, where the others can reach process 0; the port must be free.
+        processes: the number of processes.
+        rank: the number of this process, from 0.
+        local_devices: the numbers of this machine's accelerators that this process uses. None: as detected,
+            or all.
+        heartbeat: the seconds without a sign of life after which a process counts as lost.
+        timeout: the seconds that a process waits for the others at the beginning, and at the end.
+        batch_timeout: the seconds after which a process that does not give its next batch to `shard_batch`,
+            when another one has, counts as hanging, which stops all; None: never. Only that of process 0
+            counts.
 
     Raises:
-        ValueError: if the settings are incomplete or contradict each other, among them arguments that
-            are not those of the launcher.
+        ValueError: if the settings are incomplete or contradict each other; this includes arguments that
+            differ from the launcher's settings.
         RuntimeError: if JAX has been used already, or the processes have been joined already with
-            other settings. (With the same ones, nothing happens.)
+            other settings. (With the same ones, the call does nothing.)
 
     Example:
         The program `hello.py`, started by `python -m vernal launch --processes 2 hello.py`:
@@ -88,7 +90,7 @@ def initialise(
         [0] 2 processes, 2 devices
     """
     places = (coordinator, processes, rank)
-    # As a tuple, to be compared: two equal ranges are the same devices as their list.
+    # As a tuple, for comparison: a range is the same devices as the equal list.
     devices = None if local_devices is None else tuple(local_devices)
     given = (*places, devices, heartbeat, timeout, batch_timeout)
     if given in _initialised:
@@ -119,10 +121,10 @@ def initialise(
 
 
 def is_main() -> bool:
-    """Whether this process speaks for all: it has rank 0. Asks no device.
+    """Whether this is the main process, the one with rank 0. Does not start JAX's devices.
 
-    What is printed, plotted or written to a file of its own belongs behind it. What the processes do
-    together does not, or the first would wait for the others: computing with arrays of all
+    Use it to guard printing, plotting and writing your own files. Do not put it around anything that the
+    processes do together, or the first would wait for the others: computing with arrays of all
     processes, saving checkpoints, and asking JAX for devices for the first time.
 
     Returns:
@@ -151,7 +153,7 @@ def is_main() -> bool:
 
 
 def _from_launcher(given: tuple[Any, Any, Any]) -> tuple[str, int, int] | None:
-    """The settings of `python -m vernal launch`, and None where it has not started this process."""
+    """The settings of `python -m vernal launch`; None if it has not started this process."""
     names = (_COORDINATOR, _PROCESSES, _RANK)
     texts = [os.environ.get(name) for name in names]
     if texts == [None] * 3:
@@ -178,7 +180,7 @@ def _from_launcher(given: tuple[Any, Any, Any]) -> tuple[str, int, int] | None:
 
 
 def _join(coordinator: str | None, processes: int | None, rank: int | None, **options: Any) -> bool:
-    """Joins the processes; False if there is nobody to join."""
+    """Joins the processes; returns False if this process is alone."""
     try:
         jax.distributed.initialize(coordinator, processes, rank, **options)
     except ValueError as error:

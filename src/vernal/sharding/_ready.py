@@ -1,6 +1,6 @@
-"""Rules for the usual ways to spread a model over devices, made from the model.
+"""Ready-made rules for the usual ways to shard a model, made from the model.
 
-All of them return plain dictionaries, which can be printed, and changed: `rules | {"head.weight": jax.P()}`.
+All of them return plain dictionaries, which can be printed and changed: `rules | {"head.weight": jax.P()}`.
 """
 
 import math
@@ -15,11 +15,12 @@ from ._rules import Rules, axis_size, placed_leaves, specs_by_name
 
 
 def data_parallel() -> dict[str, P]:
-    """Rules by which every device has the whole model; only the batch is spread, by `shard_batch`.
+    """Rules that replicate the model on every device; only the batch is sharded, by `shard_batch`.
 
-    All devices run one program together. A loop whose length depends on the data (an adaptive solver) is then as long
-    for all of them as for the slowest example, and all are asked at every turn. `vernal.filter_shard_map` runs it on
-    each device apart, with one sum at the end; see the example. (`check_vma=False`: all that is sent is written down.)
+    All devices run one program together. So a loop whose length depends on the data (an adaptive solver) runs on all of
+    them for as long as the slowest example needs, and they communicate at every iteration. `vernal.filter_shard_map`
+    runs the loop on each device separately, with one sum at the end; see the example. (`check_vma=False`, because the
+    function writes out all of its communication.)
 
     Returns:
         Rules for any tree.
@@ -54,23 +55,23 @@ def fsdp(
     min_bytes: int = 2**16,
     rules: Rules | None = None,
 ) -> dict[str, P]:
-    """Rules by which every device has a part of each large array: fully sharded data parallelism.
+    """Rules that shard each large array over the devices: fully sharded data parallelism.
 
     Parameters, gradients and the state of the optimiser take one n-th of the memory on each of n devices. An array is
-    put together where it is used, and gradients are summed into their parts. S. Rajbhandari et al., "ZeRO",
+    gathered where it is used, and gradients are summed into their parts. S. Rajbhandari et al., "ZeRO",
     arXiv:1910.02054, stage 3.
 
-    Each large array is cut along its longest axis that divides; if several are as long, along the first. Layers that
-    are stored stacked (`nn.Stack`) are not cut along the stack, because its loop takes them out one by one. What does
-    not divide stays whole.
+    Each large array is cut along its longest axis that divides evenly; among axes of equal length, along the first.
+    Stacked layers (`nn.Stack`) are not cut along the stack, because its loop takes them out one by one. Arrays that do
+    not divide stay whole.
 
     Args:
         model: any pytree of arrays, or of shapes, as `vernal.filter_eval_shape` makes it.
         mesh: see `make_mesh`.
-        axis: the mesh axis, most often the one over which the batch is spread; or a tuple of several.
-        min_bytes: smaller arrays (of stacked layers: for one layer) stay whole: fetching them would take longer than
-            they are worth.
-        rules: what is cut already, such as by `tensor_parallel`; of those arrays one more axis is cut.
+        axis: the mesh axis, usually the one over which the batch is sharded; or a tuple of several.
+        min_bytes: smaller arrays (for stacked layers: per layer) stay whole, because gathering them would cost more
+            than it saves.
+        rules: rules for arrays that are cut already, such as by `tensor_parallel`; these are cut along one more axis.
 
     Returns:
         A rule for each array, by its name.
@@ -110,7 +111,7 @@ def fsdp(
 
 
 def nodes(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """All nodes and leaves of a tree, from above."""
+    """All nodes and leaves of a tree, from the root down."""
     yield path, node
     if not has_shape(node):
         for key, part in node_parts(node) or []:
@@ -118,10 +119,10 @@ def nodes(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
 
 
 def _stacked(tree: Any) -> dict[str, int]:
-    """By the names of arrays that belong to stacked layers: how many leading axes count layers.
+    """The number of leading axes that count layers, by the name of each array of stacked layers.
 
-    Modules that stack parts of theirs say so by `__unrolled__`: paths, and a sequence of names instead of one name for
-    a part that stands for several.
+    Modules that stack some of their parts declare them by `__unrolled__`: paths, with a sequence of names instead of
+    one name for a part that stands for several.
     """
     stacks = [
         (path_name(path), *below)

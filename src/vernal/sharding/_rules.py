@@ -1,8 +1,8 @@
-"""How the arrays of a tree are spread over a mesh: rules by path.
+"""How the arrays of a tree are sharded over a mesh: rules by path.
 
 A rule is a path and a `jax.P`. Every array must have exactly one, except that a number (an array of rank 0) needs
-none: no order and no precedence is to be remembered, and a mistyped path cannot leave a large array whole on every
-device. All that does not fit is told in one error.
+none. So there is no order or precedence to remember, and a mistyped path cannot leave a large array whole on every
+device. One error lists everything that does not fit.
 """
 
 import math
@@ -26,7 +26,7 @@ def placed_leaves(tree: Any) -> dict[str, Any]:
 
 
 def axis_size(mesh: Mesh, axis: str | tuple[str, ...], where: str) -> int:
-    """How many parts an axis of the mesh, or several together, cut an array into."""
+    """The number of parts into which an axis of the mesh, or several together, cut an array."""
     unknown = [name for name in axis_names(axis) if name not in mesh.shape]
     if unknown or not axis:
         raise value_error(
@@ -41,8 +41,8 @@ def axis_size(mesh: Mesh, axis: str | tuple[str, ...], where: str) -> int:
 def specs_by_name(
     tree: Any, mesh: Mesh, rules: Any, default: Any = None, where: str = "shardings"
 ) -> dict[str, P]:
-    """The spec of every array of a tree, by its name, in the order of the leaves. `rules` and `default` are as for
-    `shardings`, and so are the errors, in which `where` is the name of the function."""
+    """The spec of every array of a tree, by its name, in the order of the leaves. `rules`, `default` and the errors
+    are as for `shardings`; `where` is the name of the function in errors."""
     rules = rules(tree) if callable(rules) else rules
     for text, spec in [*rules.items(), *([] if default is None else [("default", default)])]:
         if not isinstance(spec, P):
@@ -61,7 +61,7 @@ def specs_by_name(
     problems: list[str] = []
     specs: dict[str, P] = {}
     for i, (name, leaf) in enumerate(leaves.items()):
-        # `P()` is all that there is for a number.
+        # `P()` is the only spec for a number.
         fallback = P() if default is None and leaf.ndim == 0 else default
         spec = specs[name] = rules[found[i][0]] if found[i] else fallback or P()
         if not found[i] and fallback is None:
@@ -78,7 +78,7 @@ def specs_by_name(
 
 
 def _misfit(leaf: Any, spec: P, mesh: Mesh) -> list[str]:
-    """Why an array cannot be spread so."""
+    """Why a spec does not fit an array; empty if it fits."""
     if len(spec) > leaf.ndim:
         return [f"{len(spec)} entries for {leaf.ndim} axes"]
     problems: list[str] = []
@@ -124,25 +124,25 @@ def _refusal(
 def shardings(
     tree: Any, mesh: Mesh, rules: Rules, *, like: Any = None, default: P | None = None
 ) -> Any:
-    """How the arrays of a tree are spread over a mesh, by rules.
+    """The shardings of the arrays of a tree over a mesh, by rules.
 
-    What is returned is for `filter_jit(in_shardings=..., out_shardings=...)`, `filter_shard`, `jax.jit`,
-    `jax.device_put` and checkpoints. Most often `place` or `init_sharded`, which take the same rules, are enough.
+    Pass the result to `filter_jit(in_shardings=..., out_shardings=...)`, `filter_shard`, `jax.jit`, `jax.device_put`
+    or checkpoints. Usually `place` or `init_sharded`, which take the same rules, are enough.
 
     The state of an optimiser follows its parameters: `shardings(state, mesh, rules, like=model)`. An array follows the
-    parameter whose name its own name ends with, `0.mu.layers.0.weight` the one called `layers.0.weight`, if it has its
-    shape, or its shape behind further axes (a history of updates). Everything else (counts, statistics of another
-    shape) is whole on every device.
+    parameter whose name its own name ends with (`0.mu.layers.0.weight` follows `layers.0.weight`), if it has the same
+    shape, or that shape after further axes (a history of updates). Everything else (counts, statistics of another
+    shape) is replicated on every device.
 
     Args:
-        tree: any pytree: a model, the state of an optimiser, a tuple of both. Of arrays only shapes are looked at, so
-            that `vernal.filter_eval_shape` can make it.
+        tree: any pytree: a model, the state of an optimiser, a tuple of both. Only the shapes of arrays are used, so
+            `vernal.filter_eval_shape` can make it.
         mesh: see `make_mesh`.
         rules: by path (see `vernal.trees.Pattern`) of arrays, or of parts of the tree, a `jax.P` that names the mesh
-            axis over which each axis of the array is spread: `{"**.weight": jax.P("model", None), "**.bias": jax.P()}`.
-            Or a function that makes such rules for a tree.
+            axis over which each axis of the array is sharded:
+            `{"**.weight": jax.P("model", None), "**.bias": jax.P()}`. Or a function that makes such rules for a tree.
         like: the tree that the rules are for, if `tree` follows it.
-        default: the spec of arrays that no rule matches; without one they are an error. Arrays of rank 0 need no rule.
+        default: the spec of arrays without a rule. If not given, they are an error. Arrays of rank 0 need no rule.
 
     Returns:
         A tree of the structure of `tree`, with a `jax.NamedSharding` for every array, and None for other leaves.
@@ -151,8 +151,8 @@ def shardings(
         TypeError: for a rule that is not a `jax.P`.
         ValueError: if an array has no rule or several, if a rule has no array, if a spec has more entries than the
             array has axes, names an axis that the mesh does not have or one twice, or does not divide an axis of the
-            array: one error tells all of them. If `like` is given, and nothing follows it. And if a path cannot be
-            read.
+            array: one error lists all of them. Also if `like` is given and nothing follows it, or if a path cannot be
+            parsed.
 
     Example:
         >>> import jax, optax
@@ -195,7 +195,7 @@ def _followers(tree: Any, like: Any, specs: dict[str, P]) -> dict[str, P]:
     found: dict[str, P] = {}
     following = False
     for name, (keys, leaf) in zip(placed_leaves(tree), _keys(tree), strict=True):
-        # The longest ending is the most exact: `weight` may be a name in the model, too.
+        # The longest ending is the most specific: `weight` may be a name in the model, too.
         ending = next((keys[i:] for i in range(len(keys) + 1) if keys[i:] in table), None)
         found[name] = P()
         if ending is not None:

@@ -1,11 +1,12 @@
-"""`tensor_parallel`: the rules for attention and for perceptrons whose features are spread over devices.
+"""`tensor_parallel`: rules for attention and perceptrons whose features are sharded over devices.
 
-M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053. Two linear maps with something between them that acts on each
-feature (or on each head) apart make a pair: the first is cut by columns, so that each device computes its features from
-the whole input; the second by rows, so that each device makes from its features a part of the sum. One sum over the
-devices for each pair is all that is sent. (A weight here has shape `(out, in)`: columns are its first axis.)
+M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053. Two linear maps with an operation between them that acts on each
+feature (or each head) separately form a pair: the first is cut by columns, so that each device computes its features
+from the whole input; the second by rows, so that each device computes a partial sum from its features. The only
+communication is one sum over the devices for each pair. (A weight here has shape `(out, in)`: columns are its first
+axis.)
 
-The modules are known by their attributes, as `vernal.nn` and this room do not know each other.
+The modules are recognised by their attributes, because `vernal.nn` and this package do not import each other.
 """
 
 from typing import Any
@@ -23,16 +24,16 @@ _MLP = ("layers", "width_size", "depth")
 
 
 def tensor_parallel(model: Any, mesh: Mesh, axis: str) -> dict[str, P]:
-    """Rules by which attention and multi-layer perceptrons are computed by several devices together.
+    """Rules that split attention and multi-layer perceptrons over several devices: tensor parallelism.
 
-    Of every `nn.MultiheadAttention` each device has some of the heads; of every two layers of an `nn.MLP` that follow
-    one another some of the features between them (a last layer without a partner stays whole; with `scan=True`, all
-    layers but the last are cut by their outputs). Everything else is whole on every device. M. Shoeybi et al.,
-    "Megatron-LM", arXiv:1909.08053.
+    Each device holds some of the heads of every `nn.MultiheadAttention`, and some of the features between every two
+    consecutive layers of an `nn.MLP` (a last layer without a partner stays whole; with `scan=True`, all layers but the
+    last are cut by their outputs). Everything else is replicated on every device. M. Shoeybi et al., "Megatron-LM",
+    arXiv:1909.08053.
 
     Other modules with the same attributes (`query_proj`, `key_proj`, `value_proj`, `output_proj` and `num_heads`; or
-    `layers`, `width_size` and `depth`) are treated alike. Add rules for your own with `tensor_parallel(...) | {...}`,
-    and let `fsdp(model, mesh, "data", rules=tensor_parallel(model, mesh, "model"))` cut what remains.
+    `layers`, `width_size` and `depth`) are treated alike. Add your own rules with `tensor_parallel(...) | {...}`,
+    and shard the rest with `fsdp(model, mesh, "data", rules=tensor_parallel(model, mesh, "model"))`.
 
     Args:
         model: any pytree of arrays, or of shapes, as `vernal.filter_eval_shape` makes it.
@@ -43,8 +44,8 @@ def tensor_parallel(model: Any, mesh: Mesh, axis: str) -> dict[str, P]:
         A rule for each array, by its name.
 
     Raises:
-        ValueError: for an axis that the mesh does not have, heads or features that do not divide, or a model without
-            attention and perceptron.
+        ValueError: for an axis that the mesh does not have, heads or features that do not divide, or a model with
+            neither attention nor a perceptron.
 
     Example:
         >>> import jax
@@ -87,7 +88,7 @@ def tensor_parallel(model: Any, mesh: Mesh, axis: str) -> dict[str, P]:
 
 
 def _linears(node: Any) -> tuple[dict[str, bool], dict[str, int]]:
-    """The linear maps of a node that are to be cut, and whether each is the first of its pair; and what must divide."""
+    """The linear maps of a node to cut, and whether each is the first of its pair; and the sizes that must divide."""
     if all(hasattr(node, name) for name in _ATTENTION):
         sizes = {name: getattr(node, name, 0) for name in ("num_heads", "num_key_value_heads")}
         return {name: name != "output_proj" for name in _ATTENTION[:4]}, sizes
@@ -105,7 +106,7 @@ def _linears(node: Any) -> tuple[dict[str, bool], dict[str, int]]:
 
 def _spec(name: str, leaf: Any, halves: dict[str, bool], axis: str) -> P:
     linear, _, last = name.rpartition(".")
-    # Stacked layers have further axes in front.
+    # Stacked layers have further leading axes.
     if last == "weight" and linear in halves:
         entries = (axis, None) if halves[linear] else (None, axis)
     elif last == "bias" and halves.get(linear):

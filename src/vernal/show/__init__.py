@@ -1,5 +1,4 @@
-"""Showing: any pytree, or the difference of two, in words; and the one shape of our error
-messages."""
+"""Any pytree, or the difference of two, as text; and the common form of our error messages."""
 
 from .._ground import publish
 from ._diff import FROZEN as FROZEN

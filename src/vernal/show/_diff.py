@@ -1,15 +1,14 @@
 """The difference of two pytrees, by key path: the one printer of mismatches.
 
-Both trees are walked side by side, one level at a time, so that a difference is named by the key
-path at which the trees part (`.layers[1].activation`) and not by printing two whole structures.
-Three things make that less than obvious:
+Both trees are walked side by side, one level at a time, so that the key path at which they diverge
+(`.layers[1].activation`) names a difference, instead of two whole structures. Three complications:
 
-* Structure has no path in JAX. For dataclasses (modules) the fields that are not children are
-  compared by name; for other nodes all that can be told is that their static data differ.
-* While it is flattened, a field may be represented by another object (a list of layers and
-  functions shows its arrays only). Then the field's own value is walked, which has a path for
-  everything, and `shown` remembers which of the leaves are leaves of the tree: all others are
-  structure, and compared by value whatever the mode.
+* Structure has no path in JAX. For dataclasses (modules), the fields that are not children are
+  compared by name; for other nodes, the only thing to report is that their static data differ.
+* When flattened, a field may be represented by another object (a list of layers and functions shows
+  only its arrays). Then the field's own value is walked, which has a path for everything, and `shown`
+  holds the leaves that are leaves of the tree: all others are structure, and compared by value in
+  every mode.
 * Anything may be in a tree: objects that fail to flatten, to compare or to print. They count as
   leaves, and as different unless they are identical.
 """
@@ -27,7 +26,7 @@ from ._values import ARRAYS, array_text, differing_values, is_weak
 
 _MODES = ("shape", "value", "ignore")
 _NOTHING = "nothing"
-# What a node may remember besides its fields: which of its leaves are not trained.
+# The attribute, besides the fields of a node, for which of its leaves are not trained.
 FROZEN = "__frozen__"
 _ABSENT: Any = object()
 
@@ -37,9 +36,9 @@ class Difference:
     """One place where two trees differ.
 
     Attributes:
-        path_text: the place, as Python text.
-        expected: what the first tree has there, on one line.
-        got: what the second has.
+        path_text: the place, as a Python expression.
+        expected: the value in the first tree, on one line.
+        got: the value in the second.
     """
 
     path_text: str
@@ -63,14 +62,14 @@ def _one_level(tree: Any) -> _Node | None:
     try:
         keyed, treedef = one_level_with_keys(tree)
     except Exception:
-        # For example a dictionary whose keys have no order, or an object that is not built yet.
+        # For example a dictionary with unorderable keys, or an object that is not built yet.
         return None
     try:
         children = dict(keyed)
     except Exception:
         children = {}
     if len(children) != len(keyed):
-        # Keys that cannot be hashed, or that repeat, say less than positions do.
+        # Keys that are unhashable or repeat say less than positions.
         children = {jtu.FlattenedIndexKey(i): child for i, (_, child) in enumerate(keyed)}
     return _Node(children, treedef)
 
@@ -95,8 +94,7 @@ def _static_data(treedef: Any) -> Any:
 
 
 def _same_data(a: Any, b: Any) -> bool:
-    """What JAX asks when it compares treedefs: plain `==`, so that our answer is not stricter than
-    the caller's."""
+    """Plain `==`, by which JAX compares treedefs, so that our answer is not stricter than the caller's."""
     try:
         return a is b or bool(a == b)
     except Exception:
@@ -119,7 +117,7 @@ def _is_array(value: Any) -> bool:
     try:
         return isinstance(value, ARRAYS)
     except Exception:
-        # `isinstance` asks for `__class__`, which proxies answer with code of their own.
+        # `isinstance` reads `__class__`, which may run a proxy's own code.
         return False
 
 
@@ -128,14 +126,13 @@ def _show(value: Any) -> str:
 
 
 def _node_text(tree: Any) -> str:
-    """Brackets alone are easily overlooked, so built-in containers say what they are."""
+    """A node as text. Built-in containers include their type, because brackets alone are easily overlooked."""
     kind = type(tree)
     return f"{kind.__name__} {short(tree)}" if kind in (list, tuple, dict) else short(tree)
 
 
 class _Walk:
-    """One comparison: the options, the differences found so far, and the pairs that are being
-    compared."""
+    """One comparison: the options, the differences found so far, and the pairs being compared."""
 
     def __init__(self, leaves: str, weak_type: bool, root: str):
         self.leaves = leaves
@@ -150,8 +147,8 @@ class _Walk:
         self.found.append(Difference(path_text(path, self.root), expected, got))
 
     def trees(self, path: tuple[Any, ...], a: Any, b: Any, shown: frozenset[int] | None) -> None:
-        """Compares what is at one path. `shown`: the identities of the leaves that are not
-        structure; None: all."""
+        """Compares the values at one path. `shown`: the identities of the leaves that are not structure;
+        None: all."""
         pair = id(a), id(b)
         if a is b or pair in self.active:
             return
@@ -193,7 +190,7 @@ class _Walk:
             elif value[0] is child[0] and value[1] is child[1]:
                 self.trees(path + (key,), child[0], child[1], shown)
             elif value[0] is _ABSENT or value[1] is _ABSENT:
-                # The field is computed when flattened, or its attribute cannot be read.
+                # The field is computed during flattening, or its attribute cannot be read.
                 self.trees(path + (key,), child[0], child[1], shown)
             else:
                 explained |= self.stood_for(path + (key,), child, value)
@@ -209,7 +206,7 @@ class _Walk:
     def one_sided(
         self, path: tuple[Any, ...], child: tuple[Any, Any], value: tuple[Any, Any]
     ) -> None:
-        """A child of one node that the other does not have, though a field may hold it as
+        """Adds a child of one node that the other does not have, though one of its fields may hold it as
         structure."""
         shown = tuple(
             v if c is _ABSENT and v is not c else c for c, v in zip(child, value, strict=True)
@@ -225,7 +222,7 @@ class _Walk:
     def stood_for(
         self, path: tuple[Any, ...], child: tuple[Any, Any], value: tuple[Any, Any]
     ) -> bool:
-        """Compares two fields that other objects stand for while they are flattened."""
+        """Compares two fields that other objects represent during flattening."""
         before = len(self.found)
         self.trees(path, value[0], value[1], _leaf_ids(child[0]) | _leaf_ids(child[1]))
         if len(self.found) == before and not _same_structure(child[0], child[1]):
@@ -266,19 +263,19 @@ class _Walk:
 def diff(
     expected: Any, got: Any, *, leaves: str = "shape", weak_type: bool = True, root: str = ""
 ) -> list[Difference]:
-    """All the places where two pytrees differ.
+    """All places where two pytrees differ.
 
-    Told are: nodes of another class, children that are missing or too many, static fields, and
+    Reports nodes of different classes, missing or extra children, and different static fields and
     leaves. Leaves that are not arrays are compared by value. Never fails, whatever the trees hold.
 
     Args:
-        expected: the tree that was asked for.
+        expected: the tree that was expected.
         got: the tree that was found.
         leaves: `"shape"` compares arrays by shape and dtype, so that `jax.ShapeDtypeStruct` and
             NumPy arrays agree with JAX's; `"value"` also compares their elements (NaN equals NaN);
-            `"ignore"` compares structure only.
-        weak_type: whether an array of weak type differs from one that is not.
-        root: what the trees are called in the paths.
+            `"ignore"` compares only structure.
+        weak_type: whether a weakly typed array differs from a strongly typed one.
+        root: the name of the trees in the paths.
 
     Returns:
         The differences, in the order of the tree; empty if there are none.
@@ -324,12 +321,12 @@ def diff_text(
     """The differences of two pytrees as text, one line each.
 
     Args:
-        expected: the tree that was asked for.
+        expected: the tree that was expected.
         got: the tree that was found.
         leaves: how leaves are compared, as for `diff`.
-        weak_type: whether an array of weak type differs from one that is not.
-        root: what the trees are called in the paths.
-        limit: the greatest number of differences that are told.
+        weak_type: whether a weakly typed array differs from a strongly typed one.
+        root: the name of the trees in the paths.
+        limit: the maximum number of differences to list.
 
     Returns:
         The lines, or `no difference`.

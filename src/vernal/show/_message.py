@@ -1,4 +1,4 @@
-"""The one shape of our error messages: what happened, where, what was expected and got, what to
+"""The common form of our error messages: what happened, where, what was expected and got, what to
 write instead."""
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ def message(
 
     Args:
         what: one sentence: what happened.
-        where: the path, argument or field that it is about.
+        where: the path, argument or field concerned.
         expected: what would have been right.
         got: what was found.
         instead: what to write instead.
@@ -43,7 +43,7 @@ def message(
 
 
 def value_error(what: str, **parts: str | None) -> ValueError:
-    """The `ValueError` of a message.
+    """Makes a `ValueError` with a message.
 
     Args:
         what: one sentence: what happened.
@@ -64,7 +64,7 @@ def value_error(what: str, **parts: str | None) -> ValueError:
 
 
 def type_error(what: str, **parts: str | None) -> TypeError:
-    """The `TypeError` of a message.
+    """Makes a `TypeError` with a message.
 
     Args:
         what: one sentence: what happened.
@@ -85,12 +85,12 @@ def type_error(what: str, **parts: str | None) -> TypeError:
 
 
 def listed(things: Iterable[Any], separator: str = ", ", most: int = 10) -> str:
-    r"""The first few of many things, and how many more there are.
+    r"""Lists the first few of many items, and how many more there are.
 
     Args:
-        things: the things; each is written as `str` does.
-        separator: what stands between them: `", "`, or `"\n"` for one on each line.
-        most: how many are told.
+        things: the items; each is written by `str`.
+        separator: the text between them: `", "`, or `"\n"` for one on each line.
+        most: the maximum number of items to list.
 
     Example:
         >>> from vernal.show import listed

@@ -1,4 +1,4 @@
-"""Key paths as the Python text that reaches the same place."""
+"""Key paths as Python expressions that reach the same place."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ def _key_text(key: Any) -> str:
     try:
         return key_text(key)
     except Exception:
-        # A dictionary key, or a key class of somebody else, that cannot print itself must not hide
-        # the real error.
+        # A dictionary key, or another library's key class, whose printing fails must not hide the real
+        # error.
         return f"[<{type(key).__name__}>]"
 
 
@@ -19,23 +19,23 @@ def shown_name(name: str) -> str:
     """The name of a leaf in a message.
 
     Args:
-        name: as `vernal.trees.named_leaves` gives it; empty for a tree that is one leaf.
+        name: the name from `vernal.trees.named_leaves`; empty for a tree that is one leaf.
     """
     return name or "(the tree itself)"
 
 
 def path_text(path: Sequence[Any], root: str = "") -> str:
-    """A key path of JAX as Python text.
+    """A JAX key path as a Python expression.
 
     Args:
         path: key entries, as in `jax.tree_util.tree_flatten_with_path`.
-        root: what the tree itself is called.
+        root: the name of the tree itself.
 
     Returns:
-        For example `model.layers[0].weight`, or `['k']` without a root. The empty path is `root`,
-        or `(the tree itself)` if that is empty too. What is not an expression is quoted as in
-        `vernal.trees.path_name`, so that a path without a root is a `vernal.trees.Pattern` for the
-        same place.
+        For example `model.layers[0].weight`, or `['k']` without a root. The empty path is `root`, or
+        `(the tree itself)` if that is empty too. Keys that cannot be written as an expression are
+        quoted as in `vernal.trees.path_name`, so that a path without a root is a
+        `vernal.trees.Pattern` for the same place.
 
     Example:
         >>> import jax

@@ -1,10 +1,9 @@
 """Any pytree as text, fitted to a width by the algorithm of Wadler and Lindig
 (https://github.com/patrick-kidger/wadler_lindig).
 
-Modules are dataclasses and are printed by field. What this file adds to `wadler_lindig` is what
-JAX users want to read (`weak_f32[2,3]`, `<wrapped function relu>`) and the promise that printing
-never fails and never waits for the device: it is what `repr` of a module, debuggers and error
-messages rely on.
+Modules are dataclasses and are printed by field. This file adds to `wadler_lindig` what JAX users want
+to read (`weak_f32[2,3]`, `<wrapped function relu>`), and guarantees that printing never fails and never
+waits for the device: the `repr` of a module, debuggers and error messages rely on that.
 """
 
 import re
@@ -28,7 +27,7 @@ def _customise(
 ) -> _Custom:
     def custom(value: Any) -> wl.AbstractDoc | None:
         if isinstance(value, type):
-            # Also met as the name in front of the fields of its instances: left alone.
+            # A class also occurs as the name before the fields of its instances, so leave it alone.
             return None
         if truncate_leaf is not None and truncate_leaf(value):
             return wl.TextDoc(f"{type(value).__name__}(...)")
@@ -51,7 +50,7 @@ def _unprintable(value: Any, error: Exception) -> str:
 
 
 def _guard(custom: _Custom, options: dict[str, Any]) -> _Custom:
-    """The same customisation, with each object that cannot be printed named in its place."""
+    """The same customisation, but an object that cannot be printed is named instead."""
     active: set[int] = set()
 
     def guarded(value: Any) -> wl.AbstractDoc | None:
@@ -63,8 +62,7 @@ def _guard(custom: _Custom, options: dict[str, Any]) -> _Custom:
         try:
             doc = custom(value)
             if doc is None:
-                # Printed here rather than left to the caller, so that a failure is caught at the
-                # innermost object.
+                # Printed here, not by the caller, so that a failure is caught at the innermost object.
                 doc = wl.pdoc(value, custom=lambda x: None if x is value else guarded(x), **options)
             return doc
         except Exception as error:
@@ -86,22 +84,21 @@ def tree_pformat(
 ) -> str:
     """Any Python object as text; modules and other dataclasses by field, arrays by dtype and shape.
 
-    Never fails: an object whose own `repr` does is named in its place, a field without a value is
-    shown as such. A class decides how its instances look with a method `__pdoc__(self, **kwargs)`
-    that returns a `wadler_lindig` document or None; it is given all the options.
+    Never fails: an object whose own `repr` fails is named instead, and a field without a value is
+    shown as such. To change how instances of a class look, give it a method `__pdoc__(self, **kwargs)`
+    that returns a `wadler_lindig` document or None; it gets all the options.
 
     Args:
         pytree: any object.
-        width: the number of characters a line should not exceed.
+        width: the number of characters that a line should not exceed.
         indent: the number of spaces for each level.
-        short_arrays: show arrays as `f32[2,3]` (NumPy: `f32[2,3](numpy)`, weakly typed:
+        short_arrays: whether to show arrays as `f32[2,3]` (NumPy: `f32[2,3](numpy)`, weakly typed:
             `weak_f32[]`). False shows the elements, and so waits for them.
-        struct_as_array: show `jax.ShapeDtypeStruct` the same way.
-        truncate_leaf: called with every object met; where it returns True, only `ClassName(...)`
-            is shown.
+        struct_as_array: whether to show `jax.ShapeDtypeStruct` the same way.
+        truncate_leaf: called with every object; if it returns True, only `ClassName(...)` is shown.
 
     Returns:
-        The text, in several lines if it does not fit in one.
+        The text, on several lines if it does not fit on one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -113,14 +110,14 @@ def tree_pformat(
     options: dict[str, Any] = dict(
         indent=indent,
         short_arrays=short_arrays,
-        # These two are not for wadler_lindig: it hands them on to `__pdoc__`.
+        # wadler_lindig does not use these two: it passes them on to `__pdoc__`.
         struct_as_array=struct_as_array,
         truncate_leaf=truncate_leaf,
     )
     try:
         return wl.pformat(pytree, width=width, custom=custom, **options)
     except Exception:
-        # Guarding every object costs as much as printing it, so that is kept for the rare failure.
+        # Guarding every object costs as much as printing it, so do it only after a failure, which is rare.
         try:
             return wl.pformat(pytree, width=width, custom=_guard(custom, options), **options)
         except Exception as error:
@@ -139,7 +136,7 @@ def tree_pprint(
     """Prints `tree_pformat` of the same arguments.
 
     Args:
-        tree: and all others: as for `tree_pformat`.
+        pytree: and all others: as for `tree_pformat`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -160,15 +157,15 @@ def tree_pprint(
 
 
 def short(value: Any, *, limit: int = 80) -> str:
-    """One line about any value, for error messages.
+    """Any value on one line, for error messages.
 
     Args:
-        value: any object, a whole tree included.
-        limit: the greatest number of characters, at least 3; longer texts end in `...`.
+        value: any object, including a whole tree.
+        limit: the maximum number of characters, at least 3; longer texts end in `...`.
 
     Returns:
-        `tree_pformat` on one line; except that a `jax.ShapeDtypeStruct` is shown as
-        `f32[2](struct)`, and a local function without where it was defined.
+        The text of `tree_pformat` on one line, except that a `jax.ShapeDtypeStruct` is shown as
+        `f32[2](struct)`, and a local function without the function that defines it.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -183,6 +180,6 @@ def short(value: Any, *, limit: int = 80) -> str:
     else:
         text = tree_pformat(value, width=_ONE_LINE, struct_as_array=True)
     text = re.sub(r"\s*\n\s*", " ", text)
-    # Where a local function was defined takes more room than it is worth in a message.
+    # The place where a local function was defined takes too much room in a message.
     text = re.sub(r"(?<=function )[\w.<>]*<locals>\.", "", text)
     return text if len(text) <= limit else text[: limit - 3] + "..."

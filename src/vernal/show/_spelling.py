@@ -1,8 +1,8 @@
-"""How a key of a tree is written down.
+"""The spellings of a key of a tree.
 
-There are two spellings. In a name the key stands between dots: `layers.0."a.b"`. In a path it is the
-Python expression that reaches it: `.layers[0]['a.b']`. Here is what makes both of a key, and a name
-of what stands in the brackets of a path.
+There are two. In a name, keys are joined by dots: `layers.0."a.b"`. In a path, a key is the Python
+expression that reaches it: `.layers[0]['a.b']`. This file makes both from a key, and a name from the
+brackets of a path.
 """
 
 import ast
@@ -18,8 +18,8 @@ _PLAIN = re.compile(r'(?!-?\d+\Z)[^\s.*?\[\]{},"`\\](?:[^.*?\[\]{},"`\\]*[^\s.*?
 _INDEX = re.compile(r"0|-?[1-9]\d*")
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _FLAT_INDEX = re.compile(r"<flat index (\d+)>")
-# What may stand in the brackets of a path: a string, an index, another constant, the repr of
-# something else, or `*` for any key. All else in brackets is a set of characters.
+# The keys in the brackets of a path: a string, an index, another constant, the repr of something
+# else, or `*` for any key. Anything else in brackets is a set of characters.
 BRACKET = re.compile(
     rf"""\[(?P<key>\*|{_INDEX.pattern}|{_STRING.pattern}|`(?:[^`\\]|\\.)*`|None|True|False
     |-?\d+(?:\.\d*(?:e[+-]?\d+)?|e[+-]?\d+)|b'(?:[^'\\]|\\.)*'|<.*?>|[\w.]*\(.*?\))\](?=[.\[}},]|\Z)""",
@@ -28,7 +28,7 @@ BRACKET = re.compile(
 
 
 def quoted(text: str) -> str:
-    """The name of a key that is a string: the string itself, in quotes if it could be misread.
+    """The name of a string key: the string itself, in quotes if it could be misread.
 
     Args:
         text: the key.
@@ -45,7 +45,7 @@ def unquoted(name: str) -> str:
     """The text of a name, without quotes.
 
     Args:
-        name: a name, in double quotes, in backquotes or plain.
+        name: a name, plain, in double quotes or in backquotes.
     """
     if name[:1] == '"':
         return json.loads(name, strict=False)
@@ -62,9 +62,9 @@ def name_of_text(text: str) -> str:
 
 
 class UnnamedKey(jtu.GetAttrKey):
-    """The key of a field that adds nothing to a path: what is in the field has the name of the module around it.
+    """The key of a field that adds nothing to a path: the contents of the field have the name of the module around it.
 
-    To whoever looks at the class of a key, it is that of an ordinary field.
+    For code that checks the class of a key, it is the key of an ordinary field.
     """
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def field_key(cls: Any, name: str) -> Any:
     """The key of a field of a module.
 
     Args:
-        cls: the class. Its `_vernal_unnamed` says which of its fields, if any, has no name in paths.
+        cls: the class. Its `_vernal_unnamed`, if any, is the field that has no name in paths.
         name: the field.
     """
     unnamed = name == getattr(cls, "_vernal_unnamed", None)
@@ -83,7 +83,7 @@ def field_key(cls: Any, name: str) -> Any:
 
 
 def key_names(path: Iterable[Any]) -> tuple[str, ...]:
-    """The names of the keys of a path, for those that have one.
+    """The names of the keys of a path that have one.
 
     Args:
         path: key entries, as in `jax.tree_util.tree_flatten_with_path`.
@@ -92,7 +92,7 @@ def key_names(path: Iterable[Any]) -> tuple[str, ...]:
 
 
 def key_name(key: Any) -> str:
-    """The name of a key: what `vernal.trees.path_name` puts between dots."""
+    """The name of a key, as `vernal.trees.path_name` puts it between dots."""
     if isinstance(key, jtu.GetAttrKey):
         value = key.name
     elif isinstance(key, jtu.SequenceKey):
@@ -100,19 +100,19 @@ def key_name(key: Any) -> str:
     elif isinstance(key, (jtu.DictKey, jtu.FlattenedIndexKey)):
         value = key.key
     else:
-        # A key class of somebody else. JAX asks of it only that it prints.
+        # Another library's key class. JAX requires only that it prints.
         value = str(key)
     if type(value) is int or isinstance(value, np.integer):
-        # NumPy's integers are the same keys of a dictionary as Python's.
+        # As keys of a dictionary, NumPy's integers equal Python's.
         return str(int(value))
     return quoted(value) if isinstance(value, str) else _in_backquotes(repr(value))
 
 
 def name_in_brackets(text: str) -> str:
-    """The name of the key that stands in the brackets of a path.
+    """The name of the key in the brackets of a path.
 
     Args:
-        text: what is in the brackets.
+        text: the text in the brackets.
     """
     if _INDEX.fullmatch(text):
         return text

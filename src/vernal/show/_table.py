@@ -7,7 +7,7 @@ from typing import Any
 
 from ._message import value_error
 
-# A number, perhaps with a unit or a percent sign: the columns of those are aligned at the right.
+# A number, perhaps with a unit or a percent sign: columns of these are right-aligned.
 _NUMERIC = re.compile(r"[-+]?\.?\d[\d.,]*(e[-+]?\d+)?\s?[A-Za-zµ%]{0,4}", re.IGNORECASE)
 
 
@@ -44,13 +44,12 @@ def table(
         title: a line above the table, or None.
         columns: the headings.
         rows: the cells, shown by `str`; floats with four digits, None as an empty cell. Columns in
-            which every cell is a number, with or without a unit, are aligned at the right.
+            which every cell is a number, with or without a unit, are right-aligned.
         footer: one more row, below a line.
-        width: the greatest width of the table in characters; longer cells continue on the next
-            line.
+        width: the maximum width of the table in characters; longer cells wrap.
 
     Returns:
-        The lines of the table, without spaces at their ends.
+        The lines of the table, without trailing spaces.
 
     Raises:
         ValueError: if a row or the footer does not have one cell for each column.
@@ -67,8 +66,8 @@ def table(
         _refuse_ragged(columns, row, f"rows[{i}]")
     if footer is not None:
         _refuse_ragged(columns, footer, "footer")
-    # Inside the function because importing rich would be a good part of importing the whole
-    # library, which most programs do without ever printing a table.
+    # Inside the function, because importing rich would be a good part of the library's import time, and
+    # most programs never print a table.
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -103,7 +102,7 @@ def table(
 
 def _scaled(n: int | float, step: int, units: Sequence[str], sep: str) -> str:
     size, at = abs(n), 0
-    # Halfway cases: 999.96 would otherwise be printed as 1000.0 of the smaller unit.
+    # Rounded first: 999.96 would otherwise be printed as 1000.0 of the smaller unit.
     while round(size, 1) >= step and at < len(units) - 1:
         size, at = size / step, at + 1
     digits = f"{size:g}" if at == 0 else f"{size:.1f}"
@@ -131,7 +130,7 @@ def human_count(n: int | float) -> str:
     """A count in thousands, millions, ...
 
     Args:
-        n: how many.
+        n: the count.
 
     Returns:
         The number, with one decimal and k, M, G or T from one thousand on.

@@ -1,6 +1,6 @@
 """One value in a few characters: `f32[2,3]`, `weak_f32[]`, `key<fry>[]`, `<function relu>`.
 
-Nothing here reads the elements of an array, except `differing_values`, whose purpose it is.
+Only `differing_values` reads the elements of an array.
 """
 
 import re
@@ -27,7 +27,7 @@ _NUMBER = re.compile(rf"({'|'.join(_KINDS)})(\d.*)")
 def dtype_text(dtype: Any) -> str:
     """`f32`, `bf16`, `f8_e4m3fn`, `u8`, `c64`, `bool`, `key<fry>`; others as NumPy writes them."""
     if dtype == jax.dtypes.float0:
-        # To NumPy it is a structure with one empty field.
+        # NumPy sees it as a structured dtype with one empty field.
         return "float0"
     text = str(dtype)
     found = _NUMBER.fullmatch(text)
@@ -35,8 +35,7 @@ def dtype_text(dtype: Any) -> str:
 
 
 def is_weak(value: Any) -> bool:
-    """Whether an array gives way to the dtype of the other operand. NumPy arrays and keys never
-    do."""
+    """Whether an array is weakly typed. NumPy arrays and keys never are."""
     return bool(getattr(value, "weak_type", False))
 
 
@@ -60,8 +59,7 @@ def spec_text(value: Any) -> str:
 
 
 def array_text(value: Any) -> str:
-    """`spec_text`, and who holds the elements if it is not JAX: `f64[2](numpy)`,
-    `f32[2](struct)`."""
+    """`spec_text`, with a suffix if the array is not JAX's: `f64[2](numpy)`, `f32[2](struct)`."""
     if isinstance(value, jax.ShapeDtypeStruct):
         return f"{spec_text(value)}(struct)"
     if isinstance(value, np.ndarray | np.generic):
@@ -70,7 +68,7 @@ def array_text(value: Any) -> str:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value stands for an array that is only known when a compiled program runs.
+    """Whether a value stands for an array that is known only when a compiled program runs.
 
     Args:
         value: any Python object.
@@ -95,8 +93,8 @@ def is_deleted(value: Any) -> bool:
 
 
 def function_text(value: Any) -> str | None:
-    """`<function f>`, `<wrapped function f>` (of `jax.jit`, `jax.custom_jvp`, `functools.wraps`),
-    else None.
+    """`<function f>`, `<wrapped function f>` (of `jax.jit`, `jax.custom_jvp`, `functools.wraps`), or
+    None for anything else.
 
     Classes and instances of dataclasses (modules) have better names.
     """
@@ -128,9 +126,9 @@ def _why_unknown(value: Any) -> str | None:
 
 
 def differing_values(a: Any, b: Any) -> tuple[str, str] | None:
-    """Compares two arrays of one shape and dtype by value, where NaN equals NaN. Returns None if they agree, else a
-    description of each that names the first place where they do not. Values that cannot be read are never taken to
-    agree, unless both are `ShapeDtypeStruct`, which have none."""
+    """Compares two arrays of the same shape and dtype by value; NaN equals NaN. Returns None if they agree, otherwise a
+    description of each that names the first place where they differ. Values that cannot be read never agree, unless
+    both are `ShapeDtypeStruct`, which have none."""
     if a is b or (isinstance(a, jax.ShapeDtypeStruct) and isinstance(b, jax.ShapeDtypeStruct)):
         return None
     unknown = _why_unknown(a), _why_unknown(b)
@@ -151,5 +149,5 @@ def differing_values(a: Any, b: Any) -> tuple[str, str] | None:
         left, right = (np.atleast_1d(v)[first] for v in (x, y))
         return f"{array_text(a)} with {left}{at}", f"{array_text(b)} with {right}{at}{count}"
     except Exception as error:
-        # Arrays spread over other processes, or of Python objects that do not compare.
+        # Arrays sharded over other processes, or arrays of Python objects that cannot be compared.
         return array_text(a), f"{array_text(b)} (not comparable: {type(error).__name__})"

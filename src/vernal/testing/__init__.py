@@ -1,4 +1,4 @@
-"""Checking: what tests of models need, for our own suite and for yours."""
+"""Helpers for tests of models, for our own test suite and for yours."""
 
 from .._ground import publish
 from ._keys import GetKey as GetKey

@@ -1,8 +1,8 @@
 """Random keys for tests: different on every run, and replayable from one number.
 
-A test with a constant seed checks one point for ever; a test with a random seed that nobody can
-repeat is worse. `GetKey` shows its seed in its `repr`, which pytest prints when a test with such
-an argument fails.
+A test with a constant seed always checks the same point; a random seed that cannot be repeated is
+worse. `GetKey` shows its seed in its `repr`, which pytest prints when a test with such an argument
+fails.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Key
 
 
-# Two sources are never equal: each hands out keys of its own.
+# Two sources are never equal: each returns its own keys.
 @dataclasses.dataclass(init=False, eq=False)
 class GetKey:
     """A source of fresh random keys.
@@ -24,8 +24,8 @@ class GetKey:
         seed: a non-negative integer below 2**31; None draws one from the operating system.
 
     Attributes:
-        seed: the seed in use. Give it to a new `GetKey` to replay.
-        calls: how many keys were handed out.
+        seed: the seed in use. Pass it to a new `GetKey` to replay the keys.
+        calls: the number of keys returned so far.
 
     Example:
         As a pytest fixture:
@@ -56,7 +56,7 @@ class GetKey:
         self.calls = 0
 
     def __call__(self) -> Key[jax.Array, ""]:
-        """The next key.
+        """Returns the next key.
 
         Returns:
             A typed JAX PRNG key of shape `()`.

@@ -1,9 +1,8 @@
-"""One value (an axis, a sharding) for every array among the arguments, from what the user wrote
-for them.
+"""One value (an axis, a sharding) for every array among the arguments, from the user's option.
 
-The ways of writing it are the same everywhere: one value for everything; a tuple with one prefix
-tree for each positional argument; or a dictionary from argument names to prefix trees, in which the
-arguments not named keep the default.
+The option has the same forms everywhere: one value for everything; a tuple with one prefix tree for
+each positional argument; or a dictionary from argument names to prefix trees, in which arguments
+without an entry keep the default.
 """
 
 from collections.abc import Callable
@@ -19,8 +18,8 @@ from ._prefixes import broadcast_prefix
 
 
 def refuse_options(transform: str, refused: dict[str, Any], expected: str, instead: str) -> None:
-    """Refuses keyword arguments that were left over: options that a transformation does not have. `expected` are
-    those it has."""
+    """Refuses unknown options of a transformation: the keyword arguments that were left over. `expected` are the
+    options it has."""
     for name in refused:
         raise type_error(
             f"{transform} has no option `{name}`",
@@ -32,8 +31,8 @@ def refuse_options(transform: str, refused: dict[str, Any], expected: str, inste
 
 
 def check_names(fn: Callable[..., Any], given: Any, what: str) -> None:
-    """Refuses a dictionary `given` for the arguments of `fn` with a key that is none of its parameters. `what` is
-    the option."""
+    """Refuses a dictionary `given` for the arguments of `fn` with a key that is not a parameter. `what` is the name
+    of the option."""
     if not isinstance(given, dict):
         return
     signature = signature_of(fn)
@@ -51,7 +50,7 @@ def check_names(fn: Callable[..., Any], given: Any, what: str) -> None:
 
 
 class _Place:
-    """Stands for a leaf of the arguments, and prints like it."""
+    """A placeholder for a leaf of the arguments, which prints like it."""
 
     def __init__(self, index: int, leaf: Any):
         self.index = index
@@ -80,9 +79,9 @@ def for_arguments(
         arrays: the arrays that fill it.
         given: one value, a tuple of prefixes, or a dictionary of prefixes by argument name.
         what: the name of the option, for messages.
-        default: for arguments that are not in a dictionary, or can only be passed by keyword.
+        default: the value for arguments that are not in the dictionary, or can only be passed by keyword.
         of_function: the value for the arrays of the function itself.
-        is_leaf: what is a value.
+        is_leaf: whether an object is a value.
     """
     in_function = rest.treedef.children()[0].num_leaves
     if not isinstance(given, (tuple, list, dict)):

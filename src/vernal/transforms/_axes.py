@@ -1,9 +1,9 @@
 """The rules of axes that `filter_vmap` and `filter_pmap` share.
 
-Arguments become a flat list of arrays with one axis (or None) each. What the function returns is
-sorted, while it is traced, into a list that is mapped along axis 0 and a list that is not mapped;
-the mapped arrays are moved to their axes afterwards. So axes of results may depend on each result,
-which JAX itself cannot do.
+Arguments become a flat list of arrays with one axis (or None) each. During the trace the result is
+sorted into a list that is mapped along axis 0 and a list that is not mapped; the mapped arrays are
+moved to their axes afterwards. So the axis of a result may depend on that result, which JAX itself
+does not allow.
 """
 
 import dataclasses
@@ -27,14 +27,13 @@ _NUMBERS = bool, int, float, complex
 
 @dataclasses.dataclass(frozen=True)
 class if_array:
-    """The rule "this axis for arrays, no axis for everything else". The default of `filter_vmap`
-    is `if_array(0)`.
+    """Maps this axis of every array, and nothing else. The default of `filter_vmap` is `if_array(0)`.
 
     Args:
         axis: an axis of every array.
 
     Returns:
-        A function of a leaf: `axis` if it is an array, otherwise None.
+        A function of a leaf that returns `axis` for an array, otherwise None.
 
     Example:
         >>> import jax.numpy as jnp
@@ -50,15 +49,15 @@ class if_array:
 
 
 def is_axis(x: Any) -> bool:
-    """Whether this is what `in_axes` is made of: None, an integer or a function of a leaf."""
+    """Whether this is a leaf of `in_axes`: None, an integer or a function of a leaf."""
     if x is None or (callable(x) and jtu.all_leaves([x])):
         return True
     return hasattr(type(x), "__index__") and not isinstance(x, bool)
 
 
 def check_axes(fn: Callable[..., Any], in_axes: Any, out_axes: Any) -> None:
-    """Refuses axes that cannot be right for any call: leaves that are not an integer, None or a function, and names
-    that are no arguments of `fn`."""
+    """Refuses axes that are wrong for every call: leaves that are not an integer, None or a function, and names
+    that are not arguments of `fn`."""
     for what, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
         for path, leaf in jtu.tree_leaves_with_path(axes, is_leaf=is_axis):
             if not is_axis(leaf):
@@ -87,7 +86,7 @@ def _no_axis(where: str, got: Any) -> str:
 
 def axis_of(spec: Any, leaf: Any, where: Callable[[], str]) -> int | None:
     """The axis of one array, or None if it is not mapped, from an integer, None, or a function of the leaf. `where`
-    makes the place, for the message."""
+    returns the place, for the message."""
     axis: Any = spec(leaf) if callable(spec) else spec
     if axis is None:
         return None
@@ -124,7 +123,7 @@ def argument_axes(
                     name(i), array, axis, array.ndim, f"argument of `{callable_name(fn)}`"
                 )
             )
-        # Some of JAX (`pmap`) takes no negative axes.
+        # `pmap` does not accept negative axes.
         axes.append(axis if axis is None else axis % array.ndim)
     return axes
 
@@ -153,8 +152,8 @@ def mapped_size(
     axes: list[int | None],
     axis_size: int | None,
 ) -> int | None:
-    """The size that all mapped axes have in common, and `axis_size` if the user gave one; None if nothing is
-    mapped. Raises `ValueError` if they disagree."""
+    """The common size of all mapped axes, and of `axis_size` if the user gave one; None if nothing is mapped. Raises
+    `ValueError` if they disagree."""
     sizes = [None if axis is None else a.shape[axis] for a, axis in zip(arrays, axes, strict=True)]
     distinct = {s for s in (*sizes, axis_size) if s is not None}
     if len(distinct) > 1:
@@ -176,14 +175,14 @@ def mapped_size(
 
 
 def _result_specs(out: Any, out_axes: Any) -> list[Any]:
-    """What `out_axes` says of every leaf of a result."""
+    """The value of `out_axes` for every leaf of a result."""
     if is_axis(out_axes):
         return [out_axes] * len(jtu.tree_leaves(out))
     return broadcast_prefix(out_axes, out, what="`out_axes`", root="the result", is_leaf=is_axis)
 
 
 def _numbers_mapped(out: Any, out_axes: Any) -> Any:
-    """A result in which numbers that shall have an axis are arrays."""
+    """The result, with Python numbers that get an axis as arrays."""
     leaves, treedef = jtu.tree_flatten(out)
     specs = _result_specs(out, out_axes)
     return treedef.unflatten(
@@ -218,8 +217,8 @@ def result_axes(out: Any, out_axes: Any) -> list[int | None]:
 
 
 def sort_result(out: Any, out_axes: Any) -> tuple[list[Any], list[Any], Rest, Rest]:
-    """Sorts a result, inside a transformation, into `(mapped, unmapped, rest, axes)` for `join_result`; the last
-    two hold no array."""
+    """Sorts a result, inside a transformation, into `(mapped, unmapped, rest, axes)` for `join_result`. `rest` and
+    `axes` hold no array."""
     out = _numbers_mapped(out, out_axes)
     axes = result_axes(out, out_axes)
     arrays, rest = split(out)
@@ -229,8 +228,8 @@ def sort_result(out: Any, out_axes: Any) -> tuple[list[Any], list[Any], Rest, Re
 
 
 def join_result(mapped: list[Any], unmapped: list[Any], rest: Rest, axes: Rest) -> Any:
-    """Undoes `sort_result`, outside: the mapped arrays come with axis 0, and are moved to where
-    they belong."""
+    """Undoes `sort_result`, outside the transformation: moves axis 0 of the mapped arrays to where it
+    belongs."""
     first, second = iter(mapped), iter(unmapped)
     arrays = []
     for axis in axes.fill([]):
@@ -242,8 +241,8 @@ def join_result(mapped: list[Any], unmapped: list[Any], rest: Rest, axes: Rest) 
 
 
 def call_unmapped(fn: Callable[..., Any], rest: Rest, arrays: list[Any], out_axes: Any) -> Any:
-    """Calls a function of which no argument is mapped. Raises `ValueError` if an output shall be mapped all the
-    same: nobody knows how often."""
+    """Calls a function without mapped arguments. Raises `ValueError` if an output should be mapped: the size of its
+    axis is unknown."""
     out = _numbers_mapped(call_inside(fn, rest, arrays), out_axes)
     axes = result_axes(out, out_axes)
     if all(axis is None for axis in axes):

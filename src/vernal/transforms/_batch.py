@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _FIRST = if_array(0)
 
-# How JAX says that the first list of unmapped results holds a mapped one, and which.
+# JAX's message that the list of unmapped results holds a mapped one, with its index.
 _BATCHED = re.compile(r"at vmap out_axes\[1\]\[(\d+)\], got axis spec None")
 
 
@@ -119,37 +119,35 @@ def filter_vmap(
 ) -> Any:
     """Maps a function of arbitrary Python objects over array axes.
 
-    By default the first axis of every array among the arguments is mapped, and everything else is
-    the same for all calls. If the function is a module (or a method of one), its own arrays are not
-    mapped. Use it as `filter_vmap(f)`, as a decorator (of a method, `self` is then the first
-    argument), or with options as `@filter_vmap(in_axes=...)`.
+    Use it as `filter_vmap(f)`, as a decorator (of a method, `self` is then the first argument), or with
+    options as `@filter_vmap(in_axes=...)`. By default the first axis of every array among the arguments
+    is mapped, and everything else is the same for all calls. If the function is a module (or a method
+    of one), its own arrays are not mapped.
 
     Args:
         fun: the function.
         in_axes: which axes are mapped: an integer, None (not mapped), or a function from a leaf to
             one of those, for all arguments; a tuple with one prefix tree of those for each
-            positional argument; or a dictionary of prefix trees by argument name, in which
-            arguments not named have `if_array(0)`. Leaves that are not arrays are passed over.
-            Keyword arguments count by their position; those that have none are mapped by default or
-            by name.
+            positional argument; or a dictionary of prefix trees by argument name, where arguments
+            without an entry get `if_array(0)`. Leaves that are not arrays are ignored. Keyword
+            arguments count by their position; those without one are mapped by default or by name.
         out_axes: where the mapped axis is in the result: an integer (negative ones count from the
             end), None for a result that is the same for all calls, a function of a leaf, or a
-            prefix tree of those. A number that is given an axis is repeated along it; any other result that is not
-            an array is returned once, as it is.
+            prefix tree of those. A number with an axis is repeated along it; any other result that
+            is not an array is returned once, unchanged.
         axis_name: a name for the mapped axis, for collectives such as `jax.lax.psum`.
         axis_size: the number of calls; needed only if no array is mapped.
         spmd_axis_name: as for `jax.vmap`.
 
     Returns:
-        The mapped function. If a call maps nothing and there is no `axis_size`, the function is
-        simply called.
+        The mapped function. If a call maps nothing and `axis_size` is not given, it just calls `fun`.
 
     Raises:
         TypeError: if `fun` is not callable, for something that is not an axis, or for an unknown
             option.
-        ValueError: for a name that is not an argument's; at a call, for one that is not given, for axes that do not
-            fit the arrays, for sizes that disagree, and for a result that is said to be unmapped and is
-            not, or cannot be mapped.
+        ValueError: for a name that is not an argument; at a call, for a name that is not passed, for
+            axes that do not fit the arrays, for sizes that disagree, and for a result that is mapped
+            though its axis is None, or that cannot be mapped.
         TracedShapeError: at a call, if a traced value reaches a shape.
 
     Example:

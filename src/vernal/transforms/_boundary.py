@@ -1,13 +1,13 @@
-"""The one crossing of a JAX boundary.
+"""How Python objects cross the boundary to JAX.
 
 JAX's transformations take and return arrays. To give them arbitrary Python objects, every
-transformation of this room does the same three steps:
+transformation here takes the same three steps:
 
     arrays, rest = split((fn, args, kwargs))       # everything else, as one comparable value
     out, out_rest = jax_transform(inside)(arrays)  # `inside` fills in, calls, and splits
     return out_rest.fill(out)
 
-This file has what they need besides `split`: outputs that keep their own shape, and the user's names
+Besides `split` they need what is in this file: outputs that keep their structure, and the user's names
 for places among the arguments.
 """
 
@@ -23,8 +23,7 @@ from ..trees import is_array
 
 
 class Held:
-    """A non-array leaf inside the output of a transformation, where the output must keep its own
-    shape."""
+    """A non-array leaf inside the output of a transformation, where the output must keep its structure."""
 
     __slots__ = ("value",)
 
@@ -67,7 +66,7 @@ def to_positional(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Moves keyword arguments to their positions where the signature allows it, so that `f(1)` and
-    `f(x=1)` are one call."""
+    `f(x=1)` are the same call."""
     signature = signature_of(fn)
     if signature is None:
         return args, kwargs

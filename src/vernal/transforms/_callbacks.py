@@ -1,9 +1,9 @@
 """Callbacks: calling Python from compiled code, with arguments and results of any kind.
 
-What is not an array never leaves Python: the callback that JAX sees takes and returns a flat list
-of arrays, and fills the rest in. An exception inside a callback ends the computation. It surfaces
-as a `jax.errors.JaxRuntimeError` whose text holds the exception and its traceback: where the result
-is used, or at `jax.effects_barrier()`. (A debug callback outside of compiled code raises it as is.)
+Only arrays leave Python: the callback that JAX sees takes and returns a flat list of arrays, and
+fills in the rest. An exception inside a callback ends the computation. It surfaces as a
+`jax.errors.JaxRuntimeError` whose text contains the exception and its traceback, where the result
+is used or at `jax.effects_barrier()`. (A debug callback outside of compiled code raises it directly.)
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from ..show import diff, diff_text, value_error
 from ..trees import Rest, has_shape, is_array, split
 from ._transformed import check_callable
 
-# With these, JAX calls the callback once with batched arrays, and expects as many more leading
-# axes of the results.
+# With these, JAX calls the callback once with batched arrays, and expects the same leading axes on
+# the results.
 _BATCHED = ("expand_dims", "broadcast_all", "legacy_vectorized")
 
 
 def _canonical(x: Any) -> Any:
-    """An array as JAX will take it: float64 from NumPy counts as float32 unless JAX computes in 64
-    bits."""
+    """An array in the dtype that JAX will give it: NumPy's float64 becomes float32 unless JAX computes
+    in 64 bits."""
     if isinstance(x, (bool, int, float, complex)):
         x = np.asarray(x)
     if not isinstance(x, (np.ndarray, np.generic)) or not is_array(x):
@@ -36,7 +36,7 @@ def _canonical(x: Any) -> Any:
 
 
 def _one_of_batch(x: Any, wanted: jax.ShapeDtypeStruct) -> Any:
-    """The shape and dtype of one call's result, where `x` is that of a batch of calls."""
+    """The shape and dtype of one call's result, where `x` is the result of a batch of calls."""
     if not is_array(x) or x.ndim <= len(wanted.shape):
         return x
     return jax.ShapeDtypeStruct(x.shape[x.ndim - len(wanted.shape) :], x.dtype)
@@ -44,13 +44,13 @@ def _one_of_batch(x: Any, wanted: jax.ShapeDtypeStruct) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Host:
-    """The callback that JAX sees. Equal ones are one callback to JAX's caches.
+    """The callback that JAX sees. JAX's caches treat equal ones as one callback.
 
     Attributes:
         rest: the structure of `(callback, args, kwargs)`.
         wanted: the shapes and dtypes of the results' arrays.
         wanted_rest: the rest of the results.
-        batched: whether it may be called for a whole batch.
+        batched: whether JAX may call it for a whole batch.
         name: the callback's name.
     """
 
@@ -111,14 +111,14 @@ def filter_pure_callback(
 ) -> Any:
     """Calls a Python function without side effects from compiled code.
 
-    It is `jax.pure_callback` for arbitrary Python objects.
+    Like `jax.pure_callback`, for arbitrary Python objects.
 
     Args:
-        callback: called as `callback(*args, **kwargs)` with arrays that hold values, and everything
-            else as it is. If it is a module or a method of one, its arrays are passed likewise.
+        callback: called as `callback(*args, **kwargs)` with concrete arrays, and everything else
+            unchanged. If it is a module or a method of one, its arrays are passed likewise.
         *args: any Python objects.
-        result_shape_dtypes: a tree of the structure of the result, with `jax.ShapeDtypeStruct` (or
-            arrays) where it has arrays, and with the very values where it has something else.
+        result_shape_dtypes: a tree with the structure of the result, with `jax.ShapeDtypeStruct` (or
+            arrays) in place of its arrays, and the same values everywhere else.
         sharding: as for `jax.pure_callback`.
         vmap_method: what `vmap` does: `"sequential"`, `"sequential_unrolled"`, `"expand_dims"`,
             `"broadcast_all"`; with the last two the callback is called once, for arrays with a
@@ -126,12 +126,12 @@ def filter_pure_callback(
         **kwargs: any Python objects.
 
     Returns:
-        The result. What is not an array in it comes from `result_shape_dtypes`.
+        The result. Its leaves that are not arrays come from `result_shape_dtypes`.
 
     Raises:
         TypeError: if `callback` cannot be called.
         ValueError: inside the callback (so it surfaces as `jax.errors.JaxRuntimeError`), if its
-            result is not of the structure, shapes, dtypes and non-array values of
+            result does not have the structure, shapes, dtypes and non-array values of
             `result_shape_dtypes`.
 
     Example:
@@ -163,8 +163,8 @@ def filter_io_callback(
 ) -> Any:
     """Calls a Python function with side effects from compiled code.
 
-    It is `jax.experimental.io_callback` for arbitrary Python objects.     Unlike a pure callback it
-    is called exactly once each time the program runs, even if its result is not used.
+    Like `jax.experimental.io_callback`, for arbitrary Python objects. Unlike a pure callback it is
+    called exactly once each time the program runs, even if its result is not used.
 
     Args:
         callback: as for `filter_pure_callback`.
@@ -176,7 +176,7 @@ def filter_io_callback(
         **kwargs: any Python objects.
 
     Returns:
-        The result. What is not an array in it comes from `result_shape_dtypes`.
+        The result. Its leaves that are not arrays come from `result_shape_dtypes`.
 
     Raises:
         TypeError: if `callback` cannot be called.
@@ -215,14 +215,14 @@ class _Watcher:
 def filter_debug_callback(
     callback: Callable[..., Any], /, *args: Any, ordered: bool = False, **kwargs: Any
 ) -> None:
-    """Shows values of a compiled program to a Python function.
+    """Passes values of a compiled program to a Python function, for debugging.
 
-    It is `jax.debug.callback` for arbitrary Python objects.     It works under every
-    transformation, may be called any number of times, and its result is ignored.
+    Like `jax.debug.callback`, for arbitrary Python objects. It works under every transformation, may be
+    called any number of times, and its result is ignored.
 
     Args:
-        callback: called as `callback(*args, **kwargs)` with arrays that hold values, and everything
-            else as it is.
+        callback: called as `callback(*args, **kwargs)` with concrete arrays, and everything else
+            unchanged.
         *args: any Python objects.
         ordered: whether calls happen in the order of the program.
         **kwargs: any Python objects.

@@ -1,23 +1,23 @@
-"""What a callable carries inside: taking arrays out of closures, and putting others in.
+"""What a callable captures: takes arrays out of closures, and puts others in.
 
 The difficulty: JAX sees arrays in pytrees, but a Python function hides them in closure cells,
 defaults, `functools.partial`, methods, wrappers of wrappers. Functions may refer to themselves
-(recursion), to each other, and share cells (`nonlocal`); and a closure that holds no array must
-stay the very object that it was, because it may count its calls or append to a list.
+(recursion), to each other, and share cells (`nonlocal`); and a closure without arrays must stay the
+same object, because it may count its calls or append to a list.
 
 The plan: (1) walk everything that the callable holds, breadth first, and number each node once,
-by identity; (2) mark the nodes from which something wanted can be reached; (3) keep a recipe: for
-a marked node what it is made of, for any other the object itself. The recipe rebuilds the marked
-nodes around new values. Cycles are tied where Python ties them: cells, functions, lists, dicts and
-plain objects are made empty first, and all filled at the end; everything else is made of its parts.
+by identity; (2) mark the nodes from which something wanted can be reached; (3) keep a recipe: the
+parts of a marked node, and any other node itself. The recipe rebuilds the marked nodes around new
+values. Cycles are closed where Python closes them: cells, functions, lists, dicts and plain objects
+are made empty first, and all filled at the end; everything else is made from its parts.
 
 Invariants: a recipe holds nothing that was wanted, so it may be part of a treedef or of a cache.
 Two recipes are equal only if the two callables do the same with equal values: the same code and
 globals, the same parts in the same places, and wherever the object itself is kept, objects that may
-stand for each other (`static_key`), whatever is in them now.
+stand for each other (`static_key`), whatever they hold now.
 
 Glossary. A *node* is opened, and has parts; anything else is a leaf. A *reference* says where a
-part comes from: `("node", i)`, `("value", i)` for a leaf that was wanted, `("fixed", leaf)`.
+part comes from: `("node", i)`, `("value", i)` for a wanted leaf, `("fixed", leaf)`.
 """
 
 import collections
@@ -31,17 +31,17 @@ Reference = tuple[str, Any]
 
 
 class Recipe:
-    """How to make a callable from the values that were taken out of it.
+    """Rebuilds a callable around new values in place of those that were taken out of it.
 
-    A recipe is called with the values, and compares by value: two are equal if the callables differ
-    in nothing but the values.
+    Call it with the values. Recipes compare by value: two are equal if the callables differ only in
+    the values that were taken out.
 
     Args:
-        nodes: for every node what it is made of.
-        references: for every node where its parts come from.
-        originals: for every node that holds nothing wanted the object itself, in a tuple; None for
+        nodes: for every node, how to make it.
+        references: for every node, where its parts come from.
+        originals: for every node that holds nothing wanted, the object itself, in a tuple; None for
             the others.
-        root: the callable.
+        root: the reference to the callable.
     """
 
     __slots__ = ("_key", "nodes", "originals", "references", "root")
@@ -60,7 +60,7 @@ class Recipe:
         self._key: Any = None
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        """The callable with these values in it; itself if nothing was taken out."""
+        """The callable with these values in it; the original if nothing was taken out."""
         return self._builder(values)(self.root)
 
     def _builder(self, values: Sequence[Any]) -> Callable[[Reference], Any]:
@@ -83,7 +83,7 @@ class Recipe:
             elif self.nodes[i].has_shell and not self.nodes[i].cells:
                 shells.append(i)
                 made[i] = self.nodes[i].shell([])
-        # Functions last: they are made of their cells.
+        # Functions last: they are made from their cells.
         for i, node in enumerate(self.nodes):
             if i not in made and node.cells:
                 shells.append(i)
@@ -94,8 +94,8 @@ class Recipe:
         return part
 
     def paths(self) -> dict[int, tuple[Any, ...]]:
-        """The way from the callable to each value: names of variables and attributes, keys,
-        positions. In the order in which a reader comes across them."""
+        """The path from the callable to each value: names of variables and attributes, keys,
+        positions. Ordered as the values appear to a reader."""
         found: dict[int, tuple[Any, ...]] = {}
         seen: set[int] = set()
         todo: list[tuple[Reference, tuple[Any, ...]]] = [(self.root, ())]
@@ -112,7 +112,7 @@ class Recipe:
         return found
 
     def key(self) -> Any:
-        """What equality compares, as a hashable value."""
+        """A hashable value that equality compares."""
         if self._key is None:
             self._key = self._key_of(self.root, {})
         return self._key
@@ -128,7 +128,7 @@ class Recipe:
             return "again", seen[which]
         seen[which] = len(seen)
         node = self.nodes[which]
-        # Variables of a library function are compared by what is in them.
+        # Variables of a library function are compared by their contents.
         count = node.cells if node.is_settled else 0
         parts = [self._key_of(x, seen, i < count) for i, x in enumerate(self.references[which])]
         return type(node), _key_or_identity(node.key), *parts
@@ -158,22 +158,22 @@ def captured(
 ) -> tuple[list[Any], Recipe]:
     """Takes values out of a callable, wherever it holds them.
 
-    Looked into are closure cells, defaults, keyword defaults and attributes of functions,
+    It looks, recursively, into closure cells, defaults, keyword defaults and attributes of functions,
     `functools.partial`, methods and what they are bound to, the function that `jax.jit` wraps (which
-    takes its place), `jax.custom_jvp`, `jax.custom_vjp` and other callable objects, modules and
-    other pytrees; all of it recursively. Not looked into are global variables, classes, and objects
-    that can neither be called nor are pytrees.
+    takes its place), `jax.custom_jvp`, `jax.custom_vjp` and other callable objects, modules and other
+    pytrees. It does not look into global variables, classes, and objects that are neither callable
+    nor pytrees.
 
     Args:
         fn: a callable, or any tree of them.
         wanted: which leaves to take out.
 
     Returns:
-        `(values, rebuild)`. A value that is held in several places is there once.
-        `rebuild(new_values)` is the callable with these in place of the old ones; whatever holds
-        nothing wanted is the same object in it. If nothing is wanted it returns `fn`. `rebuild`
-        itself holds none of the values, and compares by value: two of them are equal if the
-        callables differ in nothing but the values.
+        `(values, rebuild)`. A value that is held in several places is listed once.
+        `rebuild(new_values)` is the callable with these in place of the old ones; objects in it that
+        hold nothing wanted stay the same. If nothing is wanted it returns `fn`. `rebuild` itself
+        holds none of the values, and compares by value: two of them are equal if the callables
+        differ only in the values.
 
     Example:
         >>> from vernal.transforms import captured
@@ -197,7 +197,7 @@ def captured(
             known[id(x)] = ("node", len(nodes))
             todo.append((len(nodes), opened[1]))
             nodes.append(opened[0])
-            # Kept while walking, so that no other object is given its id.
+            # Kept alive during the walk, so that its id is not reused.
             objects.append(x)
             return known[id(x)]
         if wanted(x):

@@ -1,11 +1,10 @@
 """`filter_closure_convert` and `closure_to_pytree`: functions whose captured arrays JAX can see.
 
-JAX caches what it has traced by the function it is given, so functions are hashed and compared;
-and what a Python function closes over is invisible: a tracer inside is not passed on, and reaches
-JAX where it does not belong. Both functions of this file return modules: the captured arrays are
-children, everything else is structure. Their `==` and `hash` look at structure and at the identity
-of the arrays, never at a value. Shapes are kept as structure too, so that no transformation
-replaces them.
+JAX caches a trace by the function it was given, so it hashes and compares functions. It does not see
+what a Python function closes over: a tracer inside is not an argument, and leaks into other traces.
+Both functions of this file return modules: the captured arrays are children, everything else is
+structure. Their `==` and `hash` use the structure and the identity of the arrays, never their
+values. Shapes are kept as structure too, so that no transformation replaces them.
 """
 
 import types
@@ -37,7 +36,7 @@ from ._transformed import call_inside, check_callable
 class _ByIdentity(Module):
     """A function as a module, compared by structure and by the identity of its arrays."""
 
-    # What it wraps is taken apart here, or known to hide nothing.
+    # What it wraps is opened here, or known to hide nothing.
     _vernal_may_hide_arrays = True
 
     def __hash__(self) -> int:
@@ -50,7 +49,7 @@ class _ByIdentity(Module):
             return False
         leaves, treedef = jtu.tree_flatten(self)
         other_leaves, other_treedef = jtu.tree_flatten(other)
-        # Equal structures have equally many leaves.
+        # Equal structures have the same number of leaves.
         return treedef == other_treedef and all(map(_is, leaves, other_leaves))
 
 
@@ -74,7 +73,7 @@ def _with_shapes(tree: Any) -> Rest:
 
 
 def _check(name: str, expected: Rest, args: Any, kwargs: Any) -> None:
-    """Refuses a call with other things than the function was converted for."""
+    """Refuses a call with arguments that the function was not converted for."""
     got = _with_shapes((args, kwargs))
     if got == expected:
         return
@@ -93,7 +92,7 @@ def _check(name: str, expected: Rest, args: Any, kwargs: Any) -> None:
 
 
 class _Converted(_ByIdentity):
-    """A function that was traced: what it closed over are children, its program is structure."""
+    """A traced function: the arrays that it closed over are children, its program is structure."""
 
     consts: tuple[Any, ...]
     jaxpr: Any = field(static=True)
@@ -116,7 +115,7 @@ class _Converted(_ByIdentity):
         return self._out.fill([_struct(v.aval) for v in self.jaxpr.outvars])
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuses arguments that are not like those that it was converted for."""
+        """Refuses arguments that it was not converted for."""
         _check(self.name, self._in, args, kwargs)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -127,22 +126,22 @@ class _Converted(_ByIdentity):
 
 
 def _without_jit(fn: Any) -> Any:
-    """A callable in which nothing that holds arrays is compiled on its own: concrete arrays that a
-    compiled function closes over would stay inside its program."""
+    """The callable with every `jax.jit` around captured arrays removed: concrete arrays that a compiled
+    function closes over would stay inside its program."""
     values, rebuild = captured(fn, is_array)
     return rebuild(values)
 
 
 def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """A function without hidden arrays: what it closes over becomes part of a pytree.
+    """Converts a function into a pytree whose children are the arrays that the function closes over.
 
-    Pass such a function where JAX caches by the function, or where it must not close over a traced
-    value: into a loop, a custom rule, as an argument through `jax.jit`. The function is traced
-    once, for arguments like these; every array and traced value that it uses from outside (of any dtype,
-    random keys included) is a child of the result, and can be differentiated, mapped and replaced.
+    Use it where JAX caches by the function, or where a function must not close over a traced value:
+    in a loop, a custom rule, as an argument through `jax.jit`. The function is traced once, for
+    arguments like these; every array and traced value that it uses from outside (of any dtype, random
+    keys included) is a child of the result, and can be differentiated, mapped and replaced.
 
-    What the function reads later, such as a variable that is bound anew, makes no difference to the result.
-    A function that was converted for the same arguments is returned as it is.
+    Later changes of what the function reads, such as a rebound variable, do not affect the result. A
+    function that was converted for the same arguments is returned unchanged.
 
     Args:
         fn: the function.
@@ -151,11 +150,11 @@ def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any)
         **kwargs: likewise.
 
     Returns:
-        A module that is called like `fn`, with arrays of the same shapes and dtypes (weak types are
+        A module. Call it like `fn`, with arrays of the same shapes and dtypes (weak types are
         ignored) in the same places, and everything else equal. It has two properties: `in_struct`,
         which is `(args, kwargs)` with a `jax.ShapeDtypeStruct` in place of every array, and
-        `out_struct`, the result likewise. `hash` and `==` never look at the value of an array: two
-        of them are equal if they are one program with the very same arrays.
+        `out_struct`, the result likewise. `hash` and `==` never look at the values of arrays: two
+        such modules are equal if they have the same program and the same array objects.
 
     Raises:
         TypeError: if `fn` is not callable.
@@ -181,14 +180,14 @@ def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any)
     open_fn = _without_jit(fn)
 
     def run(arrays: list[Any]) -> Any:
-        # Traced for arrays that are not weakly typed, whatever these are.
+        # Traced for strongly typed arrays, even if these are weakly typed.
         strong = [jax.lax.convert_element_type(x, x.dtype) if x.weak_type else x for x in arrays]
         return split(check_returned(call_inside(open_fn, rest, strong), callable_name(fn)))
 
     closed: Any
     closed, (_, out_rest) = jax.make_jaxpr(run, return_shape=True)(arrays)
     consts = tuple(map(jnp.asarray, closed.consts))
-    # Once more, with the constants as arguments: since JAX 0.12 a jaxpr keeps its own.
+    # Traced again, with the constants as arguments: since JAX 0.12 a jaxpr keeps its own.
     program = jax.make_jaxpr(partial(eval_jaxpr, closed.jaxpr))(consts, *arrays)
     return _Converted(
         consts=consts,
@@ -200,7 +199,7 @@ def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any)
 
 
 class _Closure(_ByIdentity):
-    """A callable whose arrays were taken out of it, and are children."""
+    """A callable whose arrays were taken out of it and are now children."""
 
     values: tuple[Any, ...]
     recipe: Recipe = field(static=True)
@@ -211,7 +210,7 @@ class _Closure(_ByIdentity):
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        # Remembered outside the fields: JAX recognises functions by identity, also those that the
+        # Cached outside the fields: JAX recognises functions by identity, also those that the
         # callable holds.
         remembered: dict[str, Any] = self.__dict__  # pyright: ignore[reportAssignmentType] (an instance's)
         fn = remembered.get("_rebuilt")
@@ -230,22 +229,20 @@ class _Closure(_ByIdentity):
 def closure_to_pytree(tree: Any) -> Any:
     """Makes the arrays that functions close over visible to JAX.
 
-    Every callable in a tree that is not a pytree itself (a function, `functools.partial`, what
-    `jax.jit` returns, an object with `__call__`), and that holds arrays in closures, defaults,
-    or in other callables, is replaced by a pytree with these arrays as children, which is called
-    in the same way. So is a function that closes over anything else, which then has no children.
-    An optimiser of Optax, or any other tuple of closures, can so be an argument of a compiled
-    function: one that is made afresh, with other values of its arrays, does not compile again.
-    Nothing is traced here.
+    Use it to pass an Optax optimiser, or any other tuple of closures, to a compiled function: a new
+    optimiser with other values in its arrays does not compile again. Nothing is traced here.
 
-    Two such functions have the same structure if they are made of the very same object, or of
-    library functions (such as those of Optax) of the same code that captured, besides arrays, equal
-    plain values. A new function of your own is another one, whatever arrays it captures: it may read
-    what has changed. `hash` and `==` never look at the value
-    of an array: they compare the structure and the identity of the arrays. An array that is held in
-    several places is one child.
-    Functions inside that `jax.jit` wraps are called as plain functions, so that what holds them
-    should be compiled as a whole.
+    Every callable in a tree that is not a pytree itself (a function, `functools.partial`, what
+    `jax.jit` returns, an object with `__call__`), and that holds arrays in closures, defaults, or in
+    other callables, is replaced by a pytree with these arrays as children, which is called in the same
+    way. So is a function that closes over anything else, which then has no children.
+
+    Two such functions have the same structure if they are made from the same object, or from library
+    functions (such as those of Optax) with the same code that captured, besides arrays, equal plain
+    values. A new function of your own has a structure of its own, whatever arrays it captures, because
+    what it reads may have changed. `hash` and `==` never look at the values of arrays: they compare
+    the structure and the identity of the arrays. An array that is held in several places is one child.
+    Inner functions that `jax.jit` wraps are called as plain functions, so compile the whole.
 
     Args:
         tree: any pytree with functions among its leaves, or one function.

@@ -1,4 +1,4 @@
-"""Notes of what JAX compiles, which it does without a trace too, for other devices."""
+"""Records what JAX compiles, also without a trace, for other devices."""
 
 import functools
 import threading
@@ -11,10 +11,10 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Compilations:
-    """How long JAX has compiled programs of one name in one thread, as far as nobody has asked.
+    """How long JAX has compiled programs of one name in one thread, since the last `take`.
 
-    Names are not unique: each program of the name is told that there is something to ask for, and the
-    first whose call ends is the one.
+    Names are not unique: each program of the name is notified, and the first whose call ends takes the
+    times.
     """
 
     __slots__ = ("seconds", "thread")
@@ -24,7 +24,7 @@ class Compilations:
         self.seconds: list[float] = []
 
     def take(self) -> list[float]:
-        """The seconds that each compilation took, once."""
+        """The seconds that each compilation took; clears them."""
         taken, self.seconds = self.seconds, []
         return taken
 
@@ -35,7 +35,7 @@ class _Name:
         self.by_thread: dict[int, Compilations] = {}
 
 
-# By the name under which JAX knows a program.
+# By the name of a program in JAX.
 _names: dict[str, _Name] = {}
 
 
@@ -43,15 +43,15 @@ def expect_compilations(name: str, program: Any) -> None:
     """Adds to `program.attention` whenever JAX compiles something of a name.
 
     Args:
-        name: of the function.
-        program: what has compiled it, perhaps.
+        name: the name of the function.
+        program: the program that may have compiled it.
     """
     _names.setdefault(f"jit({name})", _Name()).programs.add(program)
 
 
 @functools.cache
 def listen() -> None:
-    """Begins to take notes."""
+    """Starts listening to JAX's compilations."""
     jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 

@@ -1,13 +1,13 @@
-"""Functions with derivatives of their own, as operations of ours.
+"""Functions with their own derivative rules, as Vernal's operations.
 
-They do what `jax.custom_jvp` and `jax.custom_vjp` do, and more. JAX 0.10 forgets the rule of these where a `lax.scan`
-around them is differentiated twice: the second derivative is then that of the function, without a word. The rule of an
-operation is never forgotten.
+They do what `jax.custom_jvp` and `jax.custom_vjp` do, and more. JAX 0.10 loses the rules of those where a `lax.scan`
+around them is differentiated twice: the second derivative is then silently that of the function. The rule of an
+operation is never lost.
 
 `call_with_jvp` calls a function that has a rule for its derivative. `linear_by_transpose` is a linear function of
-which only the transpose is known, which is all that a rule for reverse mode says. It cannot be run forward: the
-transpose of the transpose would be that, but a rule need not be linear (it may clip or round a gradient), and JAX
-transposes what is not without a word.
+which only the transpose is known, which is all that a rule for reverse mode defines. It cannot run forward: that
+would be the transpose of the transpose, but a rule need not be linear (it may clip or round a gradient), and JAX
+silently transposes functions that are not.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,34 +29,34 @@ SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
 def as_jax(x: Any) -> Any:
-    """A Python or NumPy number that JAX passes through as it is, as a JAX array. Without this,
-    `jax.grad(f)(1.0)` would show a rule something that is not an array, and so not differentiated."""
+    """Converts a Python or NumPy number, which JAX passes through unchanged, to a JAX array. Otherwise
+    `jax.grad(f)(1.0)` would give a rule something that is not an array, and so not differentiated."""
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 def is_inexact(x: Any) -> bool:
-    """Whether an array has tangents other than zero."""
+    """Whether an array can have tangents other than zero."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def replaced(values: Sequence[Any], which: Sequence[bool], new: Sequence[Any]) -> list[Any]:
-    """Some of several values replaced.
+    """Replaces the marked values.
 
     Args:
         values: the values.
         which: marks those to replace.
-        new: what to put there, in order.
+        new: their replacements, in order.
     """
     rest = iter(new)
     return [next(rest) if mark else x for x, mark in zip(values, which, strict=True)]
 
 
 def chosen(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
-    """Some of several values.
+    """The marked values.
 
     Args:
         values: the values.
-        which: marks those to take.
+        which: marks those to return.
     """
     return [x for x, mark in zip(values, which, strict=True) if mark]
 
@@ -74,7 +74,7 @@ _NOTHING_KNOWN = Traits()
 
 
 class WithJvp:
-    """The rules of a function with a rule for its derivative, called with arguments of one structure.
+    """The rules of a function that has a rule for its derivative, called with arguments of one structure.
 
     Args:
         fn: the function, of trees of arrays.
@@ -121,7 +121,7 @@ class WithJvp:
         return flat, list(map(_tangent, flat, self.out.flatten_up_to(out_dots)))
 
     def transpose(self, cotangents: Any, *args: Any) -> list[Any]:
-        """That of the function itself, if it is linear."""
+        """The transpose of the function itself, if it is linear."""
         wanted = [isinstance(x, UndefinedPrimal) for x in args]
         avals = [x.aval for x in chosen(args, wanted)]
 
@@ -153,7 +153,7 @@ class WithJvp:
                 found = back(cts)
                 given = map(as_jax, replaced(args, wanted, zeros))
                 if reports_in(jax.make_jaxpr(self.compute)(*given).jaxpr):
-                    # A derivative has no checks. The function makes them, and what it returns is used, so they stay.
+                    # A derivative has no checks. The function has them, and its result is used, so they stay.
                     failed = jnp.any(jnp.array([jnp.isnan(x).any() for x in out]))
                     found = [poison(ct, failed) for ct in found]
         except Exception as error:
@@ -189,10 +189,10 @@ def call_with_jvp(
             zero; returns the result and, in the same structure, its tangents, with `SymbolicZero` for zero. Must be
             linear in the tangents.
         *args: the arguments.
-        is_linear: for a function that is made of operations without a transpose: `is_linear(*args, *marks)`, whether it
-            is linear in the arguments that are marked. Then its transpose is that of its derivative.
-        one_way: whether the rule serves reverse mode alone.
-        replays: whether the function makes the steps of a loop again, after another one has made them.
+        is_linear: for a function made of operations without a transpose: `is_linear(*args, *marks)`, whether it is
+            linear in the marked arguments. Then its transpose is that of its derivative.
+        one_way: whether the rule is for reverse mode only.
+        replays: whether the function repeats the steps of a loop that another function has run.
         may_check: whether there may be a check in the rule, which is known only when the rule runs.
 
     Returns:
@@ -206,10 +206,10 @@ def call_with_jvp(
 
 
 class _ByTranspose:
-    """The rules of a linear function of which the transpose is known.
+    """The rules of a linear function of which only the transpose is known.
 
     Args:
-        name: of what it is the derivative of.
+        name: the name of the function that it is the derivative of.
         back: `back(residuals, cotangents)`, of lists; None stands for zero among the results.
         count: how many residuals there are.
         out: the types of its results.
@@ -271,9 +271,9 @@ def linear_by_transpose(
     """The linear function of `dots` that has this transpose.
 
     Args:
-        name: of the function that it is the derivative of.
-        back: `back(residuals, cotangents)`: a list like `dots` of their cotangents, None for zero. A cotangent that is
-            known to be zero is a `Zero`. It may not hold a tracer.
+        name: the name of the function that it is the derivative of.
+        back: `back(residuals, cotangents)` returns a list like `dots` of their cotangents, None for zero. A cotangent
+            that is known to be zero is passed as a `Zero`. `back` may not hold a tracer.
         residuals: arrays.
         dots: arrays of floating-point numbers.
         out: the types of the results.

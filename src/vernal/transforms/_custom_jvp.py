@@ -1,16 +1,16 @@
 """`filter_custom_jvp`: a function with its own rule for forward-mode derivatives (and so for all).
 
 The difficulty: a function and its rule are closures, and what they close over may be traced by
-any transformation around the call. A rule for derivatives (`_custom_derivatives.py`) only treats arguments right.
+any transformation around the call. A derivative rule (`_custom_derivatives.py`) handles only arguments correctly.
 
-The plan: everything traced is taken out of both closures and made an argument, beside the arrays of
+The plan: everything traced is taken out of both closures and made an argument, besides the arrays of
 the call. Then there are three kinds of arguments:
 
-* what the function (or a function among its arguments) captures: the rule does not know about it,
-  so its contribution to the tangent is that of ordinary differentiation of the function, the arrays
+* what the function (or a function among its arguments) captures: the rule does not cover it, so its
+  contribution to the tangent comes from ordinary differentiation of the function, with the arrays
   held fixed;
-* what the rule captures: a value like any other at this level of differentiation. Its own tangents
-  belong to outer levels, and reach the result because the rule is ordinary code to those;
+* what the rule captures: a constant at this level of differentiation. Its own tangents belong to
+  outer levels, and reach the result because the rule is ordinary code to those;
 * the arrays of the call, which the rule is for.
 
 A contribution whose tangents are all known to be zero is not computed.
@@ -59,20 +59,20 @@ class _CustomJvp(Transformed[P, T]):
     @overload
     def def_jvp(self, *, symbolic_zeros: bool = False) -> Callable[[R], R]: ...
     def def_jvp(self, rule: Any = None, *, symbolic_zeros: bool = False) -> Any:
-        """Gives the function its rule. Use it as a decorator, with or without options.
+        """Sets the rule of the function. Use it as a decorator, with or without options.
 
         Args:
             rule: called as `rule(primals, tangents, **kwargs)`; returns `(out, tangent_out)`. See
                 `filter_custom_jvp`.
-            symbolic_zeros: whether tangents that are zero arrive as `ZeroTangent` rather than as
-                arrays of zeros.
+            symbolic_zeros: whether the rule is given `ZeroTangent` for tangents that are zero, rather
+                than arrays of zeros.
 
         Returns:
             The rule.
 
         Raises:
             TypeError: if the rule cannot be called.
-            ValueError: if the function has a rule already.
+            ValueError: if the function already has a rule.
         """
         return self.rule.give(self.fn, rule, symbolic_zeros)
 
@@ -96,8 +96,8 @@ class _Core:
     Args:
         call: the call.
         rule: makes the rule from what it captures.
-        positional: how many of the arrays belong to positional arguments.
-        symbolic_zeros: what the rule asks for.
+        positional: the number of arrays that belong to positional arguments.
+        symbolic_zeros: whether the rule is given `ZeroTangent`.
     """
 
     def __init__(self, call: HoistedCall, rule: Any, positional: int, symbolic_zeros: bool):
@@ -125,7 +125,7 @@ class _Core:
             contributions.append(self.by_captured(outside, outside_dots, arrays))
         if any(alive(dots)):
             contributions.append(self.by_rule(outside, of_rule, arrays, dots))
-        # Without any, only what the rule captures has tangents at this level.
+        # Without contributions, only what the rule captures has tangents at this level.
         out = contributions[-1][0] if contributions else split(self.call(outside, arrays))
         total = [
             functools.reduce(_sum, of_leaf, SymbolicZero.from_primal_value(x))
@@ -177,34 +177,33 @@ def filter_custom_jvp(fn: Callable[P, T]) -> _CustomJvp[P, T]:
     """Gives a function its own rule for derivatives, in forward and in reverse mode.
 
     Use it as a decorator of functions or methods, and define the rule with `def_jvp`. Arguments and
-    results may be any Python objects. Whatever the function and the rule close over may be traced:
-    the derivative with respect to what the function closes over is the ordinary one.
+    results may be any Python objects. The function and the rule may close over traced values: the
+    derivative with respect to what the function closes over is the ordinary one.
 
     The rule is called as `rule(primals, tangents, **kwargs)`:
 
     * `primals` are the positional arguments (of a method, the object comes first).
     * `tangents` have the same structure. For an array that is not differentiated the tangent is
-      zeros (for one of integers or bools, weakly typed zeros of its shape), so that a rule need not
-      ask; for a PRNG key, and for everything that is not an array, it is None. With
-      `def_jvp(symbolic_zeros=True)` those zeros are `ZeroTangent(shape, dtype)`, with which a rule
-      can leave work out.
+      zeros (for integers or bools, weakly typed zeros of its shape), so that a rule need not
+      distinguish; for a PRNG key, and for everything that is not an array, it is None. With
+      `def_jvp(symbolic_zeros=True)` those zeros are `ZeroTangent(shape, dtype)`, which lets a rule
+      skip work.
     * `kwargs` are the keyword arguments. They are never differentiated.
 
-    It returns `(out, tangent_out)`. The first is what the function returns. The second has the same
-    structure, with None, or a `ZeroTangent`, for what is zero, and None for what is not an array. It
-    must be linear in `tangents`. Under `jit` the first is checked against what the function
-    returns.
+    It returns `(out, tangent_out)`. `out` is the result of the function; under `jit` that is checked.
+    `tangent_out` has the same structure, with None or a `ZeroTangent` for a zero tangent, and None for
+    a leaf that is not an array. It must be linear in `tangents`.
 
     Args:
         fn: the function.
 
     Returns:
-        A function of the same arguments with the same results, and with the method `def_jvp`, which
-        returns the rule. The rule can be given once.
+        A function of the same arguments with the same results. Its method `def_jvp` sets the rule, once,
+        and returns it.
 
     Raises:
-        TypeError: if `fn` cannot be called; when called, if there is no rule, or if the rule returns
-            what does not fit in structure, shape or dtype.
+        TypeError: if `fn` cannot be called; when called, if there is no rule, or if a result of the rule
+            does not fit in structure, shape or dtype.
         ValueError: if a keyword argument is differentiated.
 
     Example:

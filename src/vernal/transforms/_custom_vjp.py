@@ -1,9 +1,9 @@
 """`filter_custom_vjp`: a function with its own rule for reverse-mode derivatives.
 
-As in `_custom_jvp.py`, everything traced that the function and its rules capture is made an
-argument of what JAX sees. Here the rule is for the first argument only; what the function captures is differentiated
-as usual, by a second computation of the function when the gradient asks for it; what the rules
-capture are values.
+As in `_custom_jvp.py`, everything traced that the function and its rules capture becomes an argument
+of what JAX sees. Here the rule is for the first argument only. What the function captures is
+differentiated as usual, by computing the function a second time when the gradient needs it; what the
+rules capture is constant.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class _CustomVjp(Transformed[P, T]):
     @overload
     def def_fwd(self) -> Callable[[R], R]: ...
     def def_fwd(self, fwd: Any = None) -> Any:
-        """Gives the function the rule for the way forward. Use it as a decorator.
+        """Sets the rule for the forward pass. Use it as a decorator.
 
         Args:
             fwd: called as `fwd(perturbed, vjp_arg, *args, **kwargs)`; returns `(out, residuals)`.
@@ -68,7 +68,7 @@ class _CustomVjp(Transformed[P, T]):
 
         Raises:
             TypeError: if the rule cannot be called.
-            ValueError: if the function has one already.
+            ValueError: if the function already has one.
         """
         return self.fwd.give(self.fn, fwd, False)
 
@@ -77,21 +77,20 @@ class _CustomVjp(Transformed[P, T]):
     @overload
     def def_bwd(self, *, symbolic_zeros: bool = False) -> Callable[[R], R]: ...
     def def_bwd(self, bwd: Any = None, *, symbolic_zeros: bool = False) -> Any:
-        """Gives the function the rule for the way back. Use it as a decorator, with or without
-        options.
+        """Sets the rule for the backward pass. Use it as a decorator, with or without options.
 
         Args:
             bwd: called as `bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`; returns
                 the gradient with respect to `vjp_arg`. See `filter_custom_vjp`.
-            symbolic_zeros: whether gradients of outputs that are not used arrive as `ZeroTangent`
-                rather than as arrays of zeros.
+            symbolic_zeros: whether the rule is given `ZeroTangent` for gradients of unused outputs,
+                rather than arrays of zeros.
 
         Returns:
             The rule.
 
         Raises:
             TypeError: if the rule cannot be called.
-            ValueError: if the function has one already.
+            ValueError: if the function already has one.
         """
         return self.bwd.give(self.fn, bwd, symbolic_zeros)
 
@@ -125,10 +124,10 @@ class _Core:
 
     Args:
         call: the call.
-        fwd: makes the rule for the way forward from what it captures.
-        bwd: makes the rule for the way back from what it captures.
-        first: how many of the arrays belong to the first argument.
-        symbolic_zeros: what the rule for the way back asks for.
+        fwd: makes the forward rule from what it captures.
+        bwd: makes the backward rule from what it captures.
+        first: the number of arrays that belong to the first argument.
+        symbolic_zeros: whether the backward rule is given `ZeroTangent`.
     """
 
     def __init__(self, call: HoistedCall, fwd: Any, bwd: Any, first: int, symbolic_zeros: bool):
@@ -150,7 +149,7 @@ class _Core:
         return run
 
     def derivative(self, primals: Any, tangents: Any) -> Any:
-        """The output and its tangent, which can be transposed: that is the rule's way back."""
+        """The output and its tangent, whose transpose is the backward rule."""
         outside, of_fwd, of_bwd, arrays = primals
         of_outside, flags = (
             [a and is_inexact(x) for a, x in zip(alive(dots), values, strict=True)]
@@ -222,13 +221,13 @@ class _Core:
 
 
 def _perturbed(rest: Rest, flags: Sequence[bool]) -> Any:
-    """The flags of the arrays as a tree like the first argument, False for what is not an array."""
+    """The flags of the arrays as a tree like the first argument, False for every other leaf."""
     left = iter(flags)
     return rest.treedef.unflatten([m and next(left) for m in rest.mask])[1][0]
 
 
 def _cotangent(ct: Any, symbolic: bool) -> Any:
-    """A cotangent as a rule is given it; None for an output that can have none."""
+    """A cotangent in the form that a rule is given; None for an output without cotangents."""
     if not isinstance(ct, Zero):
         return ct
     aval: Any = ct.aval
@@ -241,38 +240,38 @@ def filter_custom_vjp(fn: Callable[P, T]) -> _CustomVjp[P, T]:
     Use it as a decorator of functions or methods, and define the two halves of the rule with
     `def_fwd` and `def_bwd`. Arguments and results may be any Python objects. The rule is for the
     first argument, `vjp_arg`, which may be any tree (of a method, it is the object); the others must
-    not be differentiated. Whatever the function and the rule close over may be traced: the
-    derivative with respect to what the function closes over is the ordinary one. In forward mode
-    the function cannot be differentiated; `filter_custom_jvp` serves both.
+    not be differentiated. The function and the rule may close over traced values: the derivative with
+    respect to what the function closes over is the ordinary one. The function cannot be differentiated
+    in forward mode; use `filter_custom_jvp` for both modes.
 
     `fwd(perturbed, vjp_arg, *args, **kwargs)` returns `(out, residuals)`:
 
     * `perturbed` is a tree like `vjp_arg`, with True for the arrays that are differentiated, and
       False for all other leaves.
-    * `out` is what the function returns. Under `jit` that is checked.
+    * `out` is the result of the function; under `jit` that is checked.
     * `residuals` may be any tree of any Python objects.
 
     `bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)` returns the gradient:
 
     * `grad_out` is a tree like `out`, with the gradient of every floating-point array, and None
-      for everything else. That of an array which is not used is zeros, or a `ZeroTangent` with
+      for everything else. The gradient of an unused array is zeros, or a `ZeroTangent` with
       `def_bwd(symbolic_zeros=True)`.
-    * The gradient is a tree like `vjp_arg`, with None in place of what is not a floating-point
-      array. None, or a `ZeroTangent`, stands for zero elsewhere, also for a whole subtree. Inside `jax.shard_map`
-      the gradient of an array that is the same on all devices is either, too, or each device's part of it: then the
-      parts are added.
+    * The gradient is a tree like `vjp_arg`, with None for every leaf that is not a floating-point
+      array. Elsewhere None or a `ZeroTangent` stands for zero, also for a whole subtree. Inside
+      `jax.shard_map` the gradient of an array that is the same on all devices may be the same on all
+      devices too, or each device's part of it: then the parts are added.
 
     Args:
         fn: the function.
 
     Returns:
-        A function of the same arguments with the same results, and with the methods `def_fwd` and
-        `def_bwd`, which return the rule. Each can be given once.
+        A function of the same arguments with the same results. Its methods `def_fwd` and `def_bwd` each
+        set a rule, once, and return it.
 
     Raises:
         TypeError: if `fn` cannot be called; when called, if a rule is missing, if there is no
-            positional argument, or if a rule returns what does not fit in structure, shape or dtype.
-        ValueError: if any other argument than the first is differentiated.
+            positional argument, or if a result of a rule does not fit in structure, shape or dtype.
+        ValueError: if any argument but the first is differentiated.
         TypeError: in forward mode.
 
     Example:

@@ -1,4 +1,4 @@
-"""Whether arrays can be cut as specs say: over axes that the mesh has, into equal parts."""
+"""Checks that arrays can be cut as specs say: over axes that the mesh has, into equal parts."""
 
 import math
 from typing import Any
@@ -12,16 +12,16 @@ from ._placement import axis_names
 
 
 def check_cut(array: Any, spec: PartitionSpec, sizes: Any, where: str) -> None:
-    """Refuses to cut an array into parts that it does not have.
+    """Refuses a spec that does not cut an array into equal parts.
 
     Args:
         array: the array.
         spec: over which axes of the mesh each of its axes is cut.
-        sizes: the axes of the mesh, and how many devices there are along each.
+        sizes: the axes of the mesh, with the number of devices along each.
         where: the function and the argument.
 
     Raises:
-        ValueError: if it cannot be cut so.
+        ValueError: if the array cannot be cut that way.
     """
     check_axes(spec, sizes, where)
     shape = jnp.shape(array)
@@ -45,7 +45,7 @@ def check_axes(spec: PartitionSpec, sizes: Any, where: str) -> None:
         where: the function and the place of the spec.
 
     Raises:
-        ValueError: if there is such an axis.
+        ValueError: if the spec has such an axis.
     """
     unknown = [name for entry in spec for name in axis_names(entry) if name not in sizes]
     if unknown:
@@ -62,9 +62,9 @@ def check_axes_of(specs: Any, sizes: Any, where: str, root: str) -> None:
 
     Args:
         specs: the tree.
-        sizes: as there.
+        sizes: as for `check_axes`.
         where: the function.
-        root: what the tree is called.
+        root: the name of the tree.
     """
     for path, spec in jtu.tree_leaves_with_path(
         specs, is_leaf=lambda x: isinstance(x, PartitionSpec)

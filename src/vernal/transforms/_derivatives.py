@@ -1,9 +1,10 @@
-"""What all derivatives share: the option `wrt`, the option `has_aux`, and calls flattened by them.
+"""Code that all derivatives share: the options `wrt` and `has_aux`, and calls flattened by them.
 
 A call is flattened once, into the arrays that are differentiated, the other arrays, and the
 rest. A *target* is one argument that is differentiated, wholly or in part. It is a range of the
 leaves of `(fn, args, kwargs)`, found by counting rather than by path, because this runs at every
-call. Its result has its own structure, with `NoGradient` wherever nothing was differentiated.
+call. Its result has the structure of the argument, with `NoGradient` for every leaf that was not
+differentiated.
 """
 
 import inspect
@@ -40,12 +41,12 @@ _INSTEAD_OF = {
 
 
 class Derivative(Transformed[P, T]):
-    """A function under `filter_grad` or a sibling of it."""
+    """A function under `filter_grad` or another derivative."""
 
     has_aux: bool = field(static=True)
     wrt: Static
     transform: str = field(static=True)
-    # What stands where nothing was differentiated. (None in `vernal.compat`, whose gradients may be all of that.)
+    # Stands for leaves that are not differentiated. (None in `vernal.compat`, whose gradients may have no other leaf.)
     missing: NoGradient | None = field(static=True, default_factory=NoGradient)
 
 
@@ -57,8 +58,8 @@ def decorator(
     wrt: Any,
     refused: dict[str, Any],
 ) -> Any:
-    """Both forms of a derivative: `transform(fn)`, and `@transform(option=...)` where `fn` is None. `cls` is the
-    class of the transformed function, `refused` are options that do not exist."""
+    """Both forms of a derivative: `transform(fn)`, and `@transform(option=...)` with `fn` None. `cls` is the class of
+    the transformed function, `refused` are unknown options."""
     if refused:
         name = next(iter(refused))
         raise type_error(
@@ -78,8 +79,7 @@ def decorator(
 
 
 def value_and_aux(fn: Any, out: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
-    """What a function returned, as `(value, aux)`. Raises `TypeError` if a pair was announced and something else
-    came."""
+    """The result of a function, as `(value, aux)`. Raises `TypeError` if `has_aux` and it is not a pair."""
     if not has_aux:
         return out, None
     if isinstance(out, (tuple, list)) and len(out) == 2:
@@ -94,7 +94,7 @@ def value_and_aux(fn: Any, out: Any, has_aux: bool, transform: str) -> tuple[Any
 
 
 class Target:
-    """One argument that is differentiated: where it is, and what of it."""
+    """One argument that is differentiated: its place, and which of its leaves."""
 
     __slots__ = ("mask", "name", "parts", "slots", "start", "tree", "treedef")
 
@@ -102,17 +102,17 @@ class Target:
         self.name = name
         self.tree = tree
         self.treedef = treedef
-        # The number of its first leaf among those of `(fn, args, kwargs)`.
+        # The index of its first leaf among those of `(fn, args, kwargs)`.
         self.start = start
-        # What is asked for: nodes of the tree with their paths. First of all, the whole.
+        # What `wrt` selects: nodes of the tree with their paths. At first, the whole.
         self.parts: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
-        # Or, for every leaf, whether it is asked for.
+        # Or, for every leaf, whether `wrt` selects it.
         self.mask: list[bool] | None = None
-        # For every leaf the number of the array that is differentiated there, or None.
+        # For every leaf, the index of the differentiated array there, or None.
         self.slots: tuple[int | None, ...] = ()
 
     def asked(self) -> list[list[bool]]:
-        """For every part, which leaves belong to it."""
+        """For every selected part, which leaves belong to it."""
         if self.mask is not None:
             return [self.mask]
         if not self.parts[0][0]:
@@ -138,7 +138,7 @@ class Call:
         return [self.arrays[i] for i in self.positions]
 
     def run(self, chosen: Sequence[Any]) -> Any:
-        """Calls the function with other arrays in place of those that are differentiated."""
+        """Calls the function with other values of the differentiated arrays."""
         arrays = list(self.arrays)
         for i, array in zip(self.positions, chosen, strict=True):
             arrays[i] = array
@@ -151,7 +151,7 @@ class Call:
 
 def assemble(outline: Any, values: Sequence[Any], missing: Any) -> tuple[Any, ...]:
     """Puts one result for each differentiated array into trees like the targets, with `missing` everywhere else.
-    `outline` is what `Call.outline` gives."""
+    `outline` is the result of `Call.outline`."""
     left = iter(values)
     return tuple(
         treedef.unflatten([missing if slot is None else next(left) for slot in slots])
@@ -167,9 +167,9 @@ def flatten_call(
     transform: str,
     may_be_nothing: bool = False,
 ) -> Call:
-    """Flattens a call by what is to be differentiated: by `wrt` as far as it is not frozen; None is the first
-    argument. Raises `ValueError` if `wrt` names what is not there, or the same argument twice, or is a mask that
-    does not fit, and `TypeError` if there is no floating-point array in it that is not frozen."""
+    """Flattens a call by what is to be differentiated: what `wrt` selects (None: the first argument) and is not
+    frozen. Raises `ValueError` if `wrt` names an argument that does not exist, or the same one twice, or is a mask
+    that does not fit, and `TypeError` if it selects no floating-point array that is not frozen."""
     if kwargs:
         args, kwargs = to_positional(fn, args, kwargs)
     arrays, rest = split((fn, args, kwargs))
@@ -192,8 +192,8 @@ def flatten_call(
 
 
 def fill_slots(targets: list[Target], arrays: list[Any], rest: Rest) -> None:
-    """Finds the arrays that are differentiated in every target: the floating-point ones that it
-    asks for and that are not frozen."""
+    """Finds the arrays that are differentiated in every target: the selected floating-point arrays that
+    are not frozen."""
     numbers = _array_numbers(rest.mask)
     for target in targets:
         asked = [any(parts) for parts in zip(*target.asked(), strict=True)]
@@ -213,7 +213,7 @@ def _array_numbers(mask: Sequence[bool]) -> list[int | None]:
     return numbers
 
 
-# An argument of a call: its number, or its name if it can only be given by keyword.
+# An argument of a call: its number, or its name if it can only be passed by keyword.
 _Place = int | str
 
 
@@ -282,7 +282,7 @@ def targets_of(fn: Any, args: tuple[Any, ...], rest: Rest) -> list[Target]:
 
 
 def _refuse_nothing(target: Target, fn: Any, transform: str) -> None:
-    """Refuses a part that holds nothing to differentiate: it would silently never be trained."""
+    """Refuses a part with nothing to differentiate: it would silently never be trained."""
     if len(target.parts) == 1 and any(slot is not None for slot in target.slots):
         return
     for (path, node), leaves in zip(target.parts, target.asked(), strict=True):
@@ -314,7 +314,7 @@ def _all_frozen(root: str, fn: Any, transform: str) -> TypeError:
 
 
 def _numbers(node: Any, root: str) -> Iterator[str]:
-    """What was probably meant to be differentiated: Python numbers, and arrays of integers."""
+    """The leaves that the user probably meant to differentiate: Python numbers, and arrays of integers."""
     for path, value in values_with_paths(node):
         if type(value) in (int, float, complex):
             yield f"{path_text(path, root)} = {value!r} (a Python number)"

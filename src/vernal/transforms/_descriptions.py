@@ -1,8 +1,8 @@
-"""Any value in words, with what is needed to tell it from another one: a signature is made of these.
+"""Descriptions of values, which tell one value from another: a signature is made of these.
 
-A description outlives the call, so it holds no array, no tracer and no function of the user: of
-arrays it has the abstract value, of static values a text and a hash, of functions the code object
-and, one by one, what they capture.
+A description outlives the call, so it holds no array, tracer or user's function. It has the abstract
+value of an array, a text and a hash of a static value, and the code object of a function and, one by
+one, what the function captures.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from ..trees import is_array, open_up
 
 _ABSENT: Any = object()
 _NUMBERS = (bool, int, float, complex)
-# Of static containers that are longer than this only the whole is compared, by its hash.
+# Static containers longer than this are compared only as a whole, by hash.
 _LONG = 100
-# Bytes up to which a captured NumPy array is compared by value.
+# A captured NumPy array of at most this many bytes is compared by value.
 _SMALL = 1 << 20
 
 
 class _Code(NamedTuple):
-    """The code of a function. Where it is does not count in Python's own comparison."""
+    """The code of a function, with its place, which Python's own comparison leaves out."""
 
     code: types.CodeType
     file: str
@@ -43,18 +43,17 @@ class _Code(NamedTuple):
         return f"<{'lambda' if name == '<lambda>' else name} at {place}>"
 
 
-# Where a traced array is.
+# The place of a traced array.
 _TRACED = "inside a transformation"
-# The kind of what has no parts.
+# The kind of a value without parts.
 STATIC = "static"
 
 
 class Array:
-    """An array: what a trace depends on, and where the array is, on which only the compiled
-    program depends.
+    """An array: what a trace depends on, and its placement, on which only the compiled program depends.
 
     Attributes:
-        hashes: of what a trace depends on, and of what the compiled program depends on.
+        hashes: a hash of what a trace depends on, and one of what the compiled program depends on.
     """
 
     __slots__ = ("aval", "hashes", "where")
@@ -72,7 +71,7 @@ class Array:
         return spec_text(self.aval)
 
     def texts_with(self, other: "Array") -> tuple[str, str]:
-        """Both in words, with as much as is needed to tell them apart."""
+        """The texts of both, with as much detail as is needed to tell them apart."""
         spec, other_spec = self.text, other.text
         if spec != other_spec:
             return spec, other_spec
@@ -86,14 +85,14 @@ class Part:
     """Anything but an array.
 
     Args:
-        kind: what must be equal for the parts to be compared one by one.
-        text: the thing on one line.
-        mark: tells apart what has equal texts and equal parts.
-        parts: what it is made of, by the text of the key.
+        kind: the parts of two values are compared one by one if their kinds are equal.
+        text: the value on one line.
+        mark: tells apart values with equal texts and equal parts.
+        parts: its parts, by the text of the key.
 
     Attributes:
-        hashes: as for `Array`, so that what is equal in two large trees is not looked at.
-        size: how many parts there are in it, itself included.
+        hashes: as for `Array`, so that equal subtrees of two large trees are skipped.
+        size: the number of parts in it, itself included.
     """
 
     __slots__ = ("hashes", "kind", "mark", "parts", "size", "text")
@@ -125,8 +124,8 @@ def describe(value: Any, static: bool = False) -> Description:
 
     Args:
         value: anything.
-        static: whether arrays in it are part of the structure, as in what a function captures:
-            those are compared by identity.
+        static: whether arrays in it are part of the structure, like those that a function captures,
+            and are compared by identity.
 
     Returns:
         The description, part by part. It keeps nothing in the value alive.
@@ -156,7 +155,7 @@ def _mark(value: Any) -> int | None:
     try:
         return hash(static_key(value))
     except Exception:
-        # Not hashable, or its own `__hash__` fails: the text has to do.
+        # Not hashable, or its own `__hash__` fails: only the text is compared.
         return None
 
 
@@ -164,8 +163,8 @@ class _Walk:
     """One description being made.
 
     Attributes:
-        found: what was described before, since models have many references to few functions; with
-            the value, which so stays what it is. None stands for what is being described now.
+        found: the descriptions made so far, because models have many references to few functions; with
+            the value, which keeps it alive. None marks a value whose description is in progress.
     """
 
     def __init__(self) -> None:
@@ -177,7 +176,7 @@ class _Walk:
             return _constant(value) if static else Array(value)
         if value is None or kind in _NUMBERS:
             return Part(STATIC, repr(value), kind)
-        # To a function it makes no difference, and it may lead back to itself.
+        # For a function `static` makes no difference, and a function may lead back to itself.
         key = id(value), static or kind is types.FunctionType
         if key in self.found:
             return self.found[key][1] or Part("cycle", "<recursive>", None)
@@ -185,7 +184,7 @@ class _Walk:
         try:
             description = self.compound(value, static)
         except Exception:
-            # Anything may be captured: a dictionary whose keys have no order, a broken proxy.
+            # Anything may be captured: a dictionary with unordered keys, a broken proxy.
             description = Part(STATIC, short(value), None)
         self.found[key] = value, description
         return description
@@ -205,7 +204,7 @@ class _Walk:
         parts: dict[str, Description] = {}
         # The attributes of functions have no text.
         for text, item in zip(node.texts(len(items)), items, strict=False):
-            # What `jax.tree_util.Partial` calls is structure, though the rest are children.
+            # The function of a `jax.tree_util.Partial` is structure, while the rest are children.
             parts[text] = self.see(item, hidden or text == ".func")
         return _whole(value, parts)
 
@@ -217,7 +216,7 @@ class _Walk:
             return Part(STATIC, "not assigned yet", None)
 
     def fields(self, value: Any, names: Iterable[str], static: Callable[[str], bool]) -> Part:
-        """What has names for all that it holds: a module, a dataclass."""
+        """A value with named fields: a module, a dataclass."""
         found = {name: getattr(value, name, _ABSENT) for name in names}
         frozen = found.pop(FROZEN, _ABSENT)
         parts = {f".{k}": self.see(v, static(k)) for k, v in found.items() if v is not _ABSENT}
@@ -227,14 +226,14 @@ class _Walk:
 
 
 def _without_parts(value: Any) -> Part:
-    """A class, a builtin, a set, an object of the user."""
+    """A value without parts: a class, a builtin, a set, a user's object."""
     if isinstance(value, type) or not isinstance(getattr(value, "__name__", None), str):
         return Part(STATIC, short(value), _mark(value))
     return Part(type(value).__name__, f"<{callable_name(value)}>", _mark(value))
 
 
 def _whole(value: Any, parts: dict[str, Description]) -> Part:
-    """A thing whose parts have been described."""
+    """A value whose parts have been described."""
     cls = type(value)
     mark = None if _is_node(value) else _mark(value)
     if isinstance(value, types.FunctionType):
@@ -250,7 +249,7 @@ def _whole(value: Any, parts: dict[str, Description]) -> Part:
         return Part(cls.__name__, f"{cls.__name__} of length {len(value)}", mark, parts)
     if not _is_node(value):
         return Part(cls.__name__, f"<{callable_name(value)}>", mark, parts)
-    # What the class keeps apart from its children has no name.
+    # Data that the class keeps apart from its children has no name.
     return _of_class(cls, parts, None if cls is dict else _mark(one_level(value)[1].node_data()[1]))
 
 

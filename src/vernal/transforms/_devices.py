@@ -1,9 +1,9 @@
-"""Arrays spread over a mesh of devices: `filter_shard` and `filter_shard_map`, for arbitrary
-Python objects.
+"""Arrays sharded over a mesh of devices: `filter_shard` and `filter_shard_map`, for arbitrary Python
+objects.
 
 The axes of a mesh are of two types. For `Auto` axes a sharding is a request to the compiler,
 `with_sharding_constraint`. For `Explicit` axes (the default of `jax.make_mesh`) it is part of an
-array's type, and changed by `reshard`. Both are handled, axis by axis.
+array's type, and `reshard` changes it. Both are handled, axis by axis.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def _is_placement(x: Any) -> bool:
 
 
 def _only(spec: PartitionSpec, names: AbstractSet[Any]) -> PartitionSpec:
-    """The part of a spec that speaks of these axes."""
+    """The part of a spec that names these axes."""
 
     def keep(entry: Any) -> Any:
         if isinstance(entry, tuple):
@@ -89,13 +89,13 @@ def _place(x: Any, placement: Any) -> Any:
 
 
 def filter_shard(x: T, device_or_shardings: Any) -> T:
-    """Places the arrays of a tree on a device, or spreads them over a mesh.
+    """Places the arrays of a tree on a device, or shards them over a mesh.
 
-    Outside of compiled code arrays are moved. Inside, the placement is a constraint for the
+    Outside of compiled code it moves the arrays. Inside, the placement is a constraint for the
     compiler, or, for explicit mesh axes, a change of the arrays' types (`jax.reshard`).
 
     Args:
-        x: any tree. Leaves that are not arrays are passed over.
+        x: any tree. Leaves that are not arrays are ignored.
         device_or_shardings: a `jax.Device`, a `jax.sharding.Sharding`, a `PartitionSpec` (which
             needs `jax.set_mesh`), None for arrays that stay as they are, or a prefix tree of `x`
             with those as leaves.
@@ -105,8 +105,8 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
 
     Raises:
         TypeError: if a leaf of `device_or_shardings` is something else.
-        ValueError: if it is not a prefix of `x`, or an array cannot be placed so; the message names
-            the array.
+        ValueError: if it is not a prefix of `x`, or an array cannot be placed that way; the message
+            names the array.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -134,7 +134,7 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
         if placement is not None and is_array(leaf):
             try:
                 leaf = _place(leaf, placement)
-            # JAX answers a spec with too many entries with a bare assertion.
+            # JAX raises a bare AssertionError for a spec with too many entries.
             except (ValueError, RuntimeError, AssertionError) as error:
                 raise ValueError(_misplaced(path, leaf, placement, error)) from error
         leaves.append(leaf)
@@ -157,7 +157,7 @@ def _is_spec(x: Any) -> bool:
 
 
 class _Own:
-    """Stands for "as the array's type says"."""
+    """A placeholder for the sharding in the array's type."""
 
 
 def _own_spec(array: Any, axis_names: AbstractSet[Any]) -> PartitionSpec:
@@ -184,7 +184,7 @@ class _ShardMap(Transformed[P, T]):
 
         def run(arrays: list[Any]) -> Any:
             out = hold(call_inside(fn, rest, arrays))
-            # JAX would say the same in words that the user's result does not have.
+            # JAX's own message would not use the names of the user's result.
             what = f"`out_specs` of `{callable_name(fn)}`"
             broadcast_prefix(
                 self.out_specs.value, out, what=what, root="the result", is_leaf=_is_spec
@@ -215,7 +215,7 @@ class _ShardMap(Transformed[P, T]):
         return release(mapped(arrays))
 
     def _mapped(self) -> dict[Any, int]:
-        """The axes that are mapped over, and how many devices there are along each."""
+        """The axes that are mapped over, with the number of devices along each."""
         mesh = get_abstract_mesh() if self.mesh is None else self.mesh
         names = self.axis_names or mesh.axis_names
         return {name: size for name, size in mesh.shape.items() if name in names}
@@ -296,31 +296,32 @@ def filter_shard_map(
 ) -> Any:
     """Runs a function of arbitrary Python objects on every shard of its arguments: `jax.shard_map`.
 
-    If the function is a module (or a method of one), its own arrays have the sharding that their
-    types say: whole on every device, unless they are spread over explicit mesh axes.
+    Call the mapped function inside `filter_jit`: outside, calls are slow, as with `jax.shard_map`. If
+    the function is a module (or a method of one), its own arrays are sharded as in their types: whole
+    on every device, unless they are sharded over explicit mesh axes.
 
     Args:
         fn: the function. It sees each device's part of the arrays, and may use collectives over the
             mesh axes.
         out_specs: how results are put together: a `PartitionSpec`, None for those that are the same
-            on all devices, or a prefix tree of the result with those as leaves. What is not an
-            array is returned as it is.
-        mesh: the mesh; without one, that of `jax.set_mesh`.
+            on all devices, or a prefix tree of the result with those as leaves. Leaves that are not
+            arrays are returned unchanged.
+        mesh: the mesh; by default that of `jax.set_mesh`.
         in_specs: how arguments are cut: a `PartitionSpec` or None (not cut) for all of them; a
             tuple with one prefix tree for each positional argument; or a dictionary of prefix trees
-            by argument name. Arguments not named, and those that can only be passed by keyword, are
-            as their types say. Without it, all are as their types say, which needs a mesh with
-            explicit axes. Leaves that are not arrays are passed over.
-        axis_names: the mesh axes to map over; all of them if not given.
-        check_vma: whether JAX checks that results said to be the same on all devices are.
+            by argument name. Arguments without an entry, and those that can only be passed by
+            keyword, are sharded as in their types. By default all arguments are, which needs a mesh
+            with explicit axes. Leaves that are not arrays are ignored.
+        axis_names: the mesh axes to map over; by default all of them.
+        check_vma: whether JAX checks that results declared the same on all devices are the same.
 
     Returns:
-        The mapped function. Calls outside of `filter_jit` are slow, as those of `jax.shard_map`.
+        The mapped function.
 
     Raises:
         TypeError: if `fn` is not callable, if a leaf of the specs is not a spec, or for an unknown
             option.
-        ValueError: for a name that is not an argument's; at a call, if the specs do not fit the
+        ValueError: for a name that is not an argument; at a call, if the specs do not fit the
             arguments or the result.
         TracedShapeError: at a call, if a traced value reaches a shape.
 

@@ -26,7 +26,7 @@ def check_donate(transform: str, donate: Any) -> None:
 
 
 def donated_leaves(treedef: Any, dynamic: list[int], donate: str) -> list[int]:
-    """Which leaves of `(fn, args, kwargs)` are donated, of those whose positions are in `dynamic`."""
+    """Which of the leaves of `(fn, args, kwargs)` at the positions `dynamic` are donated."""
     if donate == "none":
         return []
     if donate in ("all", "warn"):
@@ -37,8 +37,8 @@ def donated_leaves(treedef: Any, dynamic: list[int], donate: str) -> list[int]:
 
 
 def donated_arguments(donate: str, count: int, first: int) -> tuple[int, ...]:
-    """Which of `count` arguments of a call are donated. `first` is the position of the user's first one; before it
-    is the function, if it is an argument."""
+    """Which of `count` arguments of a call are donated. `first` is the position of the user's first one, after the
+    function if that is an argument."""
     if donate == "none":
         return ()
     spared = () if donate in ("all", "warn") else (first,)
@@ -54,7 +54,7 @@ def without_donation_warnings() -> Iterator[None]:
 
 
 def quietly(donate: str) -> contextlib.AbstractContextManager[None]:
-    """The same for the choices that ask for it, and nothing for the others."""
+    """`without_donation_warnings` unless the user chose to be warned."""
     return (
         without_donation_warnings()
         if donate in ("all", "all-except-first")

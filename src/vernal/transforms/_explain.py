@@ -1,11 +1,10 @@
-"""Why did it compile? Every trace of a function under `filter_jit`, with what has changed since the
-earlier one that is most alike.
+"""Why a function compiled again: records every trace of a function under `filter_jit`, with what has
+changed since the most similar earlier trace.
 
-The body of a compiled function runs only when it is traced: that is the signal, and there `Tracing`
-is entered, with the call as the body sees it. Where its arrays are on which devices is known when the
-call is over. A program may also be compiled again without a trace, for other devices; JAX tells its
-listeners of that, and they leave a note with the program. So nothing in this file runs in a call that
-compiles nothing.
+The body of a compiled function runs only when it is traced. There `Tracing` is entered, with the call
+as the body sees it. The devices of its arrays are known when the call is over. A program may also be
+compiled again without a trace, for other devices; JAX notifies its listeners, and they leave a note
+with the program. So nothing in this file runs in a call that compiles nothing.
 """
 
 import collections
@@ -26,9 +25,9 @@ from ._compilation_notes import listen
 from ._place import here
 from ._signatures import Difference, Signature, has_identity, signature_of_call
 
-# The traces of a function that are remembered, to be compared with and to be told of.
+# How many traces of a function are kept, to compare with and to report.
 _KEPT = 32
-# The differences that are told of one trace.
+# How many differences of one trace are reported.
 _TOLD = 6
 _NOT_SEEN = (
     "nothing in the arguments or in the settings of JAX; its caches were cleared, or it is called "
@@ -43,14 +42,14 @@ class Call:
 
     Args:
         fn: the function.
-        options: those of `filter_jit`, by name.
+        options: the options of `filter_jit`, by name.
         arguments: `(args, kwargs)`.
     """
 
     __slots__ = ("name", "signature", "traces")
 
     def __init__(self, fn: Any, options: dict[str, Any], arguments: tuple[Any, Any]):
-        # Not the function, which may hold tracers: a call is kept until it is over.
+        # The name and not the function, which may hold tracers: a call is kept until it is over.
         self.name = callable_name(fn)
         self.traces = traces_of(fn)
         self.signature = signature_of_call(fn, *arguments, options)
@@ -60,15 +59,15 @@ class Trace:
     """One trace of a function under `filter_jit`, or one compilation of what was traced before.
 
     Attributes:
-        name: what the function is called.
+        name: the name of the function.
         kind: `"traced"` (and compiled, unless inside another function), `"compiled"` without being
             traced, or `"run"` operation by operation, which is how JAX looks for a NaN.
         number: how often the function was traced, including this time.
         again: whether it was traced before.
-        differences: what has changed since the earlier trace that is most alike.
-        reason: the same in one line; empty for the first trace.
+        differences: what has changed since the most similar earlier trace.
+        reason: the differences in one line; empty for the first trace.
         place: where it was called: `train.py:57`.
-        seconds: how long it took to trace, lower and compile; None while that goes on.
+        seconds: how long it took to trace, lower and compile; None until that is done.
         source: the same object for all traces of one function.
     """
 
@@ -102,12 +101,12 @@ class Trace:
         self.source = traces.source
 
     def explain_with(self, differences: list[Difference], otherwise: str) -> None:
-        """Takes the differences as the reason."""
+        """Sets the differences as the reason."""
         self.differences = differences
         self.reason = listed(differences, "; ", _TOLD) or otherwise
 
     def event(self) -> str:
-        """What has happened: `traced again (2nd, 0.8 s): x: f32[32,4] -> f32[31,4]`."""
+        """What happened, on one line: `traced again (2nd, 0.8 s): x: f32[32,4] -> f32[31,4]`."""
         times = [ordinal(self.number)] if self.kind == "traced" else []
         if self.seconds is not None:
             times.append(f"{self.seconds:.2g} s" if self.seconds < 10 else f"{self.seconds:.0f} s")
@@ -119,7 +118,7 @@ class Trace:
 
 
 def _place() -> str:
-    """Where the user's code has made the call that is going on."""
+    """The place in the user's code of the call in progress."""
     entries = here().entries
     return f"{os.path.basename(entries[-1][0])}:{entries[-1][1]}" if entries else "unknown"
 
@@ -133,7 +132,7 @@ def ordinal(n: int) -> str:
 def _nearest(
     earlier: Iterable[Trace], signature: Signature, placed: bool
 ) -> tuple[list[Difference], Trace | None]:
-    """The trace with the fewest parts that differ, the first of those, and its differences."""
+    """The first of the traces with the fewest differing parts, and its differences."""
     compared = [(trace.signature.compared(signature, placed), trace) for trace in earlier]
     found, nearest = min(
         compared, key=lambda one: sum(size for _, size in one[0]), default=([], None)
@@ -142,7 +141,7 @@ def _nearest(
 
 
 class Traces:
-    """The traces of one function, under whatever options."""
+    """The traces of one function, under any options."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -151,7 +150,7 @@ class Traces:
         self.source = object()
 
     def traced(self, call: Call) -> Trace:
-        """Notes a new trace, unless a guard refuses it."""
+        """Records a new trace, unless a guard refuses it."""
         with self.lock:
             trace = Trace(call, "traced", self)
             if trace.again:
@@ -164,7 +163,7 @@ class Traces:
             return trace
 
     def called(self, trace: Trace, signature: Signature) -> None:
-        """Notes where the arrays of a trace are, which is known when its call is over."""
+        """Records where the arrays of a trace are, which is known when its call is over."""
         with self.lock:
             trace.signature = signature
             if trace.differences and trace.kind == "traced":
@@ -173,7 +172,7 @@ class Traces:
                 trace.explain_with(found, trace.reason)
 
     def ran(self, call: Call) -> Trace:
-        """Notes that JAX runs the body without tracing it, to find where a NaN comes from."""
+        """Records that JAX runs the body without tracing it, to find the source of a NaN."""
         with self.lock:
             trace = Trace(call, "run", self)
             trace.explain_with([_NAN], "")
@@ -181,17 +180,17 @@ class Traces:
             return trace
 
     def compiled(self, call: Call, seconds: float) -> None:
-        """Notes a compilation that no trace precedes."""
+        """Records a compilation without a trace."""
         with self.lock:
             trace = Trace(call, "compiled", self)
             for earlier in self.recent:
                 if not (earlier.compiled or earlier.signature.differences(trace.signature)):
-                    # It was only traced, by `lower` or inside another function: this is its first.
+                    # It was only traced, by `lower` or inside another function: this is its first compilation.
                     earlier.compiled, earlier.signature = True, trace.signature
                     return
             found = _nearest(reversed(self.recent), trace.signature, placed=True)[0]
             if not found:
-                # A transformation of it.
+                # JAX compiled a transformation of the function.
                 return
             trace.explain_with(found, "")
             _ask_guards(trace)
@@ -203,7 +202,7 @@ class Traces:
         """What `.explain()` of a function returns.
 
         Args:
-            name: what the function is called.
+            name: the name of the function.
         """
         with self.lock:
             recent, count = list(self.recent), self.count
@@ -217,8 +216,8 @@ class Traces:
         return "\n".join(lines)
 
 
-# Traces are remembered as long as the function they belong to, or by class where the function
-# travels with its arguments.
+# Traces are kept as long as the function they belong to, or by class where the function is passed
+# with its arguments.
 _of_function: weakref.WeakKeyDictionary[Any, Traces] = weakref.WeakKeyDictionary()
 _of_class: dict[type, Traces] = {}
 
@@ -230,7 +229,7 @@ def traces_of(fn: Any) -> Traces:
         fn: the function that `filter_jit` was given.
 
     Returns:
-        What is known of it, and will be.
+        Its traces; later ones are added to the same object.
 
     Example:
         >>> import vernal
@@ -246,10 +245,10 @@ def traces_of(fn: Any) -> Traces:
 
 
 class Tracing:
-    """Entered in the body of a compiled function, left when the call that it belongs to is over.
+    """A context entered in the body of a compiled function, and left when its call is over.
 
     Args:
-        call: the call, as it is traced.
+        call: the call that is traced.
 
     Raises:
         RetraceError: when entered, if `debug.no_retrace` refuses the trace.
@@ -269,7 +268,7 @@ class Tracing:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # It may be left in the handler of an error of the call.
+        # An error of the call may be in flight when it is left.
         failed = sys.exception() is not self.outer_error
         self.trace.failed = failed and self.trace.kind == "traced"
         self.trace.seconds = time.perf_counter() - self.start
@@ -280,7 +279,7 @@ def log_call(call: Call, tracings: list[Tracing], seconds: list[float]) -> None:
     """Logs what happened in a call that is over.
 
     Args:
-        call: the call, with its arrays where they are.
+        call: the call, whose arrays are now on their devices.
         tracings: its traces.
         seconds: how long each compilation in it took.
     """
@@ -308,7 +307,7 @@ def _ask_guards(trace: Trace) -> None:
 
 
 class Watch:
-    """Tells of every trace until it is stopped, or until the `with` block that it opens ends.
+    """Reports every trace until it is stopped, or until the end of its `with` block.
 
     Args:
         tell: called with each trace.
@@ -319,7 +318,7 @@ class Watch:
         _watchers.append(self)
 
     def stop(self) -> None:
-        """Ends it. Once is enough; twice does no harm."""
+        """Stops the reports. Calling it again does nothing."""
         if self in _watchers:
             _watchers.remove(self)
 
@@ -331,14 +330,14 @@ class Watch:
 
 
 def watch_traces(tell: Callable[[Trace], None]) -> Watch:
-    """Tells of every trace of a function under `filter_jit`, in any thread, when the call that made
-    it is over; and of every compilation without a trace.
+    """Reports every trace of a function under `filter_jit`, in any thread, when its call is over; and
+    every compilation without a trace.
 
     Args:
         tell: called with each `Trace`.
 
     Returns:
-        The watch. It has begun, and ends by `.stop()` or with the `with` block that it opens.
+        The watch, already running. End it with `.stop()`, or use it in a `with` statement.
 
     Example:
         >>> import vernal
@@ -354,11 +353,11 @@ def watch_traces(tell: Callable[[Trace], None]) -> Watch:
 
 @contextlib.contextmanager
 def guard_traces(ask: Callable[[Trace], None]) -> Iterator[None]:
-    """Asks before every trace in this thread, and may so forbid it.
+    """Calls a guard before every trace in this thread; the guard may raise to prevent the trace.
 
     Args:
         ask: called with each `Trace` before the function is. If it raises, nothing is traced, and
-            nothing that is compiled is lost.
+            no compiled program is lost.
 
     Example:
         >>> import vernal

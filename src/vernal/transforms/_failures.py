@@ -1,10 +1,10 @@
-"""Compiled programs whose failures can be read: the message and the place of the check that failed,
-in place of the compiler's report.
+"""Compiled programs with readable failures: the message and the place of the failed check, in place of
+the compiler's report.
 
-A program without checks is left alone: nothing waits for its results. One with a check is waited
-for, so that its error is raised by the call that it belongs to. Which is which is looked up in the
-program itself, after each call in which it was traced; only there can one see the checks of inner
-functions that JAX had traced before.
+A program without checks runs as usual: calls do not wait for its results. Calls of a program with a
+check wait, so that each raises its own error. The checks are looked up in the program itself, after
+each call in which it was traced; only there are the checks of inner functions visible that JAX had
+traced before.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from ._runtime_check import Report, awaited, reports_in
 
 
 class Opened:
-    """Contexts that are entered while a program is traced and left when the call that traced it is
-    over: what costs nothing when nothing is traced."""
+    """Contexts that are entered while a program is traced and left when the call that traced it is over.
+    They cost nothing when nothing is traced."""
 
     def __init__(self) -> None:
         self._of_thread: dict[int, tuple[contextlib.ExitStack, list[Tracing]]] = {}
@@ -33,7 +33,7 @@ class Opened:
 
         Args:
             tracing: the log of this trace.
-            *others: whatever else.
+            *others: further contexts.
         """
         new = contextlib.ExitStack(), []
         stack, tracings = self._of_thread.setdefault(threading.get_ident(), new)
@@ -46,7 +46,7 @@ class Opened:
         return self._of_thread.get(threading.get_ident(), (None, []))[1]
 
     def close(self) -> None:
-        """Leaves what this thread has entered."""
+        """Leaves the contexts that this thread has entered."""
         opened = self._of_thread.pop(threading.get_ident(), None)
         if opened is not None:
             opened[0].close()
@@ -62,7 +62,7 @@ class _AtFirst:
         self.lock = threading.RLock()
 
     def __call__(self, *args: Any) -> Any:
-        # Whoever is compiling something else does not wait: it could be waited for in turn.
+        # A thread that is compiling something else does not wait: that could be a deadlock.
         busy = getattr(self._here, "busy", False)
         locked = self.lock.acquire(blocking=not busy)
         self._here.busy = True
@@ -75,9 +75,9 @@ class _AtFirst:
 
 
 class Program:
-    """A compiled function of arrays. What it traces calls the user's function with `traced`, and
-    holds nothing of this object but `attention` and `opened`: a cycle would keep alive the tracers
-    that the function may close over.
+    """A compiled function of arrays. The function that it traces calls the user's function with `traced`,
+    and holds only `attention` and `opened` of this object: a cycle would keep alive the tracers that the
+    user's function may close over.
 
     Args:
         described: describes a call, given its leaves.
@@ -85,10 +85,10 @@ class Program:
     Attributes:
         jit: the `jax.jit` of it, as `jit(*leaves)`.
         run: the same; until it has been compiled, one thread at a time.
-        opened: what was opened while it was traced, for the rest of that call.
-        attention: empty if the program is known to hold no check, and nothing has been traced or
-            compiled. Otherwise its checks, the threads that have traced it and not looked yet, and
-            compilations.
+        opened: contexts opened during its trace, for the rest of that call.
+        attention: empty if the program is known to have no check, and nothing was traced or compiled.
+            Otherwise its checks, the threads that have traced it and have not looked up its checks
+            yet, and compilations.
     """
 
     __slots__ = ("__weakref__", "attention", "described", "jit", "opened", "run")
@@ -99,12 +99,12 @@ class Program:
         self.attention: set[int | Report | Compilations] = set()
 
     def use(self, jit: Any) -> None:
-        """Sets the function: the `jax.jit` of what calls `traced`."""
+        """Sets the function: the `jax.jit` of a function that calls `traced`."""
         self.jit = jit
         self.run: Any = _AtFirst(jit)
 
     def look(self, leaves: Sequence[Any]) -> tuple[Report, ...]:
-        """The checks of the program for these arguments (which JAX does not trace again)."""
+        """Looks up the checks of the program for these arguments (JAX does not trace it again)."""
         found = reports_in(self.jit.trace(*leaves).jaxpr)
         # In this order: another thread must not find the set empty in between.
         self.attention.update(found)
@@ -112,7 +112,7 @@ class Program:
         return found
 
     def finish(self, leaves: Sequence[Any]) -> None:
-        """Ends what was opened while this call traced, and logs what was traced and compiled.
+        """Closes what was opened while this call traced, and logs what was traced and compiled.
 
         Args:
             leaves: the arguments of the call.
@@ -136,7 +136,7 @@ class Program:
 
         Args:
             leaves: the arguments of the call.
-            out: what it returned.
+            out: what the call returned.
 
         Raises:
             RuntimeCheckError: if a check has failed on a device that could not raise it.
@@ -148,21 +148,21 @@ class Program:
         wait(out, [item for item in tuple(self.attention) if isinstance(item, Report)])
 
     def failed(self, error: Exception, leaves: Sequence[Any]) -> None:
-        """Called when a call has raised an error, inside the handler.
+        """Handles an error of a call. Called inside the handler.
 
         Args:
-            error: what it raised.
+            error: the error.
             leaves: the arguments of the call.
 
         Raises:
-            RuntimeCheckError: in place of it, if a check was the reason.
+            RuntimeCheckError: in place of the error, if a check was its cause.
         """
         self.finish(leaves)
         failure = failure_of(error)
         if failure is None:
             self.attention.discard(threading.get_ident())
             return
-        # It may have been the first call.
+        # This may have been the first call.
         self.look(leaves)
         raise failure from None
 
@@ -174,8 +174,8 @@ def traced(attention: set[int | Report | Compilations], fn: Callable[..., Any], 
 
 
 def wait(out: Any, reports: Sequence[Report]) -> None:
-    """Waits for the results of a program with checks, and raises the error of one that has failed on a device that
-    could not raise it; does nothing if there are no checks."""
+    """Waits for the results of a program with checks, and raises the error of a check that has failed on a device that
+    could not raise it; does nothing without checks."""
     if not reports:
         return
     jax.block_until_ready([concrete_value(x) for x in jtu.tree_leaves(out)])
@@ -186,7 +186,7 @@ def wait(out: Any, reports: Sequence[Report]) -> None:
 
 
 def reraise(error: Exception) -> None:
-    """Raises the error of a check in place of JAX's, if one was the reason. Called inside the handler."""
+    """Raises the error of a check in place of JAX's, if a check was its cause. Called inside the handler."""
     failure = failure_of(error)
     if failure is not None:
         raise failure from None

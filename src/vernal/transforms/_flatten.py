@@ -1,13 +1,12 @@
 """Flattening the arguments of a compiled call, at every call, in as few steps as possible.
 
-Each argument becomes its *leaves*, which holds its arrays in order and nothing else (an array, a
+Each argument becomes its *leaves*, which hold its arrays in order and nothing else (an array, a
 list of arrays, a list of leaves, or None), and a *key*: everything else about it. One compiled
-program stands for all calls with the same keys.
+program serves all calls with the same keys.
 
-A module is flattened once, and remembers it from the second call that it is an argument of (at the
-first one nobody knows that it will be back). What a compiled function returns comes flat. The keys
-of trees are objects that are compared by identity: the same `Key` for equal structures, for as long
-as anybody has it.
+A module caches its flat form from the second call that it is an argument of (it may never be passed
+again after the first). Results of a compiled function are already flat. The keys of trees are
+compared by identity: equal structures have the same `Key`, as long as it is alive.
 """
 
 import operator
@@ -23,12 +22,12 @@ from .._ground import ArrayImpl, one_level, register_cache, static_key
 from ..modules import Flat, module_classes, remember_flat
 from ..trees import is_array
 
-# The key of an array: its shape and dtype are JAX's business.
+# The key of an array: JAX distinguishes shapes and dtypes.
 ARRAY = "array"
 
 
 class Key:
-    """Stands for the structure of a tree and the static values in it."""
+    """The identity of a tree's structure and of the static values in it."""
 
     __slots__ = ("__weakref__",)
 
@@ -38,9 +37,9 @@ _lock = threading.Lock()
 
 
 def _key_of(treedef: Any, mask: tuple[bool, ...] | None = None, *fixed: Any) -> Key:
-    """The key that equal structures share. A mask of None stands for arrays only."""
-    # The hash of a treedef leaves out what its nodes hold besides children: at least that of the root
-    # tells apart the many modules of one class.
+    """The key that equal structures share. A mask of None means that all leaves are arrays."""
+    # The hash of a treedef leaves out the data of its nodes: the data of the root, at least, tells apart
+    # the many modules of one class.
     kind, data = treedef.node_data() or (None, None)
     description = (treedef, hash(data) if kind in module_classes else 0, mask, *fixed)
     key = _keys.get(description)
@@ -55,7 +54,7 @@ def flatten(x: Any, is_dynamic: Callable[[Any], bool] = is_array) -> Flat:
 
     Args:
         x: any tree.
-        is_dynamic: which leaves are arrays.
+        is_dynamic: whether a leaf is an array.
 
     Raises:
         TypeError: if a static value cannot be hashed.
@@ -74,7 +73,7 @@ _plain_tuples: dict[type, bool] = {tuple: True}
 
 
 def is_plain_tuple(x: tuple[Any, ...]) -> bool:
-    """Whether JAX sees a tuple, which may be a named one, as a node with its items in their order."""
+    """Whether JAX treats a tuple (perhaps a named one) as a node with its items in order."""
     cls = type(x)
     known = _plain_tuples.get(cls)
     if known is None:
@@ -89,16 +88,16 @@ register_cache(_plain_tuples.clear)
 
 
 class Flattener:
-    """Flattens arguments, and remembers for one function what trees like them are.
+    """Flattens arguments, and caches the keys of their structures for one function.
 
     Args:
-        is_dynamic: which leaves are arrays; `is_array`, but for lowering.
+        is_dynamic: whether a leaf is an array; `is_array`, except for lowering.
     """
 
     def __init__(self, is_dynamic: Callable[[Any], bool] = is_array):
         self.is_dynamic = is_dynamic
         self.remembers = is_dynamic is is_array
-        # By structure and types of leaves: the key, and which leaves are arrays.
+        # From the structure and the types of the leaves to the key, and which leaves are arrays.
         self.known: dict[Any, tuple[Key, tuple[bool, ...]]] = {}
 
     def flatten(self, x: Any) -> tuple[Any, Any]:
@@ -132,10 +131,10 @@ class Flattener:
         return self._flatten_other(x)
 
     def flatten_keywords(self, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Flattens keyword arguments, in the order that JAX gives them.
+        """Flattens keyword arguments, in JAX's order.
 
         Args:
-            kwargs: those that have no position.
+            kwargs: the keyword arguments without a position.
 
         Returns:
             `(key, leaves)` of all of them.
@@ -151,7 +150,7 @@ class Flattener:
         types = tuple(map(type, leaves))
         seen: Any = (treedef, types)
         if np.ndarray in types or not self.remembers:
-            # Arrays of objects or strings are static values, which their type does not tell.
+            # Arrays of objects or strings are static values, but have the type of arrays.
             seen = (treedef, types, tuple(map(self.is_dynamic, leaves)))
         known = self.known.get(seen)
         if known is None:

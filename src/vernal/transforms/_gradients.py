@@ -22,7 +22,7 @@ A = TypeVar("A")
 
 
 def _check_loss(fn: Any, value: Any, has_aux: bool, transform: str) -> Any:
-    """The loss as an array, if it is one real floating-point number."""
+    """The loss as an array. Refuses anything but one real floating-point number."""
     array = jnp.asarray(value) if is_array_like(value) else None
     if array is not None and array.shape == () and jnp.issubdtype(array.dtype, jnp.floating):
         return array
@@ -50,10 +50,10 @@ def _check_loss(fn: Any, value: Any, has_aux: bool, transform: str) -> Any:
 
 
 def _refuse_sum_over_devices(fn: Any, value: Any, chosen: list[Any], transform: str) -> None:
-    """Refuses a loss of one device with respect to what all devices share, inside `shard_map`.
+    """Refuses, inside `shard_map`, a loss that differs between devices if the differentiated arrays do not.
 
-    JAX differentiates the sum of the losses of all devices there, which is the gradient of their mean times the number
-    of devices, and a mean of gradients that comes afterwards changes nothing.
+    JAX differentiates the sum of the losses of all devices there. That gradient is the gradient of their mean times
+    the number of devices, and a later mean of gradients does not change it.
     """
     axes = min((varying_axes(value) - varying_axes(x) for x in chosen), key=len, default=())
     if not axes:
@@ -86,7 +86,7 @@ class _ValueAndGrad(Derivative[P, T]):
         def loss(chosen: list[Any]) -> tuple[Any, tuple[list[Any], Rest]]:
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)
             value = _check_loss(fn, value, has_aux, transform)
-            if self.missing is not None:  # `vernal.compat` differentiates what JAX does.
+            if self.missing is not None:  # `vernal.compat` differentiates the sum, as JAX does.
                 _refuse_sum_over_devices(fn, value, chosen, transform)
             return value, split(aux)
 
@@ -126,37 +126,34 @@ def filter_grad(
 def filter_grad(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **refused: Any) -> Any:
     """The gradient of a scalar function with respect to the floating-point arrays of an argument.
 
-    What is frozen (see `vernal.freeze`) is not differentiated, whatever `wrt` says.
-
     Use it as `filter_grad(f)`, as a decorator (also of methods), or with options as
-    `@filter_grad(wrt=...)`. The arguments may be any Python objects, given by position or by
-    keyword.
+    `@filter_grad(wrt=...)`. The arguments may be any Python objects, passed by position or by
+    keyword. Frozen arrays (see `vernal.freeze`) are not differentiated, whatever `wrt` is.
 
     Args:
         fn: the function. It returns a real floating-point scalar.
         has_aux: whether it returns a pair `(loss, aux)` instead. `aux` may be any Python object.
         wrt: what to differentiate. By default the first argument; else the number of a positional
-            argument, the name of an argument, a tuple of numbers and names, or a function that
-            picks nodes of the first argument (`lambda model: model.layers[-1]`, or a tuple of
-            nodes; like `where` of `tree_at` it cannot look at values), or a tree of bools for the
-            first argument, such as `vernal.trainable` makes.
+            argument, the name of an argument, a tuple of numbers and names, a function that picks
+            nodes of the first argument (`lambda model: model.layers[-1]`, or a tuple of nodes; like
+            `where` of `tree_at` it cannot look at values), or a tree of bools for the first argument,
+            such as `vernal.trainable` makes.
 
     Returns:
         A function of the same arguments that returns the gradient, or `(gradient, aux)`. The
-        gradient is a tree of the structure of the argument, with `vernal.NoGradient` at every leaf
-        that is not differentiated, as in `vernal.params(argument)`; for a tuple of names, a tuple of
-        those; for a function that picks nodes, of the structure of the first argument, with
-        `NoGradient` outside of what is picked. The gradient of a complex array follows JAX's
+        gradient has the structure of the argument, with `vernal.NoGradient` at every leaf that is not
+        differentiated, as in `vernal.params(argument)`. For a tuple of arguments it is a tuple of
+        gradients; for a function that picks nodes it has the structure of the first argument, with
+        `NoGradient` outside the picked nodes. The gradient of a complex array follows JAX's
         convention: for gradient descent, take its conjugate.
 
     Raises:
-        TypeError: if `fn` is not callable, for the options of `jax.grad` that have no meaning
-            here, or for a `wrt` that is none of the above; at a call, if there is no
-            floating-point array in what is to be differentiated, or all are frozen, or if `fn`
-            does not return what it should.
-        ValueError: at a call, if `wrt` names what is not there, or the same argument twice, or if
-            a tree of bools does not fit; inside `shard_map`, if the loss differs between devices that
-            share what is differentiated: return `jax.lax.pmean(loss, axis)`.
+        TypeError: if `fn` is not callable, for options of `jax.grad` that do not apply here, or for
+            a `wrt` that is none of the above; at a call, if what is to be differentiated has no
+            floating-point array, or all are frozen, or if `fn` does not return what it should.
+        ValueError: at a call, if `wrt` names an argument that does not exist, or the same argument
+            twice, or if a tree of bools does not fit; inside `shard_map`, if the loss differs between
+            devices but what is differentiated does not: return `jax.lax.pmean(loss, axis)`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -194,11 +191,13 @@ def filter_value_and_grad(
     """The value and the gradient of a scalar function, computed together.
 
     Args:
-        fn: and all others: as for `filter_grad`.
+        fn: as for `filter_grad`.
+        has_aux: as for `filter_grad`.
+        wrt: as for `filter_grad`.
 
     Returns:
-        A function of the same arguments that returns `(value, gradient)`, or `((value, aux),
-        gradient)`; the gradient is as for `filter_grad`.
+        A function of the same arguments that returns `(value, gradient)`, or
+        `((value, aux), gradient)`; the gradient is as for `filter_grad`.
 
     Raises:
         TypeError: as for `filter_grad`.

@@ -1,8 +1,8 @@
 """Calls and trees without the traced values that functions in them close over.
 
-A transformation of JAX may call a function later, or somewhere else, than where it was written: what
-it closes over must then be an argument. `HoistedCall` is a call without its arrays and without the
-tracers that are hidden in its functions.
+A JAX transformation may call a function later, or elsewhere, than where it was written: what it closes
+over must then be an argument. `HoistedCall` is a call without its arrays and without the tracers that
+are hidden in its functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from ._transformed import call_inside
 
 
 class _Slot:
-    """Where an array was."""
+    """A placeholder for an array."""
 
     def __repr__(self) -> str:
         return "<array>"
@@ -28,8 +28,8 @@ def _is_slot(x: Any) -> bool:
     return x is _SLOT
 
 
-# The structure of a tree around its arrays, from the traced values that functions in it close over.
-# Holds none of both, so that it may live as long as a traced program.
+# Makes the structure of a tree around its arrays from the traced values that functions in it close over.
+# Holds neither, so that it may live as long as a traced program.
 RestOf = Callable[[Sequence[Any]], Rest]
 
 
@@ -40,8 +40,8 @@ def flatten_hoisted(tree: Any) -> tuple[list[Any], list[Any], RestOf]:
         tree: a tree of any Python objects.
 
     Returns:
-        `(arrays, hidden, rest_of)`: its arrays, the tracers that functions in it close over, and what
-        is left. `rest_of(hidden).fill(arrays)` is the tree.
+        `(arrays, hidden, rest_of)`: its arrays, the tracers that functions in it close over, and the
+        rest. `rest_of(hidden).fill(arrays)` is the tree.
     """
     arrays, rest = split(tree)
     hidden, make = captured(rest.fill([_SLOT] * len(arrays)), is_traced)
@@ -53,8 +53,8 @@ class HoistedCall:
 
     Args:
         fn: makes the function from what it closes over.
-        arguments: what is left of `(None, args, kwargs)`.
-        count: how many values the function closes over.
+        arguments: the rest of `(None, args, kwargs)`.
+        count: the number of values that the function closes over.
     """
 
     def __init__(self, fn: Callable[[Sequence[Any]], Any], arguments: RestOf, count: int):
@@ -74,7 +74,7 @@ class HoistedCall:
         """Calls the function.
 
         Args:
-            outside: what the function, and functions among its arguments, close over.
+            outside: the values that the function, and functions among its arguments, close over.
             arrays: the arrays of the arguments.
 
         Returns:

@@ -43,7 +43,7 @@ def _check_inputs(call: Call, transform: str) -> None:
 
 
 def _outputs(fn: Any, value: Any, transform: str) -> tuple[list[Any], Rest]:
-    """The leaves of the output as arrays, and the rest of it."""
+    """The leaves of the output as arrays, and the rest of the output."""
     found, treedef = jtu.tree_flatten_with_path(value)
     for path, leaf in found or [((), value)]:
         if not is_inexact_array_like(leaf):
@@ -103,9 +103,10 @@ def filter_jacfwd(
     *, has_aux: bool = False, wrt: Wrt | None = None
 ) -> Callable[[Callable[P, Any]], _Jacobian[P, Any]]: ...
 def filter_jacfwd(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **refused: Any) -> Any:
-    """The Jacobian by forward mode: one pass for each input number. The choice for few inputs.
+    """The Jacobian by forward mode: one pass for each input number.
 
-    Use it as `filter_jacfwd(f)`, as a decorator (also of methods), or with options.
+    Use it for few inputs, and `filter_jacrev` for few outputs: as `filter_jacfwd(f)`, as a decorator
+    (also of methods), or with options.
 
     Args:
         fn: the function. It returns a tree of floating-point arrays.
@@ -115,17 +116,16 @@ def filter_jacfwd(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **r
 
     Returns:
         A function of the same arguments that returns the Jacobian, or `(jacobian, aux)`. The
-        Jacobian is the output with, in place of every array, a tree of the structure of the
-        differentiated argument (a tuple of those for a tuple), which has arrays of shape
+        Jacobian is the output with every array replaced by a tree with the structure of the
+        differentiated argument (a tuple of trees for a tuple). That tree has arrays of shape
         `output.shape + input.shape`, and `vernal.NoGradient` at every leaf that is not
         differentiated.
 
     Raises:
-        TypeError: if `fn` is not callable, for the options of `jax.jacfwd` that have no meaning
-            here, or for a `wrt` that says nothing; at a call, if there is no floating-point array
-            in what is to be differentiated or it is complex, or if `fn` does not return what it
-            should.
-        ValueError: at a call, if `wrt` names what is not there, or the same argument twice.
+        TypeError: if `fn` is not callable, for options of `jax.jacfwd` that do not apply here, or for
+            an invalid `wrt`; at a call, if what is to be differentiated has no floating-point array
+            or is complex, or if `fn` does not return what it should.
+        ValueError: at a call, if `wrt` names an argument that does not exist, or the same one twice.
 
     Example:
         >>> import jax.numpy as jnp
@@ -147,11 +147,14 @@ def filter_jacrev(
     *, has_aux: bool = False, wrt: Wrt | None = None
 ) -> Callable[[Callable[P, Any]], _Jacobian[P, Any]]: ...
 def filter_jacrev(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **refused: Any) -> Any:
-    """The Jacobian by reverse mode: one pass for each output number. The choice for few outputs.
+    """The Jacobian by reverse mode: one pass for each output number.
+
+    Use it for few outputs, and `filter_jacfwd` for few inputs.
 
     Args:
         fn: as for `filter_jacfwd`. Its outputs are real; inputs may be complex.
-        has_aux: and `wrt`: as for `filter_jacfwd`.
+        has_aux: as for `filter_jacfwd`.
+        wrt: as for `filter_jacfwd`.
 
     Returns:
         As for `filter_jacfwd`.
@@ -187,12 +190,13 @@ def filter_hessian(
 
     Args:
         fn: as for `filter_jacfwd`, with real inputs and outputs.
-        has_aux: and `wrt`: as for `filter_jacfwd`.
+        has_aux: as for `filter_jacfwd`.
+        wrt: as for `filter_jacfwd`.
 
     Returns:
         As for `filter_jacfwd`, with a second tree of the same kind in place of every array: for
-        arrays `x` and `y` in a dictionary, `hessian["x"]["y"]` has shape `output.shape + x.shape +
-        y.shape`.
+        arrays `x` and `y` in a dictionary, `hessian["x"]["y"]` has shape
+        `output.shape + x.shape + y.shape`.
 
     Raises:
         TypeError: as for `filter_jacfwd`.

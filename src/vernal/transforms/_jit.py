@@ -1,10 +1,10 @@
 """`filter_jit`: `jax.jit` for functions of arbitrary Python objects.
 
-Arrays are traced, everything else is static. What a call costs beyond `jax.jit` on a flat list of
-the same arrays is kept small: each argument is flattened into arrays and a key, which modules
-remember (`_flatten.py`); the keys choose a *program*, one `jax.jit` of a function of the arrays
-(`_programs.py`); modules in the result are lazy (`_results.py`). Nothing waits for the device, unless
-the program holds a run-time check: see `_failures.py`.
+Arrays are traced, everything else is static. The cost of a call beyond `jax.jit` on a flat list of
+the same arrays is kept small: each argument is flattened into arrays and a key, which modules cache
+(`_flatten.py`); the keys select a *program*, one `jax.jit` of a function of the arrays
+(`_programs.py`); modules in the result are lazy (`_results.py`). A call does not wait for the device,
+unless the program has a run-time check: see `_failures.py`.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def _unhashable(fn: Any, args: Any, kwargs: Any) -> ValueError | None:
-    """The error for the first static value that cannot be hashed, if there is one."""
+    """The error for the first static value that cannot be hashed, or None."""
     for path, leaf in jtu.tree_flatten_with_path((fn, args, kwargs))[0]:
         if is_array(leaf):
             continue
@@ -54,15 +54,15 @@ def _unhashable(fn: Any, args: Any, kwargs: Any) -> ValueError | None:
 class _Jit(Transformed[P, T]):
     """What `filter_jit` returns."""
 
-    # The programs that it remembers are those of the function inside.
+    # The programs that it caches are those of the function inside.
     _vernal_remembers = True
 
     settings: Settings = field(static=True)
     _found_programs: ClassVar[Programs | None] = None
 
-    # Long: everything that happens at every call is in one frame, because a second one would be a
-    # tenth of the time of the smallest call. What `Flattener.flatten` does is repeated for the two
-    # most frequent kinds of argument, and so is `whole_result`.
+    # Long, because a second frame would add a tenth to the time of the smallest call: everything that
+    # runs at every call is here. `Flattener.flatten` is repeated inline for the two most frequent kinds
+    # of argument, and so is `whole_result`.
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         programs = self._found_programs or self._programs()
         if kwargs:
@@ -131,7 +131,7 @@ class _Jit(Transformed[P, T]):
         return given, kwargs, [key for key, _ in flat], [leaves for _, leaves in flat]
 
     def _programs(self) -> Programs:
-        # Remembered outside the fields: it is found again after every flatten and unflatten.
+        # Cached outside the fields: flatten and unflatten drop it, and it is looked up again.
         programs = self._found_programs
         if programs is None:
             programs = programs_of(self.fn, self.settings)
@@ -141,12 +141,12 @@ class _Jit(Transformed[P, T]):
 
     @property
     def trace_count(self) -> int:
-        """How often the function has been traced (and, but for JAX's own caches, compiled)."""
+        """How often the function has been traced (and compiled, except for hits in JAX's own caches)."""
         return len(self._programs().traces)
 
     def explain(self) -> str:
         """Why the function was traced each time: one line per trace, with the place of the call,
-        how long it took, and what had changed since the earlier trace that is most alike.
+        how long it took, and what had changed since the most similar earlier trace.
 
         Traces are counted over all `filter_jit` of one function, whatever their options.
         """
@@ -179,7 +179,7 @@ class _Jit(Transformed[P, T]):
         checks = program.look(leaves)
 
         def run(compiled: Any, args: Any, kwargs: Any) -> Any:
-            # The arguments are known to have the structure that it was lowered for.
+            # The caller has checked that the arguments have the structure that it was lowered for.
             leaves = self._flatten(args, kwargs, programs.flattener)[3]
             try:
                 out = compiled(*leaves)
@@ -226,11 +226,10 @@ def filter_jit(
 ) -> Any:
     """Compiles a function that takes and returns arbitrary Python objects.
 
-    Arrays anywhere in the arguments are traced; everything else is static, and the function is
-    compiled again when it changes. Calls are asynchronous, as those of `jax.jit`, except where the
-    program holds a check (`vernal.runtime.error_if`), whose error the call raises. Use it as
-    `filter_jit(f)`, as a decorator (also of methods), or with options as
-    `@filter_jit(donate="all")`.
+    Use it as `filter_jit(f)`, as a decorator (also of methods), or with options as
+    `@filter_jit(donate="all")`. Arrays anywhere in the arguments are traced; everything else is
+    static, and the function is compiled again when it changes. Calls are asynchronous, as with
+    `jax.jit`, unless the program has a check (`vernal.runtime.error_if`), whose error the call raises.
 
     Args:
         fun: the function. If it is a module (or a method of one), its arrays are traced too.
@@ -238,7 +237,7 @@ def filter_jit(
             `"none"`. `"warn"` and `"warn-except-first"` donate likewise and let JAX warn about
             buffers that it could not use.
         in_shardings: a sharding, or a prefix of the tuple of positional arguments with shardings
-            and None as leaves. Leaves that are not arrays are passed over.
+            and None as leaves. Leaves that are not arrays are ignored.
         out_shardings: likewise, a prefix of the result.
         inline: as for `jax.jit`.
         keep_unused: as for `jax.jit`.
@@ -248,8 +247,7 @@ def filter_jit(
         The compiled function, with `.lower(*args)`, `.trace_count` and `.explain()`.
 
     Raises:
-        TypeError: if `fun` is not callable, or for the options of `jax.jit` that have no meaning
-            here.
+        TypeError: if `fun` is not callable, or for options of `jax.jit` that do not apply here.
         ValueError: for an unknown `donate`; at a call, for a static argument that cannot be hashed.
         TracedShapeError: at a call, if a traced value reaches a shape.
         RuntimeCheckError: at a call, if a check in the program fails.

@@ -1,8 +1,8 @@
-"""Functions with a rule of `jax.custom_jvp`, as operations of ours, in a program that has been traced.
+"""Replaces functions with a rule of `jax.custom_jvp` by Vernal's operations, in a traced program.
 
-JAX 0.10 forgets these rules where a `lax.scan` around them is differentiated twice: the second derivative is that of
-what the function computes, without a word. Our own operations keep theirs (see `_custom_derivatives.py`). So a loop
-has them written into its program in place of JAX's, at any depth: where they stand, and in what the rules of our own
+JAX 0.10 loses these rules where a `lax.scan` around them is differentiated twice: the second derivative is then
+silently that of what the function computes. Vernal's operations keep theirs (see `_custom_derivatives.py`). So a loop
+writes them into its program in place of JAX's, at any depth: where they are called, and in what the rules of Vernal's
 operations compute.
 """
 
@@ -19,18 +19,18 @@ from ._custom_derivatives import SymbolicZero, WithJvp, chosen, replaced
 from ._known_operations import rules_of
 from ._operations import vprim_p
 
-# JAX 0.12 forgets nothing.
+# JAX 0.12 keeps the rules.
 _FORGETFUL = jax.__version_info__ < (0, 12)
 
 
 def keep_rules(jaxpr: Any) -> Any:
-    """A program in which no rule of a `jax.custom_jvp` is forgotten.
+    """A program in which no rule of a `jax.custom_jvp` is lost.
 
     Args:
         jaxpr: the program.
 
     Returns:
-        A program of the same arguments and results; the same one if there is nothing to keep.
+        A program with the same arguments and results; the same object if it has no such rule.
     """
     if not _FORGETFUL or not any(map(_has_rules, equations_in(jaxpr))):
         return jaxpr
@@ -42,7 +42,8 @@ def _has_rules(eqn: Any) -> bool:
 
 
 def _rules_to_keep(eqn: Any) -> Any:
-    """The rules of an operation of ours. The steps that the derivative of a loop makes again hold theirs already."""
+    """The rules of one of Vernal's operations, or None. Steps that the derivative of a loop repeats hold theirs
+    already."""
     rules = rules_of(eqn)
     return None if rules is None or rules.traits.replays else rules
 
@@ -52,7 +53,7 @@ def _kept(eqn: Any) -> Any:
     if isinstance(rules, _Kept):
         return eqn
     if rules is not None:
-        # An operation whose program is hidden, such as a linear solve, keeps it hidden: it stays one operation.
+        # An operation with a hidden program, such as a linear solve, keeps it hidden: it stays one operation.
         program = eqn.params["program"] if eqn.primitive is vprim_p else None
         return eqn.replace(
             primitive=vprim_p, params={"rules": _Kept(rules, program), "program": program}
@@ -70,11 +71,11 @@ def _kept(eqn: Any) -> Any:
 
 
 class _Kept:
-    """The rules of an operation of ours, in whose derivative and transpose nothing is forgotten.
+    """The rules of one of Vernal's operations, with every rule kept in its derivative and transpose.
 
     Args:
-        rules: those of the operation.
-        program: of what it computes; None if the program around it does not hold it.
+        rules: the rules of the operation.
+        program: the program of what it computes; None if the outer program does not hold it.
     """
 
     def __init__(self, rules: Any, program: Any):
@@ -95,7 +96,7 @@ class _Kept:
 
 
 def _with_rules_kept(fn: Callable[..., Any], *args: Any) -> Any:
-    """Calls a rule with every rule that it calls kept. Its arguments are arrays, or what JAX has in their place."""
+    """Calls a rule with every rule inside it kept. Its arguments are arrays, or what JAX puts in their place."""
     arrays, structure = jtu.tree_flatten(args)
     program, out = jax.make_jaxpr(lambda *new: fn(*structure.unflatten(new)), return_shape=True)(
         *arrays
@@ -105,7 +106,7 @@ def _with_rules_kept(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def _parameter(value: Any) -> Any:
-    """A parameter of an operation, in which programs may be."""
+    """A parameter of an operation, with the rules kept in programs inside it."""
     if isinstance(value, ClosedJaxpr):
         return value.replace(jaxpr=keep_rules(value.jaxpr))
     if isinstance(value, Jaxpr):
@@ -118,8 +119,8 @@ def _parameter(value: Any) -> Any:
 
 
 def _rule_of(eqn: Any) -> Callable[..., Any]:
-    """The rule, had without opening JAX's operation: by differentiating it as it is. Traced once for each choice of
-    what is differentiated."""
+    """The rule of JAX's operation, obtained by differentiating the operation rather than opening it. Traced once for
+    each choice of differentiated arguments."""
     primitive, params = eqn.primitive, eqn.params
     traced: dict[Any, Any] = {}
 

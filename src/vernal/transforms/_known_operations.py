@@ -1,4 +1,4 @@
-"""What is known of the operations in a program."""
+"""Properties of the operations in a program."""
 
 from typing import Any
 
@@ -10,13 +10,14 @@ from ._traits import Traits
 
 
 def program_of(eqn: Any) -> Any:
-    """What an operation of ours computes.
+    """The program of what one of Vernal's operations computes.
 
     Args:
         eqn: an operation in a program.
 
     Returns:
-        A jaxpr; or None if its parameters say it, or it is an operation of JAX.
+        A jaxpr; None if the parameters of the operation hold it, for an operation that is only ever
+        transposed, or for an operation of JAX.
     """
     rules = rules_of(eqn)
     if rules is None or rules.traits.transposed:
@@ -28,13 +29,13 @@ def program_of(eqn: Any) -> Any:
 
 
 def rules_of(eqn: Any) -> Any:
-    """The rules of an operation of ours.
+    """The rules of one of Vernal's operations.
 
     Args:
         eqn: an operation in a program.
 
     Returns:
-        Rules as `vprim_p` takes them; or None if it is an operation of JAX.
+        Rules as `vprim_p` takes them; None for an operation of JAX.
     """
     if eqn.primitive is vprim_p:
         return eqn.params["rules"]
@@ -43,7 +44,7 @@ def rules_of(eqn: Any) -> Any:
 
 
 def traits_of(eqn: Any) -> Traits:
-    """What an operation in a program is.
+    """The traits of an operation in a program.
 
     Args:
         eqn: the operation.
@@ -55,7 +56,7 @@ def traits_of(eqn: Any) -> Traits:
 
 
 def one_way(jaxpr: Any) -> bool:
-    """Whether a function with a derivative for reverse mode alone is somewhere in a program.
+    """Whether a program contains, at any depth, a function with a derivative for reverse mode only.
 
     Args:
         jaxpr: the program.

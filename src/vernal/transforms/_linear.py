@@ -1,10 +1,10 @@
-"""`filter_jvp` and `filter_vjp`: derivatives along a direction, forwards and backwards.
+"""`filter_jvp` and `filter_vjp`: derivatives along a direction, in forward and reverse mode.
 
-None (or `NoGradient`, so that gradients are directions) stands for a tangent or cotangent of zeros,
-whether the value could have one (a floating-point array) or not (everything else). JAX computes
-with such zeros, and returns arrays; `filter_jvp` finds out which outputs do not depend on what is
-differentiated, by passing them through an identity function whose rule is told (`_probe`), and
-returns None for those.
+None (or `NoGradient`, so that gradients can be directions) stands for a tangent or cotangent of zeros,
+whether the value could have one (a floating-point array) or not (everything else). JAX computes with
+such zeros, and returns arrays. `filter_jvp` passes the outputs through an identity function whose rule
+sees which tangents are zero (`_probe`), and returns None for outputs that do not depend on what is
+differentiated.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from ..trees import (
 from ._derivatives import Call, assemble, fill_slots, targets_of, value_and_aux
 from ._transformed import call_inside, check_callable
 
-# Of a value that can have a tangent: its shape and dtype. None for any other.
+# The shape and dtype of a value that can have a tangent; None for any other.
 _Spec = tuple[tuple[int, ...], Any] | None
 
 
@@ -41,21 +41,21 @@ def _spec(leaf: Any) -> _Spec:
 
 
 def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    """A tree with what is missing in it as leaves."""
+    """Flattens a tree with None and `NoGradient` as leaves."""
     return jtu.tree_flatten(tree, is_leaf=is_missing)
 
 
 def _match(
     treedef: Any, specs: Sequence[_Spec], given: Any, kind: str, names: Sequence[str]
 ) -> list[Any]:
-    """An array or None for every leaf of a tree of tangents, checked against what they belong to.
+    """An array or None for every leaf of a tree of tangents, checked against the values they belong to.
 
     Args:
         treedef: the structure they must have, as `_flatten` makes it.
-        specs: for every leaf, what it must be.
+        specs: for every leaf, the shape and dtype it must have, or None.
         given: the tangents.
         kind: `"tangent"` or `"cotangent"`.
-        names: what the user calls the tree that is given and the one that it must be like.
+        names: the user's names for the given tree and for the one that it must match.
     """
     leaves, given_def = _flatten(given)
     if given_def != treedef:
@@ -101,7 +101,7 @@ def _check(leaf: Any, spec: _Spec, kind: str, root: str, treedef: Any, index: in
 
 
 def _part_inexact(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Floating-point arrays, and the list with None in their places."""
+    """The floating-point arrays, and the list with None in their places."""
     inexact = [x for x in arrays if is_inexact_array(x)]
     return inexact, [None if is_inexact_array(x) else x for x in arrays]
 
@@ -112,11 +112,10 @@ def _merge(inexact: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _probe(is_alive: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
-    """The identity function of a list of arrays, which notes which of them have a tangent that is
+    """The identity function of a list of arrays, which records which of them have a tangent that is
     not known to be zero.
 
-    Its first argument must have a tangent: then the rule runs at this level of differentiation and
-    at no other.
+    Its first argument must have a tangent: then the rule runs at this level of differentiation only.
     """
 
     def rule(primals: Any, tangents: Any) -> Any:
@@ -148,20 +147,20 @@ def filter_jvp(
     Args:
         fn: the function.
         primals: its positional arguments, as a tuple. They may be any Python objects.
-        tangents: the direction: as `primals`, with an array of the same shape and dtype, or None
-            for zero, in place of every floating-point array, and None in place of everything else.
-            `vernal.NoGradient` is as good as None, so that a gradient is a direction.
+        tangents: the direction: a tuple like `primals`, with an array of the same shape and dtype, or
+            None for zero, in place of every floating-point array, and None in place of everything
+            else. `vernal.NoGradient` works like None, so a gradient can be the direction.
         **kwargs: keyword arguments of the function. They are not differentiated.
 
     Returns:
-        `(out, tangent_out)`. The second has the structure of the first, with None for everything
-        that is not a floating-point array or does not depend on what is differentiated.
+        `(out, tangent_out)`. `tangent_out` has the structure of `out`, with None for every leaf that is
+        not a floating-point array or does not depend on what is differentiated.
 
     Raises:
         TypeError: if `fn` is not callable, `primals` or `tangents` is not a tuple, a tangent has
             the wrong dtype, or there is one for something that is not a floating-point array.
-        ValueError: if `tangents` has another structure than `primals`, or a tangent the wrong
-            shape.
+        ValueError: if the structure of `tangents` differs from that of `primals`, or a tangent has the
+            wrong shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -177,7 +176,7 @@ def filter_jvp(
     leaves, treedef = _flatten(_as_tuple(primals, "primals"))
     given = _as_tuple(tangents, "tangents")
     matched = _match(treedef, [*map(_spec, leaves)], given, "tangent", ("tangents", "primals"))
-    # A Python number that has a tangent is meant as an array.
+    # A Python number with a tangent is treated as an array.
     leaves = [
         x if t is None or is_array(x) else jnp.asarray(x)
         for x, t in zip(leaves, matched, strict=True)
@@ -222,12 +221,12 @@ class _Pullback(Module):
 
     pullback: Any
     name: str = field(static=True)
-    # The structure of the output, as `_flatten` makes it, and for every leaf what its cotangent
-    # must be.
+    # The structure of the output, as `_flatten` makes it, and for every leaf the shape and dtype of
+    # its cotangent, or None.
     treedef: Any = field(static=True)
     specs: tuple[_Spec, ...] = field(static=True)
     outline: Any = field(static=True)
-    # As of a `Derivative`.
+    # As in `Derivative`.
     missing: NoGradient | None = field(static=True, default_factory=NoGradient)
 
     def __call__(self, cotangent: Any) -> tuple[Any, ...]:
@@ -235,8 +234,8 @@ class _Pullback(Module):
 
         Args:
             cotangent: a tree like the output, with an array or None (zero) in place of every
-                floating-point array and None in place of everything else. `vernal.NoGradient` is as
-                good as None.
+                floating-point array and None in place of everything else. `vernal.NoGradient` works
+                like None.
 
         Returns:
             One tree for every positional argument, with `vernal.NoGradient` for everything that is
@@ -245,8 +244,8 @@ class _Pullback(Module):
         Raises:
             TypeError: if a cotangent has the wrong dtype, or there is one for something that is
                 not a floating-point array.
-            ValueError: if `cotangent` has another structure than the output, or an array the wrong
-                shape.
+            ValueError: if the structure of `cotangent` differs from that of the output, or an array has
+                the wrong shape.
         """
         names = ("cotangent", f"{self.name}(...)")
         given = _match(self.treedef, self.specs, cotangent, "cotangent", names)
@@ -277,7 +276,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
         returned from compiled functions.
 
     Raises:
-        TypeError: if `fun` is not callable, or with `has_aux=True` does not return a pair.
+        TypeError: if `fun` is not callable, or does not return a pair with `has_aux=True`.
 
     Example:
         >>> import jax.numpy as jnp

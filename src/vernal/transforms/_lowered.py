@@ -14,7 +14,7 @@ class Lowered:
     Args:
         lowered: the `jax.stages.Lowered` of the program over flat arrays.
         fn: the user's function.
-        call: `(fn, args, kwargs)` that it was lowered for.
+        call: the `(fn, args, kwargs)` that it was lowered for.
         run: runs a compiled program on `(args, kwargs)`.
     """
 
@@ -34,7 +34,7 @@ class Lowered:
         """The program as text.
 
         Args:
-            dialect: as for `jax.stages.Lowered.as_text`; StableHLO if not given.
+            dialect: as for `jax.stages.Lowered.as_text`; by default StableHLO.
 
         Returns:
             The text.
@@ -60,14 +60,14 @@ class Lowered:
 class Compiled:
     """A function that was compiled ahead of time: `filter_jit(f).lower(...).compile()`.
 
-    That is the call for it: before a deadline, or to see what a program needs. Shapes are enough
-    (`jax.ShapeDtypeStruct`, or a model made by `filter_eval_shape`). Arrays may change in value from
-    call to call, nothing else may.
+    Use it to compile before a deadline, or to see how much memory and time a program needs. Shapes are
+    enough to lower it (`jax.ShapeDtypeStruct`, or a model made by `filter_eval_shape`). From call to
+    call only the values of arrays may change.
 
     Args:
         compiled: the `jax.stages.Compiled` of the program over flat arrays.
         fn: the user's function.
-        call: `(fn, args, kwargs)` that it was lowered for.
+        call: the `(fn, args, kwargs)` that it was lowered for.
         run: runs a compiled program on `(args, kwargs)`.
 
     Raises:

@@ -1,20 +1,20 @@
-"""Operations of our own, and how they are mapped and written into programs.
+"""Vernal's operations, and how they are mapped and written into programs.
 
 An operation has rules: what it computes, its abstract evaluation, its derivative, its transpose.
 Mapped over an axis it is another operation, whose rules are the mapped rules of the first:
 
     compute      vmap of compute
-    abstract     an axis more on every result
+    abstract     one more axis on every result
     jvp          vmap of jvp; what is known to be zero stays known
-    transpose    vmap of transpose, summed over the axis for an argument that has no such axis
+    transpose    vmap of transpose, summed over the axis for an argument without that axis
 
-So mapping needs no rule of its own, and mapping twice is the same step again. `_Rules` are those of
-an operation as given, `_Mapped` those of an operation mapped once more. One primitive, `vprim`,
-carries the mapped ones as its parameter. Results of a mapped operation have the mapped axis first.
-Those of integers that depend on nothing mapped have none: a loop counts its steps once for a whole
-batch, and looks things up at the same place for all of it.
+So mapping needs no rule of its own, and mapping twice repeats the same step. `_Rules` are the rules
+of an operation as given, `_Mapped` those of an operation mapped once more. One primitive, `vprim`,
+has the mapped ones as its parameter. Results of a mapped operation have the mapped axis first.
+Integer results that do not depend on anything mapped have no such axis: a loop counts its steps once
+for a whole batch, and looks up the same location for all of it.
 
-Whoever reads a program must see the programs inside of its operations. So a `vprim` that is written
+Code that reads a program must see the programs inside its operations. So a `vprim` that is written
 into a program holds the program of what it computes (`_Written`): a user's function is traced once.
 """
 
@@ -52,11 +52,11 @@ from ._traits import Traits
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rules:
-    """What an operation is, in JAX's own conventions: `Zero` is a tangent or cotangent known to be
+    """The rules of an operation, in JAX's own conventions: `Zero` is a tangent or cotangent known to be
     zero, `UndefinedPrimal` an argument to transpose with respect to.
 
     Args:
-        name: of the operation.
+        name: the name of the operation.
         compute: `(*arrays) -> arrays`.
         abstract: `(*avals) -> (avals, effects)`.
         jvp: `(primals, tangents) -> (arrays, tangents)`.
@@ -84,9 +84,9 @@ class _Mapped:
     """The rules of an operation mapped over one axis.
 
     Args:
-        rules: those of the operation that is mapped, perhaps mapped themselves.
+        rules: the rules of the operation that is mapped, perhaps already mapped.
         axis: the mapped axis: its name, size and mesh axes.
-        dims: for every argument the position of the axis, or None.
+        dims: for every argument, the position of the axis, or None.
     """
 
     def __init__(self, rules: Any, axis: Any, dims: Sequence[int | None]):
@@ -120,7 +120,7 @@ class _Mapped:
         return self._results(self._vmap(compute_one, self._dims)(*args), shared)
 
     def _results(self, mapped: Sequence[Any], shared: Sequence[Any]) -> list[Any]:
-        """The results, with the mapped axis or, of those that are the same for all, without."""
+        """The results; those that are the same for the whole batch come without the mapped axis."""
         if self.is_mapped is None:
             self.is_mapped = [x is None or jnp.issubdtype(x.dtype, jnp.inexact) for x in shared]
         results = zip(mapped, shared, self.is_mapped, strict=True)
@@ -204,15 +204,15 @@ def define(
     transpose: Callable[..., Any],
     replays: bool = False,
 ) -> Any:
-    """A new operation from four rules.
+    """Defines a new operation from four rules.
 
     Args:
-        name: what it is called in a jaxpr.
+        name: its name in a jaxpr.
         compute: `(*arrays, **params) -> arrays`.
         abstract: `(*avals, **params) -> (avals, effects)`.
         jvp: `(primals, tangents, **params) -> (arrays, tangents)`, where `Zero` stands for zero.
-        transpose: `(cotangents, *args, **params) -> cotangents`, None for an argument that has none.
-        replays: whether it computes again what another operation has computed.
+        transpose: `(cotangents, *args, **params) -> cotangents`, None for an argument without one.
+        replays: whether it repeats what another operation has computed.
 
     Returns:
         The primitive.
@@ -230,7 +230,7 @@ def define(
     return primitive
 
 
-# The operations that this has made.
+# The operations that `define` has made.
 defined: dict[Any, _Rules] = {}
 
 
@@ -249,9 +249,9 @@ class _Written:
     """The rules of an operation in a program.
 
     Args:
-        rules: those of the operation.
-        program: of what it computes. Its first arguments are what the operation reads from outside.
-        count: how many these are.
+        rules: the rules of the operation.
+        program: the program of what it computes. Its first arguments are what it reads from outside.
+        count: the number of those arguments.
     """
 
     def __init__(self, rules: Any, program: Any, count: int):
@@ -301,7 +301,7 @@ def _note_shared(axis: Any, args: Any, dims: Any, shared: list[Any]) -> tuple[An
     return args, dims
 
 
-# The identity; under `vmap` it notes which of its values are not mapped.
+# The identity; under `vmap` it records which of its values are not mapped.
 _shared_p = Primitive("shared")
 _shared_p.multiple_results = True
 fancy_primitive_batchers[_shared_p] = _note_shared
@@ -328,7 +328,7 @@ def _batch_again(
 
 
 def _uses(axis: Any, args: Any, rules: Any, program: Any) -> bool:
-    """Whether an operation asks for the mapped axis by its name, as collectives do."""
+    """Whether an operation uses the mapped axis by name, as collectives do."""
     if program is None:
         effects = rules.abstract(*map(jax.typeof, args))[1]
     else:
@@ -367,11 +367,11 @@ custom_staging_rules[vprim_p] = _write
 
 
 def _split(trace: Any, *tracers: Any, rules: Any, program: Any = None) -> Any:
-    """Finds the results that are known where only some arguments are.
+    """Finds the results that are known if only some arguments are.
 
-    JAX takes a derivative apart into what is known and what depends on tangents. In a rule of a user's a loop may carry
-    a value and its tangent. Then the loop runs twice: for what is known, with zeros for the tangents, which it does not
-    depend on; and, when the tangents are there, for the rest.
+    JAX splits a derivative into what is known and what depends on tangents. In a user's rule a loop may carry a value
+    and its tangent. Then the loop runs twice: for the known part, with zeros for the tangents, which it does not depend
+    on; and, once the tangents are known, for the rest.
     """
     params = {"rules": rules, "program": program}
     out = trace.default_process_primitive(vprim_p, tracers, params)

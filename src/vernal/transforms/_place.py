@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-# What is not the user's: JAX, jaxtyping's checks of annotations, Vernal itself, and what these call
-# their functions through.
+# Packages whose frames are not the user's: JAX, jaxtyping's checks of annotations, Vernal itself, and
+# the modules through which they call functions.
 _NOT_USERS = frozenset({"jax", "jaxlib", "jaxtyping", "vernal", "contextlib", "functools"})
-# Where only the names of files are known, which a zip application or a frozen program changes, these tell.
+# For frames of which only the file name is known, which differs in a zip application or a frozen program.
 # (Found without importing jaxtyping, which takes time and may never be needed.)
 _JAXTYPING = importlib.util.find_spec("jaxtyping")
 _INSIDE = tuple(
@@ -20,18 +20,18 @@ _INSIDE = tuple(
     for file in (jax.__file__, _JAXTYPING and _JAXTYPING.origin, os.path.dirname(__file__))
     if file
 )
-# Functions that beartype makes have no file.
+# Functions that beartype generates have no file.
 _GENERATED = "<@beartype"
 _MOST = 20
 
 
 class Place:
-    """The frames of the user's code around the caller. Holds names and line numbers, no frame and
-    no value.
+    """The frames of the user's code around the caller. Holds names and line numbers, but no frame or
+    value.
 
     Args:
         entries: for each frame, outermost first: file, line and function.
-        more: how many outer frames there are beside them.
+        more: the number of further outer frames.
     """
 
     __slots__ = ("entries", "more")
@@ -47,11 +47,11 @@ class Place:
 
 
 def here(outermost: FrameType | None = None, innermost: FrameType | None = None) -> Place:
-    """The place of the user's code that is running now.
+    """The place in the user's code that is running now.
 
     Args:
-        outermost: where to stop. None: at the bottom of the stack.
-        innermost: where to begin. None: at the caller.
+        outermost: the frame to stop at; None for the bottom of the stack.
+        innermost: the frame to begin at; None for the caller.
 
     Returns:
         Its frames, without those of JAX and of Vernal.
@@ -70,13 +70,13 @@ def here(outermost: FrameType | None = None, innermost: FrameType | None = None)
 
 
 def place_of_equation(eqn: Any) -> Place:
-    """The line of the user's code that an equation of a jaxpr was traced at.
+    """The line of the user's code at which an equation of a jaxpr was traced.
 
     Args:
         eqn: the equation.
 
     Returns:
-        The innermost frame that is neither JAX's nor Vernal's. Empty if JAX does not know.
+        The innermost frame that is not JAX's or Vernal's. Empty if JAX does not know the line.
     """
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else []
@@ -86,7 +86,7 @@ def place_of_equation(eqn: Any) -> Place:
 
 
 def is_users_frame(frame: FrameType) -> bool:
-    """Whether a frame runs code of the user's, and not of JAX, jaxtyping or Vernal.
+    """Whether a frame runs the user's code, and not that of JAX, jaxtyping or Vernal.
 
     Args:
         frame: the frame.

@@ -1,8 +1,8 @@
-"""Where an array lies: on which axes of a mesh it is split, over which it varies.
+"""The placement of an array: the mesh axes that it is split over, and those that it varies over.
 
-Under explicit mesh axes, and inside `jax.shard_map`, this is part of an array's type, and JAX
-refuses to combine what differs. Whoever combines arrays that come from several places brings them to
-one type first. Nothing happens outside of meshes.
+Under explicit mesh axes, and inside `jax.shard_map`, this is part of an array's type, and JAX refuses
+to combine arrays that differ in it. Code that combines arrays from several sources brings them to one
+type first. Outside of meshes these functions do nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 
 def placed_like(x: Any, aval: Any) -> Any:
-    """Brings an array to where a type says that it lies.
+    """Brings an array to the placement of a type.
 
     Args:
         x: an array.
@@ -31,18 +31,18 @@ def placed_like(x: Any, aval: Any) -> Any:
 
 
 def zeros_like(x: Any, dtype: Any = None) -> Any:
-    """Zeros of the type of an array, where the array lies.
+    """Zeros with the type and the placement of an array.
 
     Args:
         x: the array.
-        dtype: another dtype.
+        dtype: another dtype, or None for that of `x`.
     """
-    # From JAX 0.12 on, `jnp.zeros_like` follows a mesh only where it is the current one.
+    # From JAX 0.12 on, `jnp.zeros_like` follows a mesh only if it is the current one.
     return placed_like(jnp.zeros_like(x, dtype=dtype), jax.typeof(x))
 
 
 def summed_like(ct: Any, aval: Any) -> Any:
-    """The cotangent of an array, from what a rule returns for it. If that differs between devices of `shard_map` and
+    """The cotangent of an array, from what a rule returns for it. If that differs between devices of `shard_map` but
     the array does not, it is each device's part of a sum.
 
     Args:
@@ -57,12 +57,12 @@ def summed_like(ct: Any, aval: Any) -> Any:
 
 
 def split_over(x: Any, mesh: AbstractMesh, entries: PartitionSpec | Sequence[Any]) -> Any:
-    """Reshards an array; returns it as it is where it lies there already.
+    """Reshards an array; returns it unchanged if it already has that sharding.
 
     Args:
         x: an array.
         mesh: a mesh with explicit axes.
-        entries: for each axis of `x`, the axes of the mesh that it shall be split over.
+        entries: for each axis of `x`, the axes of the mesh to split it over.
     """
     spec = PartitionSpec(*entries)
     if jax.typeof(x).sharding.spec == spec:
@@ -81,8 +81,8 @@ def gathered(x: Any) -> Any:
 
 
 def unmapped_gathered(axis: Any, args: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
-    """The arguments of a batching rule, those that are not mapped gathered over the axes of the mesh that are: nothing
-    inside can be split over them.
+    """The arguments of a batching rule, with unmapped ones gathered over the mesh axes of the mapped axis: inside, an
+    array cannot be split over those.
 
     Args:
         axis: the mapped axis.
@@ -126,7 +126,7 @@ def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
         *arrays: the arrays.
 
     Returns:
-        The mesh; None if there is none.
+        The mesh, or None.
     """
     for x in arrays:
         mesh = jax.typeof(x).sharding.mesh
@@ -146,8 +146,7 @@ def varying_axes(*arrays: Any) -> frozenset[Any]:
 
 
 def varying_over(x: Any, axes: frozenset[Any]) -> Any:
-    """Lets an array vary over axes of `shard_map`, in addition to those that it varies over; returns it as it is where
-    there is nothing to add.
+    """Lets an array vary over further axes of `shard_map`; returns it unchanged if it varies over all of them.
 
     Args:
         x: an array.
@@ -160,8 +159,8 @@ def varying_over(x: Any, axes: frozenset[Any]) -> Any:
 def varying_alike(arrays: Sequence[Any]) -> list[Any]:
     """The arrays, each varying over every `shard_map` axis that any of them varies over.
 
-    The transpose of this is the sum over the axis, which is what the cotangent of an array that is
-    the same on every device has to be.
+    The transpose is the sum over the axis, which is the cotangent of an array that is the same on every
+    device.
 
     Args:
         arrays: the arrays.

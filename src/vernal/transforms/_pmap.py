@@ -35,11 +35,11 @@ _FIRST = if_array(0)
 
 @functools.lru_cache(maxsize=256)
 def _program(settings: Rest, rest: Rest, axes: tuple[int | None, ...]) -> Any:
-    """The pmapped function of two lists of arrays, those donated and the others, and a counter. JAX compiles again
-    for another function, hence the cache.
+    """The pmapped function of two lists of arrays, the donated ones and the others, and a counter. Cached, because JAX
+    compiles again for a new function object.
 
     Args:
-        settings: the rest of `(out_axes, donated, options)`, as `_Pmap._prepare` makes it.
+        settings: the non-array rest of `(out_axes, donated, options)`, as `_Pmap._prepare` makes it.
         rest: the structure of `(fn, args, kwargs)`.
         axes: the axis of every array.
     """
@@ -109,11 +109,11 @@ class _Pmap(Transformed[P, T]):
         chosen = set(donated_leaves(rest.treedef, dynamic, self.donate))
         donated = tuple(n for n, i in enumerate(dynamic) if i in chosen)
         settings = split((self.out_axes.value, donated, self.options.value))[1]
-        # While something is being traced, the function may hold tracers, which no cache must keep.
+        # During a trace the function may hold tracers, which a cache must not keep.
         make = _program if trace_state_clean() else _program.__wrapped__
         kept = [a for n, a in enumerate(arrays) if n not in donated]
         given = [arrays[n] for n in donated], kept
-        # JAX insists on a mapped array, even where `axis_size` says how many devices there are.
+        # JAX needs a mapped array, even if `axis_size` gives the number of devices.
         size = None if any(axis is not None for axis in axes) else self.options.value["axis_size"]
         counter = None if size is None else np.zeros(size, np.int8)
         return make(settings, rest, tuple(axes)), (*given, counter)
@@ -178,8 +178,8 @@ def filter_pmap(
     """Runs a function of arbitrary Python objects on several devices, one for each index of the
     mapped axes.
 
-    The function is compiled, for each set of values of what is not an array. New code is better
-    served by `filter_jit` with sharded arrays, or by `filter_shard_map`.
+    In new code prefer `filter_jit` with sharded arrays, or `filter_shard_map`. The function is
+    compiled once for each set of static values.
 
     Args:
         fun: the function.
@@ -194,15 +194,15 @@ def filter_pmap(
         backend: the platform to use.
 
     Returns:
-        The mapped function, with `.lower(*args)`. If a call maps nothing and there is no
-        `axis_size`, the function is simply called.
+        The mapped function, with `.lower(*args)`. If a call maps nothing and `axis_size` is not given,
+        it just calls `fun`.
 
     Raises:
         TypeError: if `fun` is not callable, for something that is not an axis, or for an unknown
             option.
-        ValueError: for an unknown `donate` and for a name that is not an argument's; at a call, for
-            axes that do not fit the arrays, for sizes that disagree, and for a result that shall be
-            mapped though nothing is.
+        ValueError: for an unknown `donate` and for a name that is not an argument; at a call, for
+            axes that do not fit the arrays, for sizes that disagree, and for a result that should be
+            mapped though no argument is.
         TracedShapeError: at a call, if a traced value reaches a shape.
 
     Example:

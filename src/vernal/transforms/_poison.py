@@ -1,5 +1,5 @@
-"""The value that stands where a check has failed and the program goes on: NaN, the largest integer,
-or True. A primitive, linear in the array, so derivatives pass it by and its transpose is itself.
+"""The value of an array after a check has failed and the program goes on: NaN, the largest integer, or
+True. Set by a primitive that is linear in the array, so its derivative and its transpose are itself.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ def _poisoned(x: Any, failed: Any) -> Any:
 
 def _poisoned_lowered(x: Any, failed: Any) -> Any:
     y = _poisoned(x, failed)
-    # A barrier between scalars: without it every check down a chain would compute the chain again,
-    # fused with its condition. (An array is better fused.)
+    # A barrier between scalars: without it every check in a chain would compute the chain again, fused
+    # with its condition. (For arrays fusion is better.)
     return lax.optimization_barrier(y) if y.ndim == 0 else y
 
 
@@ -31,7 +31,7 @@ def _poisoned_batched(axis: Any, args: Any, dims: Any) -> Any:
     x, failed = args
     if dims[1] is None:
         return _poison_p.bind(x, failed), dims[0]
-    # A flag of each element: what `nan` in place of an error does.
+    # A flag for each element, as for `on_error="nan"`.
     x, failed = (batch_axis_in_front(axis, x, d) for x, d in zip(args, dims, strict=True))
     shape = failed.shape + (1,) * (x.ndim - failed.ndim)
     return _poison_p.bind(x, jnp.broadcast_to(failed.reshape(shape), x.shape)), 0
@@ -42,7 +42,7 @@ def _poison_transposed(ct: Any, x: Any, failed: Any) -> Any:
     return [_poison_p.bind(ct, failed) if known else ct, None]
 
 
-# It is linear: so an operator may hold checks, and its transpose holds them too.
+# Linear, so a linear operator may hold checks, and its transpose holds them too.
 _poison_p = new_primitive(
     "vernal_poison",
     _poisoned,
@@ -55,14 +55,14 @@ _poison_p = new_primitive(
 
 
 def poison(x: Any, failed: Any) -> Any:
-    """Replaces an array by what nobody takes for a value, if a flag is set.
+    """Replaces an array by an invalid value if a flag is set.
 
     Args:
         x: an array.
         failed: a scalar bool.
 
     Returns:
-        `x`; or NaN if `failed` holds, the largest integer, or True, according to the dtype. Its
-        tangent is that of `x`.
+        `x`; or, if `failed` holds, NaN, the largest integer, or True, by dtype. Its tangent is that
+        of `x`.
     """
     return by_data(_poison_p.bind, jnp.asarray(x), failed)

@@ -1,4 +1,4 @@
-"""Prefix trees: one value for a whole subtree (an axis, a sharding), spread over its leaves."""
+"""Prefix trees: one value (an axis, a sharding) for a whole subtree, broadcast to its leaves."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The programs compiled for one function: where they are kept, and how one is made."""
+"""The programs compiled for one function: how they are made and cached."""
 
 import inspect
 import types
@@ -32,7 +32,7 @@ class Settings:
         donate: as for `filter_jit`.
         in_shardings: likewise.
         out_shardings: likewise.
-        options: those that are passed on to `jax.jit`.
+        options: the options that are passed on to `jax.jit`.
     """
 
     __slots__ = ("donate", "in_shardings", "options", "out_shardings")
@@ -44,11 +44,11 @@ class Settings:
         self.options = options
 
     def by_name(self) -> dict[str, Any]:
-        """The options by name, to be described."""
+        """The options by name, for descriptions."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def key(self) -> Any:
-        """What is compared."""
+        """The value that equality compares."""
         shardings = [jtu.tree_flatten(s) for s in (self.in_shardings, self.out_shardings)]
         return (
             self.donate,
@@ -63,8 +63,8 @@ class Settings:
         return hash(self.key())
 
 
-# How many programs one function keeps: as many as `jax.jit` does, and fewer where functions of one
-# class share them, because these outlive each of them.
+# How many programs one function keeps: as many as `jax.jit`, and fewer where the functions of one class
+# share them, because those programs outlive each function.
 _MOST, _MOST_SHARED = 4096, 256
 
 
@@ -72,12 +72,12 @@ class Programs:
     """Everything compiled for one function with one set of options.
 
     Args:
-        fn: a weak reference to the function, or None where it travels with its arguments.
+        fn: a weak reference to the function, or None if it is passed with its arguments.
 
     Attributes:
         by_key: the programs, by the keys of the arguments.
         flattener: flattens the arguments.
-        traces: one item for each time that the function was traced.
+        traces: one item for each trace of the function.
     """
 
     __slots__ = ("by_key", "fn", "flattener", "traces")
@@ -89,14 +89,14 @@ class Programs:
         self.traces: list[None] = []
 
     def add(self, key: Any, program: Program) -> Program:
-        """Keeps a program, unless another thread has been faster.
+        """Caches a program, unless another thread was faster.
 
         Args:
             key: the keys of the arguments.
             program: the program for them.
 
         Returns:
-            The one that is kept.
+            The cached program.
         """
         most = _MOST if self.fn is not None else _MOST_SHARED
         for known in (self.by_key, self.flattener.known):
@@ -105,8 +105,8 @@ class Programs:
         return self.by_key.setdefault(key, program)
 
 
-# Programs live as long as the function they belong to. Callables that are not plain functions
-# travel as arguments.
+# Programs live as long as the function they belong to. Callables that are not plain functions are
+# passed as arguments.
 _by_function: weakref.WeakKeyDictionary[Any, dict[Settings, Programs]] = weakref.WeakKeyDictionary()
 _by_structure: dict[Any, Programs] = {}
 
@@ -122,7 +122,7 @@ register_cache(_clear)
 
 
 def programs_of(fn: Any, settings: Settings) -> Programs:
-    """Where the programs of a function are kept.
+    """The cached programs of a function.
 
     Args:
         fn: the function.
@@ -137,12 +137,12 @@ def programs_of(fn: Any, settings: Settings) -> Programs:
 
 
 def as_call(travels: bool, given: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """`(fn, args, kwargs)`, where `fn` is None if it does not travel with its arguments.
+    """`(fn, args, kwargs)`, where `fn` is None if it is not passed with its arguments.
 
     Args:
-        travels: whether it does.
-        given: the positional arguments, after the function if it travels.
-        kwargs: the others.
+        travels: whether the function is passed with its arguments.
+        given: the positional arguments, after the function if that is passed.
+        kwargs: the keyword arguments.
     """
     return (given[0], given[1:], kwargs) if travels else (None, given, kwargs)
 
@@ -154,14 +154,14 @@ def make_program(
     leaves: list[Any],
     is_dynamic: Callable[[Any], bool] = is_array,
 ) -> Program:
-    """The function of leaves that stands for all calls like this one, handed to `jax.jit`.
+    """The program that serves all calls like this one: a `jax.jit` of a function of their leaves.
 
     Args:
-        programs: where it will be kept.
+        programs: where it will be cached.
         settings: the options to compile it with.
-        call: `(fn, args, kwargs)`, where `fn` is None if it does not travel with its arguments.
+        call: `(fn, args, kwargs)`, where `fn` is None if it is not passed with its arguments.
         leaves: the arrays of the call.
-        is_dynamic: which leaves are arrays.
+        is_dynamic: whether a leaf is an array.
 
     Returns:
         The program.
@@ -187,8 +187,8 @@ def make_program(
         return Call(target, settings.by_name(), (args, kwargs))
 
     compiled = Program(described)
-    # Not the program itself, nor the objects that hold it: such a cycle would outlive the function, and with it
-    # the tracers that it closes over, until Python looks for cycles.
+    # Not the program itself, nor the objects that hold it: such a cycle would keep the function, and the tracers
+    # that it closes over, alive until the garbage collector runs.
     traces, attention, opened = programs.traces, compiled.attention, compiled.opened
     name = callable_name(fn)
     quiet = [without_donation_warnings] if donated and settings.donate.startswith("all") else []
@@ -213,14 +213,14 @@ _NOTHING = (lambda *leaves: None).__code__
 
 
 def _stand_for(program: Any, fn: Any, count: int | None) -> None:
-    """Lets the errors of JAX tell the place of the user's function, and, where the program takes `count` arguments of
-    it, their names."""
+    """Lets JAX's errors report the place of the user's function, and, if the program takes `count` arguments of it,
+    their names."""
     code = getattr(inspect.unwrap(fn), "__code__", None)
     if code is None:
         return
 
     place = _NOTHING.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
-    # JAX looks for the place in what is wrapped.
+    # JAX reads the place from `__wrapped__`.
     program.__wrapped__ = types.FunctionType(place, {}, program.__name__)
     names = [parameter_name(fn, i) for i in range(count or 0)]
     if count and all(map(str.isidentifier, names)):
@@ -229,7 +229,7 @@ def _stand_for(program: Any, fn: Any, count: int | None) -> None:
 
 
 def _hold(out: Any) -> tuple[Any, Unflatten]:
-    """A result in its own shape, of which `out_shardings` is a prefix."""
+    """A result that keeps its structure, of which `out_shardings` is a prefix."""
     return hold(out), Unflatten(release)
 
 

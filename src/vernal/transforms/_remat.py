@@ -42,8 +42,8 @@ def filter_checkpoint(
 def filter_checkpoint(
     fun: Any = None, *, prevent_cse: bool = True, policy: Any = None, **refused: Any
 ) -> Any:
-    """Saves memory in reverse mode: what the function computes is computed again when the gradient
-    needs it.
+    """Saves memory in reverse mode by computing the function again when the gradient needs its
+    intermediate results.
 
     Use it as `filter_checkpoint(f)`, as a decorator (also of methods), or with options. Arguments
     and results may be any Python objects.
@@ -52,17 +52,17 @@ def filter_checkpoint(
         fun: the function. If it is a module (or a method of one), its arrays are differentiated as
             usual.
         prevent_cse: whether to keep the compiler from merging the second computation with the
-            first, which would save the time and lose the memory. May be False inside
-            `jax.lax.scan`, where that cannot happen.
+            first, which would save time but not memory. May be False inside `jax.lax.scan`, where
+            that cannot happen.
         policy: which intermediate results to keep: one of `jax.checkpoint_policies`. By default
-            none.
+            none are kept.
 
     Returns:
         A function of the same arguments with the same results.
 
     Raises:
-        TypeError: if `fun` or `policy` is not callable, or for the options of `jax.checkpoint` that
-            have no meaning here.
+        TypeError: if `fun` or `policy` is not callable, or for options of `jax.checkpoint` that do not
+            apply here.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,9 +1,9 @@
-"""The results of a compiled call: flat while they leave the program, unflattened behind it.
+"""The results of a compiled call: flattened inside the program, unflattened after it.
 
-A compiled program returns one array as it is. Of any other result it returns the leaves (see
-`_flatten.py`) and an `Unflatten`, which knows everything else and puts the result together. That is
-a pytree without leaves, so it passes through `jax.jit` as structure, and a program that is traced
-again for other shapes may return another one. A module is not unflattened: it comes out lazy (see
+A compiled program returns a single array directly. For any other result it returns the leaves (see
+`_flatten.py`) and an `Unflatten`, which has everything else and rebuilds the result. `Unflatten` is a
+pytree without leaves, so it passes through `jax.jit` as structure, and a program that is traced again
+for other shapes may return another one. A module is not unflattened: it is returned lazy (see
 `modules/_lazy.py`).
 """
 
@@ -22,10 +22,10 @@ Function = Callable[[Any], Any] | None
 
 
 class Unflatten:
-    """Puts a result together.
+    """Rebuilds a result from its leaves.
 
     Args:
-        unflatten: the function that does.
+        unflatten: the function that rebuilds it.
     """
 
     __slots__ = ("unflatten",)
@@ -39,21 +39,21 @@ jtu.register_pytree_node(Unflatten, lambda x: ((), (x,)), lambda aux, _: aux[0])
 
 
 def flatten_result(out: Any) -> Any:
-    """Flattens a result, while it is traced.
+    """Flattens a result, during the trace.
 
     Args:
         out: any tree.
 
     Returns:
-        An array as it is; of any other tree `(leaves, unflatten)`, where
-        `unflatten.unflatten(leaves)` is the tree again.
+        An array unchanged; for any other tree `(leaves, unflatten)`, where
+        `unflatten.unflatten(leaves)` is the tree.
     """
     leaves, unflatten = _flatten(out)
     return leaves if unflatten is None else (leaves, Unflatten(unflatten))
 
 
 def whole_result(out: Any) -> Any:
-    """What `flatten_result` flattened, once its leaves have been computed.
+    """Unflattens the output of `flatten_result`, once its leaves have been computed.
 
     Args:
         out: what the program returned.

@@ -1,5 +1,5 @@
-"""What a function may return from a transformation besides arrays: what hides no traced value; and from a program that
-is kept, what every call may share."""
+"""What a function may return besides arrays: from a transformation, only objects that hide no traced value; from a
+cached program, only values that all calls may share."""
 
 import itertools
 from typing import Any, TypeVar
@@ -12,16 +12,16 @@ from ..trees import everything_in, is_array
 
 T = TypeVar("T")
 
-# What refers to more is no result, but leads to the rest of the program.
+# How many objects inside a result are searched: one that reaches more leads to the rest of the program.
 _MOST = 10_000
 
 
 def check_hides_nothing(out: T, name: str) -> T:
-    """Refuses a result in which a traced value is left behind: an object that JAX does not open holds it.
+    """Refuses a result with a traced value inside an object that JAX does not open.
 
     Args:
-        out: what the function has returned, while it is still traced.
-        name: what the function is called.
+        out: what the function has returned, during the trace.
+        name: the name of the function.
 
     Returns:
         `out`.
@@ -44,14 +44,14 @@ def check_hides_nothing(out: T, name: str) -> T:
 
 
 def check_returned(out: T, name: str) -> T:
-    """Refuses a result that later calls, which trace nothing, could not be given.
+    """Refuses a result that later calls, which trace nothing, cannot return.
 
-    Whatever is not an array in it is one object for all calls. So it must not change in place. (What it holds that is
-    traced outside of the program belongs to the function or its arguments, by which the program is found.)
+    Everything in it that is not an array is one object for all calls, so it must not change in place. (Values in it
+    that are traced outside of the program belong to the function or its arguments, which the program is looked up by.)
 
     Args:
         out: what the function has returned.
-        name: what the function is called.
+        name: the name of the function.
 
     Returns:
         `out`.

@@ -1,5 +1,5 @@
-"""What the rules of `filter_custom_jvp` and `filter_custom_vjp` share: how a rule is given, which
-zeros it receives, and the checks of what it returns."""
+"""Code that the rules of `filter_custom_jvp` and `filter_custom_vjp` share: how a rule is set, which
+zeros it is given, and the checks of what it returns."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,13 +18,13 @@ from ._zeros import ZeroTangent, is_zero
 
 
 class Rule:
-    """A rule that is given after the function it belongs to, once.
+    """A rule that is set once, after the function it belongs to.
 
-    It compares by identity: two that are empty may be filled with different rules. It is callable
-    so that whoever looks for tracers inside a callable looks into it too.
+    It compares by identity: two empty ones may be set to different rules. It is callable, so that a
+    search for tracers inside callables looks into it too.
 
     Args:
-        option: the name of the method that gives it, for messages.
+        option: the name of the method that sets it, for messages.
     """
 
     def __init__(self, option: str):
@@ -33,8 +33,8 @@ class Rule:
         self.symbolic_zeros = False
 
     def give(self, fn: Any, rule: Any, symbolic_zeros: bool) -> Any:
-        """Gives the rule to `fn`; None makes a decorator. `symbolic_zeros` says whether it is called with
-        `ZeroTangent`. Raises `TypeError` if the rule cannot be called, and `ValueError` if there is one already."""
+        """Sets the rule of `fn`; None makes a decorator. `symbolic_zeros` is whether it is called with `ZeroTangent`.
+        Raises `TypeError` if the rule cannot be called, and `ValueError` if one is already set."""
 
         def decorate(rule: Any) -> Any:
             check_callable(rule, self.option)
@@ -55,7 +55,7 @@ class Rule:
         return decorate if rule is None else decorate(rule)
 
     def get(self, fn: Any) -> Callable[..., Any]:
-        """The rule of `fn`; `TypeError` if there is none yet."""
+        """The rule of `fn`; raises `TypeError` if it is not set."""
         if self.given is None:
             name = callable_name(fn)
             raise type_error(
@@ -74,7 +74,7 @@ class Rule:
         return "<no rule>" if self.given is None else short(self.given)
 
     def __deepcopy__(self, memo: Any) -> "Rule":
-        # As a function is its own copy.
+        # Like a function, it is its own copy.
         return self
 
 
@@ -88,8 +88,8 @@ def alive(tangents: Sequence[Any]) -> list[bool]:
 
 def zero_for(x: Any, symbolic: bool) -> Any:
     """The tangent of an array that is not differentiated: a `ZeroTangent` if `symbolic`, else zeros of its shape
-    and dtype; weakly typed ones of its shape if it is of integers or bools, so that they can be multiplied with
-    anything; None for a PRNG key."""
+    and dtype. For integers or bools they are weakly typed, so that they can be multiplied with anything; for a PRNG
+    key the tangent is None."""
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return None
     if is_inexact(x):
@@ -99,7 +99,7 @@ def zero_for(x: Any, symbolic: bool) -> Any:
         return jnp.zeros_like(x)
     if symbolic:
         return ZeroTangent(x.shape, jnp.asarray(0.0).dtype, weak_type=True)
-    # Where `x` lies, its zeros lie too; `zeros_like` would not be weakly typed.
+    # Keeps the placement of `x`; the result of `zeros_like` would not be weakly typed.
     return jnp.where(jnp.zeros_like(x, dtype=bool), 0.0, 0.0)
 
 
@@ -110,7 +110,7 @@ def put_arrays(rest: Rest, values: Sequence[Any]) -> Any:
 
 
 def pair(returned: Any, rule: Any, expected: str) -> tuple[Any, Any]:
-    """What a rule returned, as a pair; `expected` says of what."""
+    """The result of a rule, which must be a pair; `expected` says of what."""
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
     raise type_error(
@@ -123,7 +123,7 @@ def pair(returned: Any, rule: Any, expected: str) -> tuple[Any, Any]:
 
 
 def check_same_out(fn: Any, rule: Any, expected: Any, got: Any) -> None:
-    """Refuses a rule that returns something else than the function, in structure, shape, dtype or in what is not an
+    """Refuses a rule whose result differs from the function's in structure, shape, dtype or a leaf that is not an
     array. `expected` is what the function returned, with shapes in place of arrays."""
     if diff(expected, got, weak_type=False):
         text = diff_text(expected, got, weak_type=False, root="out")
@@ -144,8 +144,8 @@ def spec_of(tree: Any) -> Any:
 
 
 def refuse_differentiated(fn: Any, rest: Rest, is_alive: Sequence[bool], instead: str) -> None:
-    """Refuses arguments that have a tangent but no place in the rule: `is_alive` says so for every array in `rest`,
-    the structure of `(None, args, kwargs)`."""
+    """Refuses arguments that have a tangent but that the rule does not cover: `is_alive` says for every array in
+    `rest`, the structure of `(None, args, kwargs)`, whether it has one."""
     if any(is_alive):
         paths = [path for path, bad in zip(rest.paths(), is_alive, strict=True) if bad]
         names = list(dict.fromkeys(argument_text(fn, path) for path in paths))
@@ -160,11 +160,11 @@ def refuse_differentiated(fn: Any, rest: Rest, is_alive: Sequence[bool], instead
 
 
 def matched(kind: str, rule: Any, of: Any, given: Any) -> list[Any]:
-    """For every array of `of` its tangent (or gradient, says `kind`) of those that a rule returned, or None for
-    zero. Raises `TypeError` if they do not fit in structure, shape or dtype.
+    """For every array of `of`, the tangent (or gradient, as `kind` says) that a rule returned, or None for zero. Raises
+    `TypeError` if they do not fit in structure, shape or dtype.
 
-    None stands for zero (and so does `NoGradient`), at a leaf or for a whole subtree. An array of integers has no
-    tangent; zeros in its place, such as rules are given, are dropped.
+    None and `NoGradient` stand for zero, at a leaf or for a whole subtree. An array of integers has no tangent; zeros
+    in its place, like those that rules are given, are dropped.
     """
     found: list[Any] = []
 
@@ -205,7 +205,7 @@ def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
 
 
 def _fitting(kind: str, rule: Any, path: Any, leaf: Any, tangent: Any) -> Any:
-    """One tangent, cast if its type is weak; None for zero."""
+    """One tangent, cast if it is weakly typed; None for zero."""
     if is_missing(tangent):
         return None
     if is_array(leaf) and (is_zero(tangent) or is_array_like(tangent)):

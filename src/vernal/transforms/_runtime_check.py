@@ -1,45 +1,45 @@
-"""The operation that ends a compiled program: what `vernal.runtime.error_if` and the run-time guards
-are made of.
+"""The operation that ends a compiled program: the base of `vernal.runtime.error_if` and the run-time
+guards.
 
-The difficulty. A check has to end the program from inside of it, say which elements of a batch are
-at fault, and cost next to nothing while it holds; the array it guards must neither be copied,
-gathered from the devices it is spread over, nor lose its derivative; and the compiler must not be
-able to prove the check useless.
+The difficulty. A check must end the program from inside, report which elements of a batch are at
+fault, and cost next to nothing while it passes; the array it guards must not be copied, gathered from
+the devices it is sharded over, or lose its derivative; and the compiler must not be able to prove the
+check useless.
 
 The plan.
     `check` takes a condition and returns `failed`, a scalar bool. It is one primitive, whose
     batching rule keeps the whole batch of conditions: `failed` is a scalar under any number of
-    `vmap`s, so what depends on it is not batched by it, and the host knows the failing indices.
+    `vmap`s, so it does not batch what depends on it, and the host knows the failing indices.
     It is lowered to `cond(any(condition), callback, no-op)`; the callback posts the error to the
     mailbox (`_ground/_failure.py`) and raises.
     `poison` (`_poison.py`) then replaces each array by NaN where `failed` holds: an elementwise
-    selection by a scalar, which the compiler fuses into whatever makes the array, keeps sharded,
-    and cannot drop, for it knows nothing of what a callback returns. (Nobody ever sees that NaN,
-    but see below.)
+    selection by a scalar, which the compiler fuses into the computation of the array, keeps sharded,
+    and cannot drop, because it does not know what a callback returns. (That NaN is never seen, except
+    as below.)
 
-Several devices. When a device ends its program, those that wait for it in a collective wait until
+Several devices. When a device ends its program, devices that wait for it in a collective wait until
 the process is killed. So:
     where the compiler partitions the program, the callback runs on every device, all of which know
     `any(condition)`, and all of them raise;
-    inside `shard_map`, where each device has a condition of its own, the callback does not raise:
-    it leaves the error with the check and returns `failed`, so the device goes on, with NaNs.
-    `filter_jit` finds the error when the program has ended (who called it, if several threads run
-    the same program, is not known). Plain `jax.jit` does not: there the results are NaN, and the
-    error is logged.
+    inside `shard_map`, where each device has its own condition, the callback does not raise: it
+    leaves the error with the check and returns `failed`, so the device goes on, with NaNs.
+    `filter_jit` finds the error when the program has ended (if several threads run the same program,
+    the calling thread is unknown). Plain `jax.jit` does not: there the results are NaN, and the error
+    is logged.
 
-Exported programs can hold no callback. Inside `without_checks` programs are lowered as if every
-check held; it also tells which checks these were, so that leaving them out can be refused.
+Exported programs cannot hold a callback. Inside `without_checks` programs are lowered as if every
+check passed; it also yields these checks, so that leaving them out can be refused.
 
-Inside of a loop of ours the operands end with the numbers of the steps, which the loop adds to the traced
-body (see `harvest`): the innermost loop first.
+Inside Vernal's loops the operands end with the step numbers, which the loop adds to the traced body
+(see `harvest`): the innermost loop first.
 
 Invariants. The condition has the batch axes in front, outermost first; the operands have the same
-ones. An evaluation outside of compiled code raises at once, without a compiler.
+ones. Outside of compiled code a failed check raises at once, without compiling.
 
 Glossary.
     condition: bool[batch...]; where it holds, the check has failed.
     operands: small arrays that the explanation needs, `[batch..., ...]` each.
-    report: what is known of the check while tracing. One object for each call of `check`.
+    report: what is known of the check during the trace. One object for each call of `check`.
 """
 
 import contextlib
@@ -77,29 +77,28 @@ from ..show import listed, value_error
 from ._place import Place, here
 from ._poison import poison
 
-# The outermost frame of a program that is being traced and whose caller will look for errors left
-# with its checks.
+# The outermost frame of a program being traced whose caller will look for errors left with its checks.
 _awaiting: contextvars.ContextVar[Any] = contextvars.ContextVar("awaiting", default=None)
-# Where checks are put that are left out of programs; None where they are lowered.
+# Collects the checks that are left out of programs; None where checks are lowered.
 _left_out: contextvars.ContextVar[Any] = contextvars.ContextVar("left_out", default=None)
 
 _logger = logging.getLogger("vernal.runtime")
 
-# What to do when a check fails: end the program; do so only if it is a compiled one; print the error
-# and go on, with the flag set; or set the flag alone, which whoever asks acts upon.
+# What to do when a check fails: end the program; end it only if it is compiled; print the error and go
+# on, with the flag set; or only set the flag, for the caller to act upon.
 Kind = Literal["end", "end compiled", "tell", "ask"]
 # From the condition and the operands, all NumPy arrays, to the message.
 Explain = Callable[..., str]
 
 
 def batch_text(failing: Any) -> str:
-    """Which elements of a batch have failed.
+    """Text that says which elements of a batch have failed.
 
     Args:
         failing: bool[batch...].
 
     Returns:
-        A line that lists the indices where it holds; nothing if there is no batch.
+        A line that lists the indices where `failing` holds; empty without a batch.
     """
     if failing.ndim == 0:
         return ""
@@ -109,14 +108,14 @@ def batch_text(failing: Any) -> str:
 
 
 def step_text(failing: Any, steps: Sequence[Any]) -> str:
-    """At which steps of the loops around it a check has failed.
+    """Text that says at which steps of the enclosing loops a check has failed.
 
     Args:
         failing: bool[batch...].
         steps: the number of the step, i32[batch...], of every loop, the innermost first.
 
     Returns:
-        A line; nothing if there is no loop.
+        A line; empty without a loop.
     """
     found = list(dict.fromkeys(zip(*[x[failing].tolist() for x in steps], strict=True)))
     if not steps or not found:
@@ -131,12 +130,12 @@ def _nested(steps: Sequence[int]) -> Iterator[str]:
 
 
 class Report:
-    """What is known of a check while tracing. Compares by identity.
+    """What is known of a check during the trace. Compares by identity.
 
     Args:
-        explain: the message, or what makes it of the condition and the operands.
+        explain: the message, or a function that makes it from the condition and the operands.
         kind: what to do when it fails.
-        place: where the check stands.
+        place: the place of the check in the user's code.
     """
 
     __slots__ = ("awaited", "explain", "kind", "left", "lock", "place")
@@ -145,18 +144,18 @@ class Report:
         self.explain = explain
         self.kind = kind
         self.place = place
-        # Whether somebody will look for errors that are left here.
+        # Whether the caller of the program will look for errors that are left here.
         self.awaited = _awaiting.get() is not None
         self.lock = threading.Lock()
         # The errors that devices have left here instead of raising them.
         self.left: list[RuntimeCheckError] = []
 
     def __repr__(self) -> str:
-        # What a jaxpr shows.
+        # Shown in a jaxpr.
         return repr(self.explain) if isinstance(self.explain, str) else "..."
 
     def error(self, condition: Any, operands: Sequence[Any], loops: int = 0) -> RuntimeCheckError:
-        """What to raise. The last `loops` operands are the numbers of steps."""
+        """The error to raise. The last `loops` operands are step numbers."""
         condition = np.asarray(condition)
         arrays = [np.asarray(x) for x in operands]
         own = len(arrays) - loops
@@ -167,7 +166,7 @@ class Report:
         return RuntimeCheckError(text + step_text(condition, arrays[own:]), str(self.place))
 
     def end(self, condition: Any, *operands: Any, loops: int = 0) -> tuple[Any, ...]:
-        """Ends the program of the device that calls it."""
+        """Ends the program of the device that calls this."""
         if not np.any(condition):
             return (np.False_,)
         error = self.error(condition, operands, loops)
@@ -230,7 +229,7 @@ def _check_lowered(condition: Any, *operands: Any, report: Report, loops: int) -
     if left_out is not None:
         left_out.append(report)
         return jnp.zeros((), bool)
-    # A scalar need not be sent to the host, which is called only if it holds.
+    # A scalar condition need not be sent: the host is called only if it holds.
     batch = [condition] if condition.ndim else []
     return lax.cond(
         condition.any() if condition.ndim else condition,
@@ -282,28 +281,29 @@ def check(condition: Any, *operands: Any, explain: str | Explain, kind: Kind = "
     """Ends the program if a condition holds.
 
     Args:
-        condition: bool of any shape. Axes that `vmap` maps over are added in front.
+        condition: bool of any shape. `vmap` adds its mapped axes in front.
         *operands: arrays that `explain` needs.
         explain: the message; or a function of the condition and the operands as NumPy arrays, with
             the mapped axes in front, that returns the message. It is called on the host when the
             check has failed.
         kind: what to do when the check fails: `"end"` the program; `"end compiled"`, the same, but
             nothing outside of compiled code; `"tell"`: print the error and go on; or `"ask"`: only
-            return whether the condition holds anywhere, loops and branches considered.
+            return whether the condition holds anywhere, in loops and branches too.
 
     Returns:
-        A scalar bool: whether the check has failed and the program goes on nevertheless. If it is
-        not used, the check vanishes.
+        A scalar bool: whether the check has failed and the program goes on. If it is not used, the
+        check is eliminated.
 
     Raises:
-        RuntimeCheckError: at once, if the condition is known and holds; or when the program runs.
+        RuntimeCheckError: at once, if the condition is known and holds; otherwise when the program
+            runs.
     """
     report = Report(explain, kind, here(_awaiting.get()))
     eager = concrete_value(condition) is not None
     report.awaited |= eager
     failed = check_p.bind(condition, *operands, report=report, loops=0)
     if eager:
-        # An eager `shard_map` has run it on every device.
+        # An eager `shard_map` has run the check on every device.
         jax.block_until_ready(concrete_value(failed))
         error = report.take()
         if error is not None:
@@ -312,8 +312,8 @@ def check(condition: Any, *operands: Any, explain: str | Explain, kind: Kind = "
 
 
 def awaited(fn: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function that is being traced, for a program whose caller will look for errors left
-    with its checks. The places of checks end here.
+    """Calls a function during the trace of a program whose caller will look for errors left with its
+    checks. The frames in the places of checks end here.
 
     Args:
         fn: the function.
@@ -332,11 +332,11 @@ def awaited(fn: Callable[..., Any], *args: Any) -> Any:
 
 @contextlib.contextmanager
 def without_checks() -> Iterator[list[Report]]:
-    """Inside, programs are lowered without their checks. JAX remembers what it has lowered, so such
-    a program must be a new function.
+    """A context in which programs are lowered without their checks. JAX caches what it has lowered, so
+    lower a new function inside.
 
     Yields:
-        What is known of each check that was left out; empty at first.
+        The reports of the checks that were left out; empty at first.
     """
     left_out: list[Report] = []
     token = _left_out.set(left_out)
@@ -353,8 +353,7 @@ def fail_if(
     explain: str | Explain,
     kind: Kind = "end",
 ) -> list[Any]:
-    """Ends the program if a condition holds; the check is there as long as one of the arrays is
-    used.
+    """Ends the program if a condition holds. The check runs only if one of the returned arrays is used.
 
     Args:
         arrays: arrays of any shapes and dtypes.
@@ -376,6 +375,6 @@ def fail_if(
 
 
 def reports_in(jaxpr: Any) -> tuple[Report, ...]:
-    """What is known of each check of a program that may raise, wherever it stands."""
+    """The reports of all checks of a program that may raise, at any depth."""
     reports = (e.params["report"] for e in equations_in(jaxpr) if e.primitive is check_p)
     return tuple(report for report in reports if report.kind != "ask")

@@ -12,18 +12,17 @@ def settled(*packages: str) -> None:
     `mypackage.make_loss(0.1)`, called twice, compiles once. The standard library, JAX, NumPy, SciPy,
     Optax and Vernal are settled from the start.
 
-    With this call you promise for the package what holds for those: while the program runs, nobody
-    replaces its functions, classes and global variables; none of its functions does anything else
-    because such a variable has changed; and what a function captured when it was made is not assigned
-    later, by another function beside it either. Where that is not so, a compiled program gives stale
-    answers.
+    Call this only if the following holds for the package, as it does for those: while the program runs,
+    its functions, classes and global variables are not replaced; none of its functions depends on a
+    variable that changes; and what a function captured when it was made is not assigned later, not even
+    by another function in the same scope. Otherwise a compiled program gives stale results.
 
     Args:
         *packages: names of top-level packages, imported already or not.
 
     Raises:
-        ValueError: for `__main__`, whose functions are there to be changed; for what is not the name
-            of a top-level package.
+        ValueError: for `__main__`, whose functions are expected to change; for anything but the name of
+            a top-level package.
 
     Example:
         >>> import vernal

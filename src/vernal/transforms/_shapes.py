@@ -1,5 +1,5 @@
-"""`filter_eval_shape` and `filter_make_jaxpr`: what a function does to shapes, without computing
-anything."""
+"""`filter_eval_shape` and `filter_make_jaxpr`: the shapes and the program of a function, without
+computing anything."""
 
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -16,14 +16,13 @@ def filter_eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
     """The shapes and dtypes of what a function would return. Nothing is computed.
 
     Args:
-        fn: the function. It may be a class: `filter_eval_shape(Model, key=key)` is a model without
+        fn: the function. It may be a class: `filter_eval_shape(Model, key=key)` is a model that takes no
             memory.
-        *args: its arguments: any Python objects. `jax.ShapeDtypeStruct` stands for an array.
+        *args: its arguments: any Python objects. `jax.ShapeDtypeStruct` may stand for an array.
         **kwargs: likewise.
 
     Returns:
-        The result with a `jax.ShapeDtypeStruct` in place of every array. Everything else is as the
-        function returned it.
+        The result with a `jax.ShapeDtypeStruct` in place of every array. Everything else is unchanged.
 
     Raises:
         TypeError: if `fn` is not callable.
@@ -59,17 +58,17 @@ class _MakeJaxpr(Transformed[P, tuple[Any, Any, Any]]):
 
 
 def filter_make_jaxpr(fun: Callable[P, Any]) -> _MakeJaxpr[P]:
-    """The program that JAX makes of a function, for reading.
+    """The jaxpr of a function, for reading.
 
     Args:
-        fun: the function. Its arguments may be any Python objects; `jax.ShapeDtypeStruct` stands
+        fun: the function. Its arguments may be any Python objects; `jax.ShapeDtypeStruct` may stand
             for an array.
 
     Returns:
         A function of the same arguments that returns `(jaxpr, structs, static)`: the jaxpr, whose
-        inputs are the arrays of the function itself (if it is a module) and of its arguments in
-        order; the result with a `jax.ShapeDtypeStruct` in place of every array and None in place
-        of all else; and the result with None in place of every array.
+        inputs are the arrays of the function itself (if it is a module) and of its arguments, in
+        order; the result with a `jax.ShapeDtypeStruct` in place of every array and None in place of
+        everything else; and the result with None in place of every array.
 
     Raises:
         TypeError: if `fun` is not callable.

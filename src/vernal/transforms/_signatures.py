@@ -1,7 +1,7 @@
 """What a compiled program depends on, by path: the signature of a call.
 
-Two calls with equal signatures share a program; where two signatures differ is why a function was
-compiled again. A signature keeps nothing of the user alive: see `_descriptions.py`.
+Two calls with equal signatures share a program; the differences of two signatures are why a function
+was compiled again. A signature keeps none of the user's objects alive: see `_descriptions.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 from .._ground import callable_name, signature_of
 from ._descriptions import STATIC, Array, Description, Part, describe, mesh_text
 
-# The settings of JAX that its traces depend on and that people change.
+# The commonly changed settings of JAX that its traces depend on.
 _SETTINGS = (
     "jax_allow_f16_reductions",
     "jax_debug_key_reuse",
@@ -29,7 +29,7 @@ _SETTINGS = (
 _MESH = "jax.set_mesh"
 _NOTHING = "nothing"
 _NOT_GIVEN = "not given"
-# Parts of a list or a tuple up to which it is told in full.
+# A list or a tuple with up to this many parts is reported in full.
 _FEW = 12
 _ANOTHER = " (another one that prints the same)"
 
@@ -68,8 +68,8 @@ class Signature:
 
         Args:
             later: the signature of that call.
-            placed: whether to compare the devices and shardings of arrays also where a trace does
-                not depend on them.
+            placed: whether to compare the devices and shardings of arrays even where a trace does not
+                depend on them.
 
         Returns:
             The differences, in the order of the arguments.
@@ -77,7 +77,7 @@ class Signature:
         return [difference for difference, _ in self.compared(later, placed)]
 
     def compared(self, later: "Signature", placed: bool) -> list[tuple[Difference, int]]:
-        """The differences, each with the number of parts that are in it."""
+        """The differences, each with the number of parts in it."""
         found: list[tuple[Difference, int]] = []
         for name in dict.fromkeys((*self.parts, *later.parts)):
             a, b = self.parts.get(name), later.parts.get(name)
@@ -117,7 +117,7 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
             return
         yield Difference(path, a.text, b.text), abs(a.size - b.size) + 1
     for key in dict.fromkeys((*a.parts, *b.parts)):
-        # The length has told of the others.
+        # The difference in length covers keys that only one of them has.
         if not told or (key in a.parts and key in b.parts):
             for difference in _compare(path + key, a.parts.get(key), b.parts.get(key), placed):
                 told = True
@@ -127,7 +127,7 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
 
 
 def _in_full(x: Description) -> str | None:
-    """A few plain values, also in lists and tuples, such as the settings of an optimiser that are structure."""
+    """The full text of a few plain values, also in lists and tuples, such as static settings of an optimiser."""
     if isinstance(x, Array) or x.size > _FEW:
         return None
     if x.kind not in ("list", "tuple"):
@@ -144,8 +144,8 @@ def _difference(path: str, before: str, after: str) -> Difference:
 
 
 def has_identity(fn: Any) -> bool:
-    """Whether a callable is compared by identity, holds nothing that JAX can see, and can be
-    watched. Any other travels with the arguments of its calls."""
+    """Whether a callable is compared by identity, holds nothing that JAX can see, and can be weakly
+    referenced. Any other is passed with the arguments of its calls."""
     kind = type(fn)
     return (
         kind.__eq__ is object.__eq__ and kind.__weakrefoffset__ != 0 and not jtu.is_tree_node(kind)
@@ -158,13 +158,13 @@ def signature_of_call(
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
 ) -> Signature:
-    """The signature of a call of a function under `filter_jit`, here and now.
+    """The signature of a call of a function under `filter_jit`, under the current settings.
 
     Args:
         fn: the function.
-        args: the arguments of the call.
-        kwargs: likewise.
-        options: those of `filter_jit`, by name.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments.
+        options: the options of `filter_jit`, by name.
 
     Returns:
         The signature. It keeps none of the arguments alive.
@@ -185,7 +185,7 @@ def signature_of_call(
         parts[f"filter_jit({name}=)"] = describe(option, static=True)
     for name in _SETTINGS:
         setting = getattr(jax.config, name, None)
-        # Some are enumerations of words.
+        # Some settings are enumerations.
         parts[name] = Part(STATIC, repr(getattr(setting, "value", setting)), None)
     mesh = jax.sharding.get_abstract_mesh()
     parts[_MESH] = Part(STATIC, mesh_text(mesh), hash(mesh))
@@ -200,7 +200,7 @@ def _by_name(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[
     try:
         named = signature.bind(*args, **kwargs).arguments
     except TypeError:
-        # The call is wrong, which is for the function to say.
+        # The call does not fit the function, which will raise its own error.
         return {f"args[{i}]": x for i, x in enumerate(args)} | dict(kwargs)
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:

@@ -1,9 +1,9 @@
-"""When a traced value reaches a shape: say which value, from which argument, and what to write
+"""The error for a traced value in a shape: which value, from which argument, and what to write
 instead.
 
 JAX raises several kinds of `TypeError` for this, some of them far from the cause and without a
-name. The function is traced once more, as a function of its arrays alone, so that JAX's own
-account of where the value came from can be read with the user's argument names.
+name. The function is traced once more, as a function of its arrays alone, so that JAX's report of
+where the value came from can be given with the user's argument names.
 """
 
 import os
@@ -20,7 +20,7 @@ from ..trees import Rest
 from ._boundary import argument_text
 from ._place import is_users_frame
 
-# The name JAX will know the arrays by when it says which of them a value depends on.
+# The name of the arrays in JAX's report of which of them a value depends on.
 _PARAMETER = "vernal_array"
 _ORIGIN = re.compile(_PARAMETER + r"\[(\d+)\]")
 _SHAPE_TEXT = re.compile(
@@ -35,9 +35,9 @@ class TracedShapeError(TypeError):
     """A value that is only known when the compiled program runs was used where a shape needs a
     Python integer.
 
-    Shapes are fixed when a function is traced. A size that is computed with `jnp.minimum`,
-    `jnp.maximum` or from an array argument is not known then. Compute sizes with Python's `min`,
-    `max` and `int` from shapes and static arguments.
+    Compute sizes with Python's `min`, `max` and `int`, from shapes and static arguments. Shapes are
+    fixed when a function is traced, and a size that is computed with `jnp.minimum`, `jnp.maximum` or
+    from an array argument is not known then.
 
     Args:
         text: the message.
@@ -50,10 +50,10 @@ class TracedShapeError(TypeError):
 
 
 def is_shape_error(error: Exception) -> bool:
-    """Whether JAX complains of a traced value where a Python integer is needed."""
+    """Whether an error is about a traced value where a Python integer is needed."""
     if isinstance(error, TracedShapeError):
-        # Explained by a transformed function inside. If the value came to that through a closure,
-        # it is for the one outside to say from where.
+        # Explained by an inner transformed function. If the value came to that one through a closure,
+        # only the outer one can say from where.
         return not error.origins
     if isinstance(error, jax.errors.TracerIntegerConversionError):
         return True
@@ -65,14 +65,14 @@ def is_shape_error(error: Exception) -> bool:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What JAX itself raised."""
+    """The error that JAX itself raised."""
     while isinstance(error, TracedShapeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _user_line(error: BaseException) -> str | None:
-    """Where in the user's own code the error was raised."""
+    """The line of the user's code where the error was raised."""
     own = [at for at in traceback.walk_tb(error.__traceback__) if is_users_frame(at[0])]
     if not own:
         return None
@@ -108,7 +108,7 @@ def explain(
     if origins:
         got += ", computed from the argument" + ("s " if len(origins) > 1 else " ")
         got += ", ".join(f"`{name}`" for name in origins)
-    # Where a function of ours refuses a value, JAX's own error has seen only that function.
+    # If one of Vernal's functions refused the value, the frames of JAX's error end in that function.
     line = _user_line(cause) or _user_line(error)
     return TracedShapeError(
         message(

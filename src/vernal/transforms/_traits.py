@@ -1,21 +1,21 @@
-"""What is known of an operation of ours, beside its rules."""
+"""Properties of Vernal's operations, besides their rules."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What an operation is, however often it is mapped.
+    """The properties of an operation, which mapping does not change.
 
     Args:
         is_written: whether a program holds the program of what it computes.
-        one_way: whether it has a derivative for reverse mode alone.
-        replays: whether it computes again what another operation has computed.
+        one_way: whether it has a derivative for reverse mode only.
+        replays: whether it repeats what another operation has computed.
         may_check: whether its rules may hold a check, which is known only when they run.
-        splits: whether some of its results may be known where only some of its arguments are: those of a loop that
-            carries a value and its tangent, in a rule of a user's.
-        transposed: for an operation that is only ever transposed: the function that it is the derivative of, and how
-            many of its arguments are residuals.
+        splits: whether some of its results may be known if only some of its arguments are, as for a loop that carries
+            a value and its tangent in a user's rule.
+        transposed: for an operation that is only ever transposed: the function that it is the derivative of, and the
+            number of its arguments that are residuals.
     """
 
     is_written: bool = True

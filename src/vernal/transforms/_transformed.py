@@ -1,8 +1,8 @@
 """The base of every transformed function: `filter_jit(f)`, `filter_grad(f)`, `filter_vmap(f)`, ...
 
 A transformed function is a module that wraps the function: it has its name, documentation and
-signature, binds as a method, pickles where the function does, and is a pytree whose arrays are
-those of the function (if that is a module itself).
+signature, binds as a method, pickles if the function does, and is a pytree whose arrays are those of
+the function (if that is a module itself).
 """
 
 import abc
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Transformed(Module, Generic[P, T]):
-    """A function under a transformation: the base of what the functions of this room return.
+    """A function under a transformation: the base class of what the transformations here return.
 
     It is a module that wraps the function. A subclass adds the settings of the transformation as
     static fields, and `__call__`; `vernal.modules.module_update_wrapper` gives an instance the name
@@ -33,7 +33,7 @@ class Transformed(Module, Generic[P, T]):
         fn: the function.
     """
 
-    # Whatever the wrapped function closes over is its own business: see `modules/_building.py`.
+    # What the wrapped function closes over is not checked: see `modules/_building.py`.
     _vernal_may_hide_arrays = True
 
     fn: Callable[P, T]
@@ -47,13 +47,13 @@ class Transformed(Module, Generic[P, T]):
         """Calls the transformed function."""
 
     def __reduce__(self) -> Any:
-        # A decorated function is found again by its name, as functions are. (Not one of the running
-        # script, which another process does not have.)
+        # A decorated function is pickled by its name, as functions are. (Except in the running script,
+        # which another process does not have.)
         named = by_name(self)
         if named is not self and self.__module__ != "__main__":
             return named.__reduce__()
-        # Name, documentation and annotations are taken from the function again: `jax.Array`, a
-        # likely annotation, cannot be pickled before JAX 0.12.
+        # Name, documentation and annotations are not pickled, but taken from the function again:
+        # `jax.Array`, a likely annotation, cannot be pickled before JAX 0.12.
         fields = dataclasses.fields(self)
         return _again, (type(self), {f.name: by_name(getattr(self, f.name)) for f in fields})
 
@@ -78,7 +78,7 @@ def wrap(transformed: Any) -> Any:
 
 
 def check_callable(fn: Any, transform: str) -> None:
-    """Refuses what cannot be called.
+    """Refuses anything that is not callable.
 
     Args:
         fn: what the user passed.
@@ -102,7 +102,7 @@ def call_inside(fn: Callable[..., Any] | None, rest: Rest, arrays: list[Any]) ->
     a shape.
 
     Args:
-        fn: the function, where `rest` does not hold it.
+        fn: the function, if `rest` does not hold it.
         rest: the structure of `(fn, args, kwargs)`.
         arrays: the (traced) arrays that fill it.
 
@@ -127,8 +127,8 @@ def call_inside(fn: Callable[..., Any] | None, rest: Rest, arrays: list[Any]) ->
 
 
 def inside(fn: Callable[..., Any], rest: Rest) -> Callable[[list[Any]], tuple[list[Any], Rest]]:
-    """The function as JAX sees it: from the arrays among its arguments to the arrays in its
-    result, and the rest of that.
+    """The function as JAX sees it: from the arrays among its arguments to the arrays in its result,
+    and the rest of the result.
 
     Args:
         fn: the user's function.

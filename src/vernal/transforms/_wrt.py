@@ -1,7 +1,7 @@
 """`wrt`: what a derivative is with respect to.
 
-It names arguments (a number, a name, or a tuple of those), or it says what of the first argument:
-a function picks nodes, a tree of bools marks leaves.
+It names arguments (a number, a name, or a tuple of those), or selects parts of the first argument: a
+function picks nodes, a tree of bools marks leaves.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,18 +18,18 @@ Wrt = int | str | tuple[int | str, ...] | Callable[[Any], Any] | _Mask
 
 
 def is_several(wrt: Any) -> bool:
-    """Whether `wrt` is a tuple that names arguments, so that there is one result for each."""
+    """Whether `wrt` is a tuple that names arguments, with one result for each."""
     return isinstance(wrt, tuple) and bool(wrt) and all(type(one) in (int, str) for one in wrt)
 
 
 def is_mask(wrt: Any) -> bool:
-    """Whether `wrt` is a tree of bools. (One of a module may be callable, too.)"""
+    """Whether `wrt` is a tree of bools. (A tree that is a module may be callable too.)"""
     leaves = jtu.tree_leaves(wrt)
     return bool(leaves) and wrt is not leaves[0] and all(type(leaf) is bool for leaf in leaves)
 
 
 def check_wrt(wrt: Any, transform: str) -> None:
-    """Refuses a `wrt` that can never be right."""
+    """Refuses a `wrt` that is wrong for every call."""
     if wrt is None or type(wrt) in (int, str) or callable(wrt) or is_several(wrt) or is_mask(wrt):
         return
     raise type_error(
@@ -44,8 +44,8 @@ def check_wrt(wrt: Any, transform: str) -> None:
 
 
 def spread_mask(mask: Any, tree: Any, name: str, transform: str) -> list[bool]:
-    """The bool for every leaf of an argument `tree`, in order, from a tree of bools that may stop above the leaves;
-    `ValueError` if its structure is another one. `name` is that of the argument."""
+    """The bool for every leaf of an argument `tree`, in order, from a tree of bools that may be a prefix. Raises
+    `ValueError` if the structures differ. `name` is the name of the argument."""
     try:
         return jtu.tree_leaves(jax.tree.broadcast(mask, tree))
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""`ZeroTangent`: a tangent that is known to be zero, so that nothing needs to be computed with it.
+"""`ZeroTangent`: a tangent that is known to be zero, so that computing with it can be skipped.
 
-It is not an array. An object with `__jax_array__` would be turned into one by the first operator, and
-JAX refuses such objects wherever it traces; so this class has the operators of which the result is
-known without computing, and says of everything else what to do about it.
+It is not an array. The first operator would turn an object with `__jax_array__` into one, and JAX
+refuses such objects during a trace. So this class has the operators whose result is known without
+computing, and an error for everything else that says what to do.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ _KNOWN = "`*`, `/`, `@`, `+`, `-`, indexing, reshape, ravel, astype, T, mT, sum 
 
 
 def _spec(x: Any) -> Any:
-    """Shape and dtype of an operand. Where it lies (its sharding) makes no difference here."""
+    """The shape and dtype of an operand. Its sharding does not matter here."""
     aval = x if isinstance(x, ZeroTangent) else jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _zero_of(operation: Callable[..., Any], *operands: Any) -> Any:
-    """The zero of the shape and dtype that an operation would give."""
+    """A zero of the shape and dtype of an operation's result."""
     if not all(isinstance(x, ZeroTangent) or is_array_like(x) for x in operands):
         return NotImplemented
     spec = jax.eval_shape(operation, *map(_spec, operands))
@@ -35,7 +35,7 @@ def _zero_of(operation: Callable[..., Any], *operands: Any) -> Any:
 
 
 def _other(operation: Callable[..., Any], zero: "ZeroTangent", x: Any) -> Any:
-    """What is left of a sum with a zero: the other operand, as the sum would have it."""
+    """The result of a sum with a zero: the other operand, in the shape and dtype of the sum."""
     out = _zero_of(operation, zero, x)
     if out is NotImplemented or isinstance(x, ZeroTangent):
         return out
@@ -54,7 +54,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _cannot(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Refuses what would need an array."""
+    """Refuses an operation that needs an array."""
     raise type_error(
         "a ZeroTangent is not an array, it stands for zeros that are never computed",
         where=repr(self),
@@ -69,19 +69,18 @@ def _cannot(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
 class ZeroTangent:
     """A tangent or cotangent that is known to be zero.
 
-    Rules of `filter_custom_jvp` and `filter_custom_vjp` that ask for `symbolic_zeros=True` are given
-    it in place of arrays of zeros, and may return it. With `z` such a zero and `x` an array or a
-    number, `x * z`, `z / x`, `x @ z`, `z @ x`, `-z`, `z[i]`, `z.reshape(...)`, `z.sum()` and the like
-    are again a `ZeroTangent`, of the shape and dtype that arrays would have; `x + z` and `x - z` are
-    `x`, and `z - x` is `-x`. Everything else needs an array: `materialise(z)`.
+    Rules of `filter_custom_jvp` and `filter_custom_vjp` that set `symbolic_zeros=True` are given it
+    in place of arrays of zeros, and may return it. With `z` such a zero and `x` an array or a number,
+    `x * z`, `z / x`, `x @ z`, `z @ x`, `-z`, `z[i]`, `z.reshape(...)`, `z.sum()` and the like are
+    again a `ZeroTangent`, of the shape and dtype that arrays would have; `x + z` and `x - z` are `x`,
+    and `z - x` is `-x`. For everything else convert it to an array: `materialise(z)`.
 
     It is immutable, compares by value, and is a leaf of pytrees.
 
     Args:
         shape: the shape.
         dtype: the dtype.
-        weak_type: whether the dtype gives way to that of the other operand, as that of a Python
-            number does.
+        weak_type: whether the dtype is weak, like that of a Python number.
 
     Raises:
         TypeError: for an operation that needs an array.
@@ -112,7 +111,7 @@ class ZeroTangent:
         """The number of axes."""
         return len(self.shape)
 
-    # NumPy's arrays and scalars leave their operators to us.
+    # Makes NumPy's arrays and scalars defer to the operators of this class.
     __array_ufunc__ = None
     __array__ = _cannot
 
@@ -209,7 +208,7 @@ def materialise(tree: Any) -> Any:
         tree: a `ZeroTangent`, or any tree with some among its leaves.
 
     Returns:
-        The tree with arrays in their places. Everything else is left as it is.
+        The tree with arrays in their places. Everything else is unchanged.
 
     Example:
         >>> import jax.numpy as jnp
@@ -222,6 +221,6 @@ def materialise(tree: Any) -> Any:
 
 def _zeros(zero: ZeroTangent) -> jax.Array:
     if zero.weak_type:
-        # A Python number is what a weakly typed array can be made of.
+        # From a Python number, so that the array is weakly typed.
         return jax.lax.full(zero.shape, zero.dtype.type(0).item())
     return jnp.zeros(zero.shape, zero.dtype)

@@ -1,4 +1,4 @@
-"""Any pytree: what its leaves are, cutting and joining, walking, surgery, comparison, arithmetic."""
+"""Tools for any pytree: kinds of leaves, partition and combine, walking, surgery, comparison, arithmetic."""
 
 from .._ground import publish
 from ._by_name import by_name as by_name

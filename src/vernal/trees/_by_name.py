@@ -1,9 +1,9 @@
 """Pickling functions that Python's pickle cannot.
 
-`jax.nn.relu` and most of `jax.numpy` are objects that wrap a function of the same name, and
-pickle, which looks at the function inside, finds "not the same object"; `copy.deepcopy` makes a
-second one, which is another function to every cache. Both go away when such an object is pickled
-as what it is: a name in a module.
+`jax.nn.relu` and most of `jax.numpy` are objects that wrap a function of the same name. Pickle looks
+at the function inside and fails with "not the same object"; `copy.deepcopy` makes a second object,
+which every cache takes for another function. Pickling such an object by its name in its module
+solves both.
 """
 
 import functools
@@ -38,7 +38,7 @@ class _Name:
 class _Itself:
     """Stands for a callable of the running script. Copying gives the callable itself.
 
-    Pickling is left to the pickler: another process has another script, to which cloudpickle can
+    Pickling is left to the pickler: another process runs another script, to which cloudpickle can
     send the function.
     """
 
@@ -53,7 +53,7 @@ class _Itself:
 
 
 class _PartialOf:
-    """Stands for a `functools.partial`. Copying gives the partial itself, as it does of functions."""
+    """Stands for a `functools.partial`. Copying gives the partial itself, as copying a function does."""
 
     def __init__(self, value: functools.partial):
         self.value = value
@@ -76,15 +76,15 @@ def _given(value: Any) -> Any:
 
 
 def by_name(value: Any) -> Any:
-    """A stand-in for pickling that keeps importable callables what they are.
+    """Prepares a value for pickling, so that importable callables come back as themselves.
 
     Args:
         value: any Python object.
 
     Returns:
-        `value`, or a copy of it if it is a container, with every callable that can be
-        imported by its name, but is neither a plain function nor a class, replaced by an object
-        that unpickles (and copies) to that very callable.
+        `value`, or a copy of it if it is a container, in which every callable that can be imported by
+        its name, but is neither a plain function nor a class, is replaced by an object that unpickles
+        (and copies) to that callable.
     """
     if isinstance(value, (list, tuple, dict, set, frozenset)) and (opened := open_up(value)):
         node, parts = opened
@@ -101,7 +101,7 @@ def by_name(value: Any) -> Any:
     ):
         return value
     module = getattr(value, "__module__", None)
-    # `jnp.add` and its like have the short name only.
+    # `jnp.add` and its like have only the short name.
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if isinstance(module, str) and isinstance(name, str) and module in sys.modules:
         try:

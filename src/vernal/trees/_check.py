@@ -1,4 +1,4 @@
-"""Whether a pytree is a tree: no node inside itself, and none in two places."""
+"""Whether a pytree is a tree: no node is inside itself or in two places."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def _cycle(outer: _Path, inner: _Path, node: Any) -> ValueError:
 
 
 def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
-    """The immediate children of a node, whatever they are.
+    """The immediate children of a node, leaves or not.
 
     Args:
         pytree: any pytree.
@@ -46,15 +46,14 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
 def tree_check(pytree: Any) -> None:
     """Checks that a pytree is a tree: that no node is inside itself, or in two places.
 
-    JAX copies a node that is in two places into two independent ones, the next time it unflattens
-    the tree: two layers that shared their weights no longer do, and nothing says so. Leaves, None
-    and empty containers may repeat.
+    When JAX next unflattens the tree, a node in two places becomes two independent nodes: two layers
+    that shared their weights silently stop sharing. Leaves, None and empty containers may repeat.
 
     Args:
         pytree: any pytree.
 
     Raises:
-        ValueError: if a node contains itself, or if one that is neither a leaf nor empty is in two
+        ValueError: if a node contains itself, or if a node that is neither a leaf nor empty is in two
             places.
 
     Example:
@@ -87,8 +86,8 @@ def _check(
             expected="every node once; JAX would make two independent copies of it",
             instead="build two nodes; or, to share weights, keep one and use it twice",
         )
-    # The node is kept along with its path: a node class may make its children as it is flattened,
-    # and the address of one that is gone would be given to the next.
+    # The node is kept along with its path: a node class may create its children during flattening,
+    # and the address of a freed child would be reused by the next.
     seen[id(node)] = path, node
     for key, child in children:
         _check(child, (*path, key), seen, [*above, id(node)])

@@ -1,9 +1,8 @@
 """Whether pytrees are equal: exactly, or up to a tolerance.
 
-The answer is a Python bool as long as nothing but Python and NumPy values was looked at, and a JAX
-bool as soon as elements of a JAX array were, because only the device knows them (and under
-`jax.jit` nobody does yet). What can be decided without looking at elements is decided first, and
-eagerly: structure, types, shapes and dtypes.
+The answer is a Python bool if only Python and NumPy values were compared, and a JAX bool once
+elements of a JAX array were: they are on the device (and under `jax.jit` not known yet). Structure,
+types, shapes and dtypes, which need no elements, are compared first, and eagerly.
 """
 
 import functools
@@ -25,8 +24,7 @@ def _is_numpy(x: Any) -> bool:
 
 
 def _is_any_array(x: Any) -> bool:
-    # Wider than `is_array`: NumPy arrays of strings or objects have shapes and dtypes to compare,
-    # too.
+    # Wider than `is_array`: NumPy arrays of strings or objects also have shapes and dtypes to compare.
     return isinstance(x, jax.Array) or _is_numpy(x)
 
 
@@ -96,7 +94,7 @@ def tree_equal(
 
     Args:
         pytrees: at least one.
-        typematch: whether leaves must also have the same type. Without it `1` equals `1.0`, and a
+        typematch: whether leaves must also have the same type. If False, `1` equals `1.0`, and a
             NumPy array equals a JAX array with the same dtype and elements. Tracers count as JAX
             arrays.
         rtol: floating-point and complex arrays are equal if `abs(x - y) <= atol + rtol * abs(y)`
@@ -104,12 +102,12 @@ def tree_equal(
         atol: see `rtol`.
 
     Returns:
-        A Python bool if no element of a JAX array had to be looked at; otherwise a JAX bool of
-        shape `()`, a tracer under `jax.jit`. `tree_equal(...) is True` is therefore false for equal
-        JAX arrays: use `bool(...)`.
+        A Python bool if no elements of JAX arrays had to be compared; otherwise a JAX bool of shape
+        `()`, a tracer under `jax.jit`. So `tree_equal(...) is True` is false for equal JAX arrays: use
+        `bool(...)`.
 
     Raises:
-        TypeError: if there is no pytree.
+        TypeError: if no pytree is given.
 
     Example:
         >>> import jax.numpy as jnp
@@ -129,8 +127,8 @@ def tree_allclose(
 ) -> bool | Bool[Array, ""]:
     """Whether all pytrees are equal, floating-point arrays up to a tolerance.
 
-    This is `tree_equal` for tests: everything that has no rounding error, including types, must be
-    the same.
+    This is `tree_equal` for tests: everything without rounding errors, types included, must be the
+    same.
 
     Args:
         pytrees: at least one.
@@ -139,11 +137,11 @@ def tree_allclose(
         atol: see `rtol`.
 
     Returns:
-        A Python bool if no element of a JAX array had to be looked at; otherwise a JAX bool of
-        shape `()`.
+        A Python bool if no elements of JAX arrays had to be compared; otherwise a JAX bool of shape
+        `()`.
 
     Raises:
-        TypeError: if there is no pytree.
+        TypeError: if no pytree is given.
 
     Example:
         >>> import jax.numpy as jnp

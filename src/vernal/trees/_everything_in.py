@@ -1,4 +1,4 @@
-"""All that can be reached from a thing."""
+"""`everything_in`: all objects reachable from a value."""
 
 import collections
 import gc
@@ -11,7 +11,7 @@ import numpy as np
 
 from ._openings import open_up
 
-# Objects that refer to nothing that matters here, and packages whose objects refer to what JAX is doing at the moment.
+# Objects without references that matter here, and packages whose objects refer to JAX's current work.
 _OPAQUE = (
     str,
     bytes,
@@ -29,16 +29,17 @@ _MACHINERY = ("jax", "jaxlib", "numpy")
 def everything_in(
     x: Any, closed: Callable[[Any], bool] = lambda _: False, objects: bool = False
 ) -> Iterator[Any]:
-    """All that can be reached from a thing, itself included, each object once.
+    """All objects reachable from a value, itself included, each once.
 
     The variables of a module (`globals()`) are not opened: they are read by name, and lead to the whole program.
 
     Args:
-        x: anything.
-        closed: what is not opened.
-        objects: whether what is not callable, container or dataclass is opened too: an object leads to all that it
-            refers to (attributes, an exception's arguments, a generator's variables), a class of a function to what is
-            defined in it. What leads to more than some thousands of objects leads to the whole program: stop there.
+        x: any Python object.
+        closed: returns True for objects that are not opened.
+        objects: whether to open objects other than callables, containers and dataclasses, too: an object leads to all
+            that it refers to (attributes, an exception's arguments, a generator's variables), a class defined in a
+            function to its own attributes. An object that leads to more than some thousands of others leads to the
+            whole program: stop there.
 
     Yields:
         The objects, breadth first.
@@ -59,7 +60,7 @@ def everything_in(
         item, as_owner = todo.popleft()
         if id(item) in seen:
             continue
-        # Kept while walking, so that no other object is given its id.
+        # Kept alive during the walk, so that no other object gets its id.
         seen[id(item)] = item
         yield item
         if closed(item) or _is_module_namespace(item):
@@ -73,18 +74,18 @@ def everything_in(
 
 
 def _referents(x: Any) -> list[Any]:
-    """What an object refers to, as Python's collector sees it."""
+    """The objects that an object refers to, as Python's garbage collector sees it."""
     cls = type(x)
     if x is None or isinstance(x, _OPAQUE) or _package(cls) in _MACHINERY:
         return []
     if isinstance(x, type):
-        # A class of a module is there before and after; one of a function may hold what the function does.
+        # A class of a module outlives the call; one defined in a function may hold the function's values.
         return list(vars(x).values()) if "<locals>" in x.__qualname__ else []
     return gc.get_referents(x)
 
 
 def _is_module_namespace(x: Any) -> bool:
-    """Whether this is what `globals()` returns: it leads to the rest of the program, and is read by name."""
+    """Whether `x` is the `globals()` of a module: it leads to the rest of the program, and is read by name."""
     return type(x) is dict and "__builtins__" in x
 
 

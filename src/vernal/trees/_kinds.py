@@ -1,4 +1,4 @@
-"""What kind of thing a leaf is: the predicates that every filter is made of."""
+"""Predicates for leaves, from which every filter is built."""
 
 import functools
 from typing import Any, TypeGuard
@@ -10,8 +10,8 @@ import numpy as np
 
 @functools.lru_cache(maxsize=512)
 def _numeric(dtype: np.dtype) -> bool:
-    # NumPy calls bfloat16 and its kin "void" (kind V), and float0 too: only JAX's own lattice can
-    # tell.
+    # NumPy calls bfloat16 and its kin "void" (kind V), and float0 too: only JAX's own type lattice
+    # tells them apart.
     # NumPy counts durations among the integers.
     is_number = jnp.issubdtype(dtype, np.number) and dtype.kind != "m"
     return is_number or jnp.issubdtype(dtype, np.bool_)
@@ -44,7 +44,7 @@ def is_array(element: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
 
 
 def has_shape(x: Any) -> bool:
-    """Whether `x` is an array, or a `jax.ShapeDtypeStruct` in the place of one.
+    """Whether `x` is an array, or a `jax.ShapeDtypeStruct` in place of one.
 
     Args:
         x: any Python object.
@@ -59,7 +59,7 @@ def has_shape(x: Any) -> bool:
 
 
 def is_array_like(element: Any) -> bool:
-    """Whether `element` can be turned into a JAX array by `jnp.asarray`.
+    """Whether `jnp.asarray` can turn `element` into a JAX array.
 
     Args:
         element: any Python object.
@@ -81,8 +81,7 @@ def is_array_like(element: Any) -> bool:
 
 
 def is_inexact_array(element: Any) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
-    """Whether `element` is an array of real or complex floating-point numbers: what can be
-    differentiated.
+    """Whether `element` is an array of real or complex floating-point numbers, and so differentiable.
 
     Args:
         element: any Python object.

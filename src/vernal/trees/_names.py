@@ -1,7 +1,7 @@
 """Names for the leaves of a tree: the key path, its parts joined by dots.
 
-`layers.0.weight`, whether a part is a field, an index or a dictionary key. Parts that could be
-misread are quoted, so that a name can be read back, and different paths have different names:
+`layers.0.weight`: fields, indices and dictionary keys look the same. Parts that could be misread are
+quoted, so that a name can be read back, and different paths have different names:
 
 * a string key that is empty, looks like an index, begins or ends with a space, or contains one of
   ``. * ? [ ] { } , " ` \\`` or a character that does not print, is written in double quotes as in
@@ -32,8 +32,8 @@ def path_name(path: Sequence[Any]) -> str:
 
     Returns:
         For example `layers.0.weight`. Parts that could be misread are quoted: a string key with a
-        dot, `heads."a.b".bias`, or one that looks like an index, `heads."3".bias`; other keys stand
-        in backquotes, ``table.`(0, 1)` ``. The empty path is the empty name.
+        dot, `heads."a.b".bias`, or one that looks like an index, `heads."3".bias`; other keys are
+        written in backquotes, ``table.`(0, 1)` ``. The name of the empty path is empty.
 
     Example:
         >>> import jax
@@ -74,7 +74,7 @@ def named_leaves(pytree: Any, is_leaf: _IsLeaf | None = None) -> dict[str, Any]:
         A dictionary in the order of the leaves.
 
     Raises:
-        ValueError: if two leaves have the same name. This needs keys that differ and print alike.
+        ValueError: if two leaves have the same name, which only different keys that print alike can cause.
 
     Example:
         >>> from vernal.trees import named_leaves

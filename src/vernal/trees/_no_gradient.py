@@ -1,10 +1,10 @@
-"""`NoGradient`: what stands in a tree of gradients where nothing was differentiated.
+"""`NoGradient`: the placeholder in a tree of gradients for leaves that were not differentiated.
 
-Zeros would not do: weight decay and averages move what has them. None would not either: where a
-tree that holds it meets a whole model, the error is JAX's, and tells nobody what to do. So this is
-a class of ours, a pytree without leaves. Two trees that hold it in the same places add, scale, clip
-and average like any others. Where only one of them does, JAX prints this class in its error, or
-hands it to an operator; both say what to write instead.
+Zeros would not work: weight decay and averages change a parameter whose gradient is zero. None would
+not work either: combining such a tree with a whole model raises JAX's own error, which does not say
+what to do. So this is a class of ours, a pytree without leaves. Two trees that hold it in the same
+places add, scale, clip and average like any others. If only one of them holds it, JAX prints this
+class in its error, or passes it to an operator; both say what to write instead.
 """
 
 from typing import Any, NoReturn
@@ -20,7 +20,7 @@ _INSTEAD = (
 
 
 class _Told(type):
-    """JAX's errors about trees that do not fit show the classes in them: this one says what to do."""
+    """Makes JAX's errors about mismatched trees, which show their classes, say what to do."""
 
     def __repr__(cls) -> str:
         return (
@@ -30,7 +30,7 @@ class _Told(type):
 
 
 def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Refuses to be computed with."""
+    """Refuses arithmetic."""
     raise type_error(
         "there is no gradient here to compute with: nothing was differentiated",
         where="a tree of gradients, beside a tree that has a value there",
@@ -41,16 +41,16 @@ def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 class NoGradient(metaclass=_Told):
-    """What stands where nothing was differentiated: in the gradients of `filter_grad` and its
+    """The placeholder for a leaf that is not differentiated: in the gradients of `filter_grad` and its
     siblings, and in `vernal.params(model)`.
 
-    It is a pytree without leaves, so `jax.tree.map` over gradients never meets it. It is not a number: a
-    sum with an array would be a zero gradient, and weight decay moves what has one. `apply_updates`
-    and an `Optimizer` leave alone what it stands for, and `combine` fills it in. There is one
-    instance.
+    It is a pytree without leaves, so `jax.tree.map` over gradients skips it. It is not a number: if it
+    could be added to an array, it would be a zero gradient, and weight decay changes a parameter that
+    has one. `apply_updates` and an `Optimizer` leave the leaf it stands for unchanged, and `combine`
+    fills it in. There is only one instance.
 
     Raises:
-        TypeError: for arithmetic, which happens where a tree of gradients meets a whole model.
+        TypeError: for arithmetic, for example of a tree of gradients with a whole model.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -62,7 +62,7 @@ class NoGradient(metaclass=_Told):
         True
     """
 
-    # Nothing in it can be exchanged: it may be structure.
+    # Immutable, so it may be structure.
     _vernal_unchanging = True
     __slots__ = ()
     _only: "NoGradient | None" = None
@@ -78,7 +78,7 @@ class NoGradient(metaclass=_Told):
     def __reduce__(self) -> Any:
         return NoGradient, ()
 
-    # NumPy's arrays and scalars leave their operators to us.
+    # Makes NumPy's arrays and scalars defer to our operators.
     __array_ufunc__ = None
     __array__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
@@ -87,7 +87,7 @@ class NoGradient(metaclass=_Told):
     __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Whoever takes it for an array has called what is not a whole model."""
+        """Refuses use as an array, which means that a model was called with some leaves missing."""
         text = f"NoGradient has no attribute `{name}`"
         if name[:2] != "__":
             text += (
@@ -101,7 +101,7 @@ jtu.register_pytree_node(NoGradient, lambda _: ((), None), lambda _aux, _childre
 
 
 def is_missing(x: Any) -> bool:
-    """Whether something stands for a value that a tree does not have: None or `NoGradient`.
+    """Whether `x` is a placeholder for a missing value: None or `NoGradient`.
 
     Args:
         x: any Python object.

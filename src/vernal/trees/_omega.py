@@ -1,8 +1,8 @@
 """Arithmetic on whole pytrees: `(x**ω + 0.5 * y**ω).ω`.
 
-`jax.tree.map(lambda a, b: a + 0.5 * b, x, y)` says the same with the formula turned inside out.
-`x**ω` binds tighter than any other operator, so that a formula on trees reads as the formula on
-arrays, and has its precedence.
+`jax.tree.map(lambda a, b: a + 0.5 * b, x, y)` is the same with the formula turned inside out.
+`x**ω` binds tighter than any other operator, so a formula on trees reads like the formula on
+arrays, with the same precedence.
 """
 
 import operator
@@ -41,7 +41,7 @@ def _refuse_operand(other: Any) -> NoReturn:
 
 
 def _pairwise(operation: _Operation, mine: "ω", other: Any) -> "ω":
-    """The operation on each leaf of `mine` with that of another ω, or with one array or number."""
+    """Applies the operation to each leaf of `mine` and the leaf of another ω, or one array or number."""
     if isinstance(other, ω):
         leaves, treedef = jtu.tree_flatten(mine.ω, is_leaf=mine.is_leaf)
         others, other_treedef = jtu.tree_flatten(other.ω, is_leaf=other.is_leaf)
@@ -55,7 +55,7 @@ def _pairwise(operation: _Operation, mine: "ω", other: Any) -> "ω":
 
 def _forward(operation: _Operation) -> Callable[["ω", Any], Any]:
     def method(self: "ω", other: Any) -> Any:
-        # `x**ω ** ω`: Python asks the left side first, and the metaclass has the better answer.
+        # `x**ω ** ω`: Python tries the left side first, but the metaclass has the better error.
         return NotImplemented if other is ω else _pairwise(operation, self, other)
 
     return method
@@ -76,9 +76,9 @@ def _unary(operation: Callable[[Any], Any]) -> Callable[["ω"], Any]:
 
 
 class _Omega(type):
-    """The class of the class `ω`: what makes `tree**ω` wrap a tree."""
+    """The metaclass of `ω`, which makes `tree**ω` wrap a tree."""
 
-    # Otherwise NumPy would wrap each element of an array by itself.
+    # Otherwise NumPy would wrap each element of an array separately.
     __array_ufunc__ = None
 
     def __rpow__(cls, tree: Any) -> Any:
@@ -89,30 +89,29 @@ class ω(metaclass=_Omega):
     """Wraps a pytree so that operators act on its leaves.
 
     Use it for formulas whose variables are whole pytrees: the steps of an optimiser, the stages of
-    a Runge-Kutta method, a moving average. For one operation `jax.tree.map` is as short.
+    a Runge-Kutta method, a moving average. For a single operation `jax.tree.map` is as short.
 
-    `x**ω` wraps the tree `x`, and `.ω` takes the result out. In between there are all operators of
-    arrays, `[index]`, `.call(f)`, and `.at[index].set(...)`, `add`, `multiply`, `divide`, `power`,
-    `min` and `max`. The other operand is another ω with the same structure, or one array or number
-    for all leaves. As always in pytrees, None holds nothing.
+    `x**ω` wraps the tree `x`, and `.ω` takes the result out. In between, use all operators of arrays,
+    `[index]`, `.call(f)`, and `.at[index].set(...)`, `add`, `multiply`, `divide`, `power`, `min` and
+    `max`. The other operand is another ω with the same structure, or one array or number for all
+    leaves. As always in pytrees, None has no leaves.
 
-    The wrapper is notation, not data: it is not a pytree, so that forgetting `.ω` is an error at the
-    next JAX function, not a new structure. Comparisons give an ω of bools, which has no truth value
-    of its own.
+    The wrapper is notation, not data: it is not a pytree, so forgetting `.ω` is an error at the next
+    JAX function, not a new structure. Comparisons return an ω of bools, which has no truth value of
+    its own.
 
     Args:
         tree: the pytree.
-        is_leaf: as in `jax.tree.map`, if some nodes are to be taken as leaves: `ω(tree,
-            is_leaf=f)`.
+        is_leaf: as in `jax.tree.map`, to treat some nodes as leaves: `ω(tree, is_leaf=f)`.
 
     Attributes:
         ω: the pytree.
         is_leaf: as given.
 
     Raises:
-        TypeError: if the tree is wrapped already; and in an operation with anything but an ω, an
-            array or a number.
-        ValueError: in an operation of two ω with different structures.
+        TypeError: if the tree is wrapped already; in an operation with anything but an ω, an array or
+            a number.
+        ValueError: in an operation on two ω with different structures.
 
     Example:
         >>> import jax.numpy as jnp
@@ -129,10 +128,10 @@ class ω(metaclass=_Omega):
 
     __slots__ = ("is_leaf", "ω")
 
-    # NumPy arrays on the left side leave the operation to us.
+    # Makes NumPy arrays on the left side defer to us.
     __array_ufunc__ = None
-    # `==` is an operation on leaves, so there is nothing to hash by; and Python would go through
-    # `[0], [1], ...` for ever, because JAX clamps an index that is out of range.
+    # Not hashable, because `==` acts on leaves; not iterable, because Python would go through
+    # `[0], [1], ...` for ever: JAX clamps an index that is out of range.
     __hash__ = None  # pyright: ignore[reportAssignmentType] (Python's way to say "unhashable")
     __iter__ = None
 
@@ -152,7 +151,7 @@ class ω(metaclass=_Omega):
         """Applies a function to each leaf.
 
         Args:
-            fn: takes a leaf and returns what stands in its place.
+            fn: takes a leaf and returns the new one.
 
         Returns:
             The results, wrapped.
@@ -199,7 +198,7 @@ class ω(metaclass=_Omega):
 
 
 class _At:
-    """`(x**ω).at`, which waits for its index."""
+    """`(x**ω).at`, before it has its index."""
 
     def __init__(self, whole: ω):
         self.whole = whole
@@ -223,7 +222,7 @@ def _update(name: str) -> Callable[["_AtIndex", Any], ω]:
 
 
 class _AtIndex:
-    """`(x**ω).at[index]`, which waits for what to do there."""
+    """`(x**ω).at[index]`, before it has its operation."""
 
     def __init__(self, whole: ω, index: Any):
         self.whole = whole

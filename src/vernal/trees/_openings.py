@@ -1,12 +1,12 @@
-"""What callables and containers are made of: the one walker over them.
+"""The one walker over callables and containers.
 
-For each kind of thing that Python hides values in, `open_up` gives its immediate parts and a *node*,
-which says what the thing is made of besides, how to make it again of other parts, and what each part
-is called inside. Refusing hidden arrays, hoisting captured values, describing a call and pickling by
-name all walk with it, so that they agree on what can be seen.
+For each kind of object that Python hides values in, `open_up` returns its immediate parts and a
+*node*: the rest of the object, how to rebuild it from other parts, and the name of each part inside.
+Refusing hidden arrays, hoisting captured values, describing a call and pickling by name all use it,
+so they agree on what is visible.
 
-Not opened: classes, modules of Python, what a settled library has under its name, and objects that
-are neither callables, containers nor dataclasses.
+Not opened: classes, Python modules, objects that a settled library publishes by name, and objects
+that are neither callables, containers nor dataclasses.
 """
 
 import collections
@@ -24,26 +24,26 @@ import numpy as np
 from .._ground import Alive, is_library_name, never_changes, one_level, one_level_with_keys
 from ..show import path_text
 
-# What only remembers the results or the programs of the function inside; and so does a class with
+# Wrappers that only cache the results or the programs of the function inside, as does a class with
 # `_vernal_remembers`.
 _REMEMBERING = {type(wrapper(lambda: None)) for wrapper in (jax.jit, functools.cache)}
 _SEQUENCES = (collections.deque, set, frozenset)
 _BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
 _OPERATORS = (operator.methodcaller, operator.itemgetter, operator.attrgetter)
-# Types of which no value has parts.
+# Types whose values have no parts.
 _LEAVES = frozenset({str, bytes, int, float, bool, complex, type(None), type, np.ndarray})
 
 
 class Node:
-    """What a thing is made of, besides its parts.
+    """An object without its parts.
 
     Args:
         key: what equality compares.
-        names: what its parts are called.
+        names: the names of its parts.
 
     Attributes:
         has_shell: whether it is made empty first, and filled afterwards.
-        cells: how many of its parts, the first ones, are needed already when it is made empty.
+        cells: how many of its first parts are needed already to make it empty.
         owner: which part a method is bound to.
         is_settled: whether it is a function of a settled package that assigns nothing it captures.
     """
@@ -58,20 +58,20 @@ class Node:
         self.names = names
 
     def shell(self, cells: list[Any]) -> Any:
-        """The thing before its parts are known."""
+        """The object before its parts are known."""
 
     def fill(self, shell: Any, parts: list[Any]) -> None:
         """Puts the parts into a shell."""
 
     def make(self, parts: list[Any]) -> Any:
-        """The thing, of those kinds that have no shell."""
+        """The object, for kinds without a shell."""
 
     def labels(self, count: int) -> Sequence[Any]:
-        """What its parts are called; None for a part that bears the name of the thing itself."""
+        """The names of its parts; None for a part that has the name of the object itself."""
         return [None] * count if self.names is None else self.names
 
     def texts(self, count: int) -> Sequence[str]:
-        """The way to its parts, as one would write it; of a function, to its variables only."""
+        """The paths to its parts, in Python's notation; for a function, only to its variables."""
         return [f"[{name!r}]" for name in self.labels(count)]
 
 
@@ -87,7 +87,7 @@ class _Cell(Node):
 
 
 class _Function(Node):
-    """A function of Python."""
+    """A Python function."""
 
     has_shell = True
 
@@ -105,9 +105,10 @@ class _Function(Node):
         positional = self.code.co_varnames[: self.code.co_argcount]
         with_default = positional[len(positional) - self.defaults :]
         names = [*self.code.co_freevars, *with_default, *self.keywords, *self.attributes]
-        # The node keeps the globals alive, so their id stays theirs.
+        # The node keeps the globals alive, so their id is not reused.
         key = self.code, id(self.globals), self.defaults, self.keywords, self.attributes
-        # A user's function may read what changes: with other arrays in it, it is still another one.
+        # A user's function may read state that changes, so two of them are different even if they differ only in
+        # their arrays.
         super().__init__(key if self.is_settled else (*key, Alive(fn)), names)
 
     def texts(self, count: int) -> Sequence[str]:
@@ -141,10 +142,10 @@ class _Function(Node):
 
 
 class _Wrapped(Node):
-    """A compiled (or cached) function becomes the plain function inside it. What it computes is the
-    same, and a plain function takes whatever was a static argument. While something is traced,
-    which is when tracers are captured, a `jit` inside is only a boundary in the program; and one
-    that JAX hides arrays behind: concrete arrays that it closes over stay constants inside."""
+    """A compiled (or cached) function becomes the plain function inside it. It computes the same, and a
+    plain function takes whatever was a static argument. During tracing, which is when tracers are
+    captured, an inner `jit` is only a boundary in the program, and JAX hides arrays behind it: concrete
+    arrays that it closes over stay constants inside."""
 
     def make(self, parts: list[Any]) -> Any:
         return parts[0]
@@ -154,7 +155,7 @@ class _Wrapped(Node):
 
 
 class _Made(Node):
-    """Made by calling `key[0]` with the parts: read-only mappings, static methods."""
+    """An object made by calling `key[0]` with the parts: read-only mappings, static methods."""
 
     def make(self, parts: list[Any]) -> Any:
         return self.key[0](*parts)
@@ -224,7 +225,7 @@ class _Namespace(_Dict):
 
 
 class _Module(Node):
-    """A module, with all fields that are not static: a function that is structure is walked too."""
+    """A module, with all fields that are not static: functions that are structure are walked too."""
 
     def __init__(self, module: Any):
         names = tuple(module.__tree_fields__())
@@ -251,7 +252,7 @@ class _Tree(Node):
 
 
 class _Object(Node):
-    """An object with nothing but attributes: `jax.custom_jvp`, a dataclass, an object with
+    """An object that consists of its attributes: `jax.custom_jvp`, a dataclass, an object with
     `__call__`, or one whose method is held. No `__init__` runs."""
 
     has_shell = True
@@ -268,12 +269,12 @@ class _Object(Node):
 
 
 def _itself(x: Any) -> Any:
-    """What only this very object has in its key, without keeping it alive."""
+    """A key entry that only this object equals, without keeping it alive."""
     return Alive(x) if type(x).__weakrefoffset__ else object()
 
 
 def _attributes(x: Any) -> dict[str, Any] | None:
-    """The attributes of an object that is nothing else, or None."""
+    """The attributes of an object that consists only of them, or None."""
     made_in_c = [
         isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType)
         for base in type(x).__mro__[:-1]
@@ -286,13 +287,13 @@ def _attributes(x: Any) -> dict[str, Any] | None:
     return state if type(state) is dict else None
 
 
-# Long: one case for each kind of thing that Python hides values in.
+# Long: one case for each kind of object that Python hides values in.
 def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
-    """What a thing is made of.
+    """Opens an object into a node and its parts.
 
     Args:
-        x: anything.
-        as_owner: whether a method is bound to it, so that it is opened whatever it is.
+        x: any Python object.
+        as_owner: whether a method is bound to it, so that it is opened whatever its kind.
 
     Returns:
         A node and its parts; None for a leaf.
@@ -348,7 +349,7 @@ def open_up(x: Any, as_owner: bool = False) -> tuple[Node, list[Any]] | None:
         try:
             return _Module(x), list(x.__tree_fields__().values())
         except KeyError:
-            # Not sorted yet: it is inside its own `__init__`, and all that is set is a child.
+            # Not sorted yet: it is inside its own `__init__`, and every field set so far is a child.
             pass
     if jtu.is_tree_node(cls):
         parts, treedef = one_level(x)

@@ -1,7 +1,7 @@
-"""The parts of a node: its children, and of a module also the structure that surgery may reach.
+"""The parts of a node: its children and, of a module, the structure that surgery may reach.
 
-A class takes part through two hooks: `__tree_fields__()`, its parts by name, and
-`__tree_replace__(changes, sort)`, a copy with some of them replaced and, if `sort`, sorted afresh.
+A class supports this through two hooks: `__tree_fields__()` returns its parts by name, and
+`__tree_replace__(changes, sort)` a copy with some of them replaced and, if `sort`, sorted afresh.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ def node_parts(node: Any) -> list[tuple[Any, Any]] | None:
     """The immediate parts of a node.
 
     Args:
-        node: anything.
+        node: any Python object.
 
     Returns:
-        Pairs of key and part: of a module all fields that are not declared static, of another
+        Pairs of key and part: for a module all fields that are not declared static, for another
         pytree node its children. None for a leaf, and for None.
 
     Example:
@@ -43,7 +43,7 @@ def replace_parts(node: Any, changes: Mapping[Any, Any], sort: bool = True) -> A
     Args:
         node: a node; see `node_parts`.
         changes: the new parts by key.
-        sort: whether a module decides anew what of the new parts is structure.
+        sort: whether a module decides anew which of the new parts are structure.
 
     Returns:
         The copy. No `__init__` runs.

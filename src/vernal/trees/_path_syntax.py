@@ -1,7 +1,7 @@
-"""Reading a path, in either spelling, as the parts that it is made of.
+"""Parses a path, in either spelling, into its parts.
 
-`layers.0.weight` and `.layers[0].weight` are the same three parts. A part is the name of a key (see
-`path_name`), or a test with wildcards for the text of a key, or `**`.
+`layers.0.weight` and `.layers[0].weight` have the same three parts. A part is the name of a key (see
+`path_name`), a wildcard test for the text of a key, or `**`.
 """
 
 import fnmatch
@@ -23,11 +23,11 @@ class Part(NamedTuple):
     """One part of a path.
 
     Attributes:
-        source: how it was written, with its brackets, or the dot in front of it.
-        pieces: the literal texts in it, and None for each `*`; empty if there are other wildcards.
-        test: what the text of a key is to match, with a group for each `*`; None for `**`.
-        name: the name of the key, if there is no wildcard in it.
-        exact: whether the key must have this name, and not only this text.
+        source: the text as written, with its brackets or its leading dot.
+        pieces: the literal texts in it, and None for each `*`; empty if it has other wildcards.
+        test: the pattern for the text of a key, with a group for each `*`; None for `**`.
+        name: the name of the key, if the part has no wildcards.
+        exact: whether the key must have this name, not only this text.
     """
 
     source: str
@@ -61,11 +61,11 @@ class _Key(str):
 
 
 def _tokens(text: str) -> list[str]:
-    """A path cut into quoted parts, keys in brackets, sets of characters, and single characters."""
+    """Splits a path into quoted parts, keys in brackets, sets of characters, and single characters."""
     tokens: list[str] = []
     end = 0
     while end < len(text):
-        # Behind a dot a bracket begins a set.
+        # After a dot, a bracket begins a set.
         bracket = None if text[:end].endswith(".") else BRACKET.match(text, end)
         found = bracket or _TOKEN.match(text, end)
         assert found is not None
@@ -113,12 +113,12 @@ def _cut(text: str, tokens: Sequence[str]) -> list[list[str]]:
     """The tokens of each part."""
     if not tokens:
         return []
-    # The dot in front of an expression.
+    # The leading dot of an expression.
     rest = tokens[1:] if tokens[0] == "." else tokens
     parts: list[list[str]] = [[]]
     for before, token in zip((".", *rest), rest, strict=False):
         if isinstance(token, _Key):
-            # It ends the part in front of it, if there is one.
+            # It ends the part before it, if there is one.
             parts[len(parts) - (not parts[-1]) :] = [[token]]
         elif token == ".":
             parts.append([])
@@ -130,7 +130,7 @@ def _cut(text: str, tokens: Sequence[str]) -> list[list[str]]:
 
 
 def _literal(tokens: Sequence[str]) -> str:
-    """The name of the key that a part without wildcards means."""
+    """The name of the key that a part without wildcards stands for."""
     first = tokens[0] if len(tokens) == 1 else ""
     if isinstance(first, _Key):
         return name_in_brackets(first[1:-1])
@@ -167,14 +167,14 @@ def _test(token: str) -> str:
     if token == "*":
         return "(.*)"
     if token == "?" or token[0] == "[":
-        # `translate` wraps what we want, (?s:...)\Z, for a whole text.
+        # `translate` wraps the expression as (?s:...)\Z, to match a whole text.
         return fnmatch.translate(token).removesuffix(r"\Z").removesuffix(r"\z")
     return re.escape(unquoted(token))
 
 
 @functools.lru_cache(maxsize=4096)
 def read(text: str) -> tuple[Parts, ...]:
-    """The parts of a path, for each way to choose from its braces."""
+    """The parts of a path, for each choice of alternatives in its braces."""
     return tuple(
         tuple(
             _part(text, part, "." if i or choice[0] == "." else "")
@@ -188,14 +188,14 @@ register_cache(read.cache_clear)
 
 
 def keys_of(path: str | Sequence[Any]) -> tuple[str, ...]:
-    """The names of the keys of a place, which is given by its name or its key path."""
+    """The names of the keys of a place, given by its name or its key path."""
     if not isinstance(path, str):
         return key_names(path)
     return tuple(_literal(part) for part in _cut(path, _tokens(path)))
 
 
 def captured(parts: Parts, keys: tuple[str, ...]) -> list[str] | None:
-    """What the wildcards `*` and `**` stand for at a place; None if the path does not match it."""
+    """The texts that the wildcards `*` and `**` match at a place; None if the path does not match it."""
     if not parts:
         return None if keys else []
     first, rest = parts[0], parts[1:]
@@ -215,12 +215,12 @@ def captured(parts: Parts, keys: tuple[str, ...]) -> list[str] | None:
 
 
 def is_literal(parts: Parts) -> bool:
-    """Whether there are no wildcards in a path."""
+    """Whether a path has no wildcards."""
     return all(part.name is not None for part in parts)
 
 
 def filled(parts: Parts, texts: Iterator[str]) -> tuple[str, ...]:
-    """The place that a path means when its wildcards `*` and `**` stand for these texts."""
+    """The place that a path names with these texts for its wildcards `*` and `**`."""
     keys: list[str] = []
     for part in parts:
         if part.name is not None:

@@ -1,4 +1,4 @@
-"""What paths mean in a tree, and what is said if they mean nothing, or too much."""
+"""Finds the places that paths match in a tree, and makes the error for paths that match none, or too many."""
 
 import difflib
 import functools
@@ -10,16 +10,16 @@ from ._path_syntax import DEEP, Parts, captured, filled, is_literal, keys_of, re
 
 _Keys = tuple[str, ...]
 
-# What errors and summaries call the tree.
+# The names of the tree in errors and summaries.
 _ROOTS = ("model", "tree")
 
 
 class Paths:
-    """The places of a tree, to be found by paths (see `Pattern`).
+    """The places of a tree, found by paths (see `Pattern`).
 
     Args:
         leaves: the leaves, by name or by key path.
-        called: what they are called in messages, one and many: they may be parts.
+        called: the words for them in messages, singular and plural: they may be parts.
 
     Attributes:
         names: the names of the leaves.
@@ -41,39 +41,39 @@ class Paths:
         self._one, self._many = called
         self._keys = [keys_of(path) for path in leaves]
         self.names = [".".join(keys) for keys in self._keys]
-        # By the keys of each node, the leaves in it.
+        # The leaves in each node, by its keys.
         self._nodes: dict[_Keys, list[int]] = {}
         for i, keys in enumerate(self._keys):
             for end in range(len(keys) + 1):
                 self._nodes.setdefault(keys[:end], []).append(i)
 
     def leaves(self, path: str) -> list[int]:
-        """Which leaves a rule is for.
+        """The leaves that a rule applies to.
 
         Args:
-            path: the path. With wildcards it is for the leaves that it matches; without, for the leaf of
-                this name, or for all leaves in the part of this name.
+            path: the path. With wildcards, the rule applies to the leaves that it matches; without, to the
+                leaf of this name, or to all leaves in the part of this name.
 
         Returns:
-            The positions of the leaves; none if the path means nothing here.
+            The positions of the leaves; empty if the path matches nothing here.
         """
         return self._found(path, self._leaves)
 
     def covered(self, path: str) -> list[int]:
-        """Which leaves are meant, or are in a part that is meant.
+        """The leaves that a path matches, or that are in a part that it matches.
 
         Args:
             path: the path; it matches leaves and parts of the tree.
 
         Returns:
-            The positions of the leaves; none if the path means nothing here.
+            The positions of the leaves; empty if the path matches nothing here.
         """
         return self._found(
             path, lambda parts: [i for n in self._places(parts) for i in self._nodes[n]]
         )
 
     def nodes(self, path: str) -> list[str]:
-        """Which places are meant.
+        """The places that a path matches.
 
         Args:
             path: the path; it matches leaves and parts of the tree.
@@ -87,13 +87,13 @@ class Paths:
         return [".".join(places[i]) for i in found]
 
     def rules(self, paths: Iterable[str]) -> tuple[list[list[str]], list[str]]:
-        """Which rules there are for each leaf.
+        """The rules that apply to each leaf.
 
         Args:
             paths: the paths of the rules.
 
         Returns:
-            For each leaf the paths that are for it, and the paths that are for none.
+            For each leaf the paths that apply to it, and the paths that apply to none.
         """
         found: list[list[str]] = [[] for _ in self._keys]
         idle: list[str] = []
@@ -106,15 +106,15 @@ class Paths:
         return found, idle
 
     def counterparts(self, paths: Sequence[str]) -> list[tuple[tuple[str, ...], list[str]]]:
-        """The leaves that several paths mean together.
+        """The corresponding leaves of several paths.
 
         Args:
-            paths: the paths, with `*` and `**` as their only wildcards, and as many in each.
+            paths: the paths, with `*` and `**` as their only wildcards, and equally many in each.
 
         Returns:
-            For each leaf that the first path is for: its name, and the names that the others have when
-            their wildcards stand for the same; and these texts. There is one text more if the paths
-            are parts of the tree without wildcards: what is below them.
+            For each leaf that the first path applies to: its name and the names that the other paths get
+            with the same texts for their wildcards; and these texts. If the paths are parts of the tree
+            without wildcards, there is one more text: the rest of the path below them.
         """
         every = [self._rooted(read(path)[0]) for path in paths]
         chosen = self._leaves(every[0])
@@ -173,19 +173,19 @@ class Paths:
         text: Callable[[Any], str] = repr,
         instead: str | None = None,
     ) -> ValueError:
-        """The one error about paths that do not fit a tree.
+        """Makes the one error about paths that do not fit a tree.
 
         Args:
-            where: which call it is about.
-            idle: the paths that mean nothing here, as they were written.
-            found: for each leaf the paths (or other rules) that are for it; there may be one at most.
+            where: the call that it is about.
+            idle: the paths that match nothing here, as written.
+            found: for each leaf the paths (or other rules) that apply to it; at most one is allowed.
             unruled: the positions of leaves that need a rule and have none.
-            others: lines about what else is wrong.
-            text: how a rule in `found` is written.
+            others: lines about other problems.
+            text: formats a rule in `found`.
             instead: what to write instead.
 
         Returns:
-            The error, to be raised. It suggests what may have been meant.
+            The error, to be raised. It suggests paths that may have been meant.
         """
         several = [
             f"{shown_name(name)}: more than one path matches it, {' and '.join(map(text, rules))}"
@@ -209,13 +209,13 @@ class Paths:
         )
 
     def near(self, path: str) -> str:
-        """What may have been meant by a path that matches nothing.
+        """Suggests what a path that matches nothing may have meant.
 
         Args:
             path: the path.
 
         Returns:
-            Words for the line of an error; empty if nothing is near.
+            Text for the line of an error; empty if nothing is near.
 
         Example:
             >>> from vernal.trees import Paths
@@ -235,12 +235,12 @@ class Paths:
         return ""
 
     def _corrected(self, parts: Parts) -> list[str]:
-        """The path with one of its parts spelled as a key is, or without its beginning, or whole paths
-        that are like it."""
+        """The path with one part corrected to the spelling of a key, or without its beginning, or whole
+        paths that are similar."""
         keys = dict.fromkeys(key for place in self._nodes for key in place)
         found: list[str] = []
         for i, part in enumerate(parts):
-            # Another index is another layer, not another spelling.
+            # A different index is another layer, not a misspelling.
             if part.name is None or part.name in keys or _is_index(part.name):
                 continue
             for key in difflib.get_close_matches(part.name, keys):
@@ -248,7 +248,7 @@ class Paths:
                 if self._places(changed):
                     found.append(_text(changed))
         for start in range(1, len(parts)):
-            # Most often the name of a variable.
+            # The dropped beginning is most often the name of a variable.
             rest = parts[start:]
             if not found and rest[0].test is not None and self._places(rest):
                 found.append("".join(part.source for part in rest))
@@ -263,7 +263,7 @@ def _is_index(name: str | None) -> bool:
 
 
 def _without_root(parts: Parts) -> Parts | None:
-    """A path without the name of the tree in front; None if there is none."""
+    """A path without the leading name of the tree; None if it has none."""
     return parts[1:] if parts and parts[0].source in _ROOTS else None
 
 

@@ -1,7 +1,7 @@
 """Paths with wildcards, and rules by path.
 
-Freezing, initialising, sharding, saving and surgery all have to say "these leaves". They say it in one
-language, which is described at `Pattern`, and ask one object, `Paths`, what it means in a tree.
+Freezing, initialising, sharding, saving and surgery all select leaves. They share one language, which
+`Pattern` describes, and one object, `Paths`, that finds the matches in a tree.
 """
 
 import dataclasses
@@ -20,23 +20,24 @@ _REQUIRED: Any = object()
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A path to a place in a tree, or to several.
+    """A path to one or more places in a tree.
 
-    The same place may be written as a name or as the Python expression that reaches it, with or without
-    the tree itself in front: `layers.0.weight`, `.layers[0].weight`, `model.layers[0].weight`. This is
-    how summaries and errors print it, and wherever a path is asked for, it can be pasted.
+    Write a place as a name or as the Python expression that reaches it, with or without the tree itself
+    in front: `layers.0.weight`, `.layers[0].weight`, `model.layers[0].weight`. Summaries and errors print
+    paths in this form; paste them wherever a path is expected.
 
-    * `.x` (at the beginning also `x`) is the attribute, the dictionary key or the index `x`. Text with
-      other signs in it is written in double quotes, `heads."a.b"`, or in backquotes.
-    * `[0]`, `['a.b']` or `[(0, 1)]` is just this key. Behind a dot, a bracket is a set of characters.
-    * `*` is any text within one part (`[*]` any key), `?` one character, and `[abc]`, `[a-z]`, `[!abc]`
-      one of (or none of) these, as in a shell; they see the text of a key without its quotes.
-    * `**`, as a part of its own, is any number of parts, also none.
-    * `{a,b}` is what `a` or `b` are; there may be dots, wildcards and further braces inside.
+    * `.x` (at the beginning also `x`) is the attribute, the dictionary key or the index `x`. Write text
+      with other characters in double quotes, `heads."a.b"`, or in backquotes.
+    * `[0]`, `['a.b']` or `[(0, 1)]` is exactly this key. After a dot, a bracket is a set of characters.
+    * `*` matches any text within one part (`[*]` any key), `?` one character, and `[abc]`, `[a-z]`,
+      `[!abc]` one character in (or not in) the set, as in a shell; they match the text of a key without
+      its quotes.
+    * `**`, as a part of its own, matches any number of parts, including none.
+    * `{a,b}` matches what `a` or `b` matches; dots, wildcards and further braces may be inside.
 
-    In a tree, a path without wildcards is what has just this name; only if nothing has, quotes and kinds
-    of keys do not count. If a path means nothing as it is written, and begins with the word `model` or
-    `tree`, that is the tree itself.
+    A path without wildcards matches the place with exactly this name. If there is none, quotes and kinds
+    of keys are ignored. If a path matches nothing as written, and begins with the word `model` or `tree`,
+    that word is the tree itself.
 
     Args:
         text: for example `blocks.*.attn.{q,k,v}.weight` or `**.bias`.
@@ -67,7 +68,7 @@ class Pattern:
 
     @property
     def stars(self) -> int | None:
-        """How many `*` and `**` there are; None if there are other wildcards, or braces."""
+        """The number of `*` and `**`; None if there are other wildcards, or braces."""
         [parts, *others] = read(self.text)
         if others or not all(part.pieces for part in parts):
             return None
@@ -115,25 +116,25 @@ def match_paths(
     is_leaf: Callable[[Any], bool] | None = None,
     where: str = "match_paths(tree, rules)",
 ) -> Any:
-    """Gives each leaf of a tree the value of the one rule that is for it.
+    """Gives each leaf of a tree the value of the one rule that applies to it.
 
-    The order of the rules means nothing: two rules for one leaf are an error, and so is a rule that
-    is for no leaf, because a mistyped path must not pass for "nothing to do".
+    The order of the rules does not matter: two rules for one leaf are an error. So is a rule that
+    applies to no leaf, because a mistyped path must not pass for "nothing to do".
 
     Args:
         pytree: any pytree.
         rules: values by path (see `Pattern`) of leaves or, without wildcards, of parts of the tree, for
             all leaves in them. The values may be anything.
-        default: the value for leaves without a rule. Without it, they are an error.
+        default: the value for leaves without a rule. If not given, such leaves are an error.
         is_leaf: as in `jax.tree.map`.
-        where: what errors say about where they are.
+        where: the location that errors give.
 
     Returns:
         A tree of the same structure, with a value in place of each leaf.
 
     Raises:
         ValueError: if a leaf has no rule (and there is no default) or several, or if a rule has no
-            leaf; one error tells all of them. And if a path cannot be read.
+            leaf; one error lists all of them. Also if a path cannot be parsed.
 
     Example:
         >>> from vernal.trees import match_paths

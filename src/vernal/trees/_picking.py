@@ -1,11 +1,11 @@
-"""Which nodes of a tree a function picks, for `tree_at` and all who take such a function.
+"""Which nodes of a tree a function picks, for `tree_at` and all functions that take such a function.
 
 The difficulty: `where(tree)` returns values, and a value does not say where in the tree it was
-(two layers may share a dropout rate of 0.5, and every small int is one object). The plan: hand
-`where` a *ghost*, a copy of the tree in which every leaf is a marker that exists once. What comes
-back is then either a marker or an inner node of the ghost, and both are found by identity. If
-something else comes back, it was a value that is not a leaf (structure of a module, None, an empty
-container), and `where` runs once more on a deeper ghost, in which those are markers too.
+(two layers may share a dropout rate of 0.5, and every small int is one object). The solution: call
+`where` with a *ghost*, a copy of the tree in which every leaf is a unique marker. It then returns
+markers or inner nodes of the ghost, and both are found by identity. If it returns anything else, that
+was a value that is not a leaf (structure of a module, None, an empty container), and `where` runs once
+more on a deeper ghost, in which those are markers too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +22,7 @@ _MISSING = object()
 
 
 class _Marker:
-    """Stands for one leaf of the ghost. Reading anything from it means that `where` looks at
-    values."""
+    """Stands for one leaf of the ghost. Reading anything from it means that `where` reads values."""
 
     __slots__ = ("place",)
 
@@ -50,7 +49,7 @@ def _inner_nodes(node: Any, path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _by_id(ghost: Any) -> dict[int, Any]:
-    """Where each inner node is; `_MISSING` for one object in two places, such as a shared tuple of numbers."""
+    """The place of each inner node; `_MISSING` for an object in two places, such as a shared tuple of numbers."""
     found: dict[int, Any] = {}
     for identity, path in _inner_nodes(ghost, ()):
         found[identity] = _MISSING if identity in found else path
@@ -82,8 +81,7 @@ def located(
     is_leaf: Callable[[Any], bool] | None,
     name: str = "where",
 ) -> tuple[list[Any], Any]:
-    """Where the picked nodes are: their places (an index among the leaves, or a path), and how
-    they were arranged."""
+    """The places of the picked nodes (an index among the leaves, or a path), and their arrangement."""
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=is_leaf)
     ghost = treedef.unflatten([_Marker(i) for i in range(len(leaves))])
     picked = _run(where, ghost, name)
@@ -102,7 +100,7 @@ def located(
 
 
 def _is_new_and_empty(picked: Any, ghost: Any) -> bool:
-    """Whether an empty list or dict was made by `where`: it picks nothing. (One that is in the tree is a node.)"""
+    """Whether `where` made an empty list or dict, which picks nothing. (One that is in the tree is a node.)"""
     if type(picked) not in (list, dict) or picked:
         return False
     nodes = jtu.tree_leaves(ghost, is_leaf=lambda x: x is picked)
@@ -148,18 +146,18 @@ def node_at(tree: Any, path: Path) -> Any:
 def picked_nodes(
     where: str | Sequence[str] | Callable[[Any], Any], pytree: Any, name: str = "where"
 ) -> list[tuple[Path, Any]]:
-    """The nodes of a tree that a function picks or a path means, and where they are.
+    """The nodes of a tree that a function picks or a path matches, with their key paths.
 
     Args:
         where: as for `tree_at`.
         pytree: the tree.
-        name: what the user calls the function, for the message.
+        name: the name of `where` in messages.
 
     Returns:
         The key path and the value of every picked node.
 
     Raises:
-        ValueError: if `where` looks at values, or returns something that is not in the tree; if nothing has the path.
+        ValueError: if `where` reads values, or returns something that is not in the tree; if the path matches nothing.
 
     Example:
         >>> from vernal.show import path_text

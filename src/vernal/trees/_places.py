@@ -1,4 +1,4 @@
-"""The nodes of a tree that a path means, for `tree_at`: leaves, parts, and structure of modules."""
+"""The nodes of a tree that a path matches, for `tree_at`: leaves, parts, and structure of modules."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ _IsLeaf = Callable[[Any], bool] | None
 
 
 def _walk(node: Any, path: _Path, is_leaf: _IsLeaf) -> Iterator[tuple[_Path, Any, bool]]:
-    """Everything in a tree, from above, and whether it has no parts."""
+    """Every node of a tree, from the root down, and whether it has no parts."""
     parts = None if is_leaf is not None and is_leaf(node) else node_parts(node)
     yield path, node, not parts
     for key, part in parts or ():
@@ -23,10 +23,10 @@ def _walk(node: Any, path: _Path, is_leaf: _IsLeaf) -> Iterator[tuple[_Path, Any
 
 
 def meant_nodes(text: str, tree: Any, is_leaf: _IsLeaf, where: str) -> dict[_Path, Any]:
-    """The nodes that a path means by their key paths, in the order of the tree. Raises `ValueError` if there are none.
+    """The nodes that a path matches, by key path, in the order of the tree. Raises `ValueError` if there are none.
 
-    Without wildcards it means whatever is there. With wildcards it passes over None and empty containers; `*` at the
-    end means leaves and parts with leaves in them, but no structure; `**` at the end means leaves.
+    Without wildcards it matches any node. With wildcards it skips None and empty containers; a final `*` matches
+    leaves and parts with leaves in them, but not structure; a final `**` matches leaves.
     """
     every = list(_walk(tree, (), is_leaf))
     paths = Paths(path for path, _, ends in every if ends)
@@ -45,7 +45,7 @@ def meant_nodes(text: str, tree: Any, is_leaf: _IsLeaf, where: str) -> dict[_Pat
         found = {path: node for path, node in found.items() if path in allowed}
     if not found:
         raise paths.refusal(where, [text])
-    # What is in a field without a name is called what the module around it is: then the module is not meant.
+    # The contents of an unnamed field have the name of the module around it: then the module itself does not match.
     around = {path[:-1] for path in found if path and isinstance(path[-1], UnnamedKey)}
     return {path: node for path, node in found.items() if path not in around}
 

@@ -1,7 +1,7 @@
 """A tree in two parts: its arrays, and the rest.
 
 JAX's transformations take and return arrays. `split` takes the arrays out of a tree of arbitrary
-Python objects; what is left is a `Rest`, a pytree without leaves, which passes through any
+Python objects. The remainder is a `Rest`, a pytree without leaves, which goes through any
 transformation as structure and puts the tree together again.
 """
 
@@ -18,16 +18,15 @@ Path = tuple[Any, ...]
 
 
 class Rest:
-    """What is left of a tree when its arrays are taken out. It holds no array, and compares by the
-    library's rule for static values.
+    """A tree without its arrays. It compares by the library's rule for static values.
 
     Args:
         treedef: the structure of the whole tree.
         mask: for every leaf, whether it was taken out.
-        fixed: the leaves that were not, in order.
+        fixed: the leaves that were not taken out, in order.
     """
 
-    # Nothing in it can be exchanged: it may be structure inside of other structure.
+    # Immutable, so it may be structure inside of other structure.
     _vernal_unchanging = True
     __slots__ = ("_hash", "fixed", "mask", "treedef")
 
@@ -72,7 +71,7 @@ class Rest:
             except (
                 TypeError,
                 ValueError,
-            ):  # Arrays of NumPy, and what can change: compared, and not hashed.
+            ):  # NumPy arrays, and values that can change: compared, not hashed.
                 key = None
             self._hash = hash((self.treedef, self.mask, key))
         return self._hash

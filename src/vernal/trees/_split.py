@@ -1,4 +1,4 @@
-"""Cutting a tree in two by a predicate, and joining the parts again."""
+"""Splits a tree in two by a predicate, and joins the parts again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +84,7 @@ def filter(
         filter_spec: a predicate of a leaf, a bool, or a tree of those whose structure is a prefix
             of `pytree`'s.
         inverse: keep the leaves that are not chosen instead.
-        replace: what stands in place of a leaf that is not kept.
+        replace: the value in place of a leaf that is not kept.
         is_leaf: as in `jax.tree.map`.
 
     Returns:
@@ -92,7 +92,7 @@ def filter(
 
     Raises:
         ValueError: if `filter_spec` holds, or a predicate returns, something that is not a Python
-            bool, or is not a prefix of `pytree`.
+            bool; if `filter_spec` is not a prefix of `pytree`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -110,13 +110,12 @@ def filter(
 def partition(
     pytree: Any, filter_spec: FilterSpec, replace: Any = None, is_leaf: IsLeaf | None = None
 ) -> tuple[Any, Any]:
-    """Splits a tree into the part that a specification chooses and the rest. `combine` joins them
-    again.
+    """Splits a tree into the leaves that a specification chooses and the rest; `combine` joins them again.
 
     Args:
         pytree: any tree.
         filter_spec: as in `vernal.filter`.
-        replace: what stands in either part for what is in the other.
+        replace: the value in either part for each leaf of the other.
         is_leaf: as in `jax.tree.map`.
 
     Returns:
@@ -179,7 +178,7 @@ def combine(*pytrees: Any, is_leaf: IsLeaf | None = None) -> Any:
     if any([other != treedef for _, other in flat]):
         return _combine_prefixes(pytrees, is_leaf)
     if not any([leaf is None for leaf in joined]) and hasattr(type(pytrees[0]), "__tree_replace__"):
-        # The first part is all there is, and a module is immutable: it is its own copy.
+        # The first part is complete, and a module is immutable: it is its own copy.
         return pytrees[0]
     for leaves, _ in flat[1:]:
         joined = [b if a is None else a for a, b in zip(joined, leaves, strict=True)]

@@ -65,7 +65,7 @@ def _replacements(replace: Any, count: int, arrangement: Any) -> list[Any]:
 
 
 def _is_sequence(arrangement: Any) -> bool:
-    """Whether the nodes are in one list or tuple, in whose place any other may stand."""
+    """Whether the nodes are in one list or tuple, for which any other may be given."""
     kind = arrangement.node_data()
     return (
         kind is not None
@@ -75,7 +75,7 @@ def _is_sequence(arrangement: Any) -> bool:
 
 
 def _each(where: str, replace: Any, paths: list[Path]) -> list[Any]:
-    """The new values of the nodes that a path means."""
+    """The new values of the nodes that a path matches."""
     if len(paths) == 1:
         return [replace]
     if not isinstance(replace, (list, tuple)) or len(replace) != len(paths):
@@ -139,7 +139,7 @@ def tree_at(
     replace_fn: Callable[[Any], Any] | None = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """Replaces nodes of a tree, and leaves the rest as it is.
+    """Returns a copy of a tree in which some nodes are replaced.
 
     Nodes are leaves, whole subtrees, None, or structure of a module that is not declared
     `static=True` (a dropout rate, an activation function). A new value is sorted afresh: an array
@@ -148,14 +148,14 @@ def tree_at(
 
     Args:
         where: the path of a node, or of several (see `vernal.trees.Pattern`). Without wildcards it may
-            be anything in the tree. With wildcards None is passed over, `*` at the end is no structure,
-            and `**` at the end is leaves. Or a list of paths. Or a function that picks one node, or any
-            pytree of nodes (usually a tuple), from a tree like `pytree`: it is given stand-ins, so it
-            cannot look at values. It may run twice. A new empty list picks nothing.
+            name anything in the tree. With wildcards it skips None; a final `*` does not match
+            structure, and a final `**` matches only leaves. Or a list of paths. Or a function that picks
+            one node, or any pytree of nodes (usually a tuple), from a tree like `pytree`: it receives
+            placeholders, so it cannot read values. It may run twice. A new empty list picks nothing.
         pytree: the tree. It is not changed.
-        replace: the new node, or as many as `where` returns, arranged alike. (For a list or tuple of nodes, any list or
-            tuple.) If a path means several nodes, a list of new nodes in the order of the tree. For a list of paths, a
-            list with what each of them would be given.
+        replace: the new node, or as many as `where` returns, in the same arrangement. (For a list or tuple of nodes,
+            any list or tuple.) If a path matches several nodes, a list of new nodes in the order of the tree. For a
+            list of paths, a list with the replacement for each of them.
         replace_fn: computes each new node from the old one instead.
         is_leaf: as in `jax.tree.map`: what to treat as a leaf.
 
@@ -163,10 +163,10 @@ def tree_at(
         The changed copy.
 
     Raises:
-        ValueError: unless exactly one of `replace` and `replace_fn` is given; if `where` looks at
-            values, returns something that is not in the tree, the same node twice or nodes inside
-            one another, or if the number of replacements is wrong. If a path means nothing in the
-            tree; the error suggests what does.
+        ValueError: unless exactly one of `replace` and `replace_fn` is given; if `where` reads values,
+            or returns something that is not in the tree, the same node twice or nodes inside one
+            another; if the number of replacements is wrong; if a path matches nothing in the tree (the
+            error suggests paths that do).
         TypeError: if `where` is neither paths nor a function.
 
     Example:
@@ -198,7 +198,7 @@ def tree_at(
         leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
         values = [replace_fn(leaves[p]) for p in found] if replace_fn is not None else new or []
         if all(is_array(leaves[p]) and is_array(v) for p, v in zip(found, values, strict=True)):
-            # Arrays for arrays: no sorting can change.
+            # Arrays replace arrays: the sorting cannot change.
             for place, value in zip(found, values, strict=True):
                 leaves[place] = value
             return treedef.unflatten(leaves)
@@ -233,19 +233,19 @@ def values_with_paths(pytree: Any) -> list[tuple[Path, Any]]:
 
 
 def set_attributes(pytree: Any, name: str, value: Any) -> Any:
-    """Sets every attribute of one name, on every node of a tree that has it.
+    """Sets an attribute on every node of a tree that has one of this name.
 
     Args:
         pytree: the tree. It is not changed.
-        name: the attribute. Entries of dictionaries do not count, nor do properties.
-        value: what each of them becomes, whatever it was: a leaf, a subtree (which is not
-            searched), or structure of a module. As in `tree_at`, it is sorted afresh.
+        name: the attribute. Dictionary entries and properties do not count.
+        value: the new value of each, whatever the old one: a leaf, a subtree (which is not searched),
+            or structure of a module. As in `tree_at`, it is sorted afresh.
 
     Returns:
-        The changed copy; nodes with nothing to change in them are shared with `pytree`.
+        The changed copy; nodes without a change in them are shared with `pytree`.
 
     Raises:
-        TypeError: if a module has a field of that name that is declared `static=True`.
+        TypeError: if a module has a field of that name declared `static=True`.
 
     Example:
         >>> import vernal

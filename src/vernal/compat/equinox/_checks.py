@@ -1,4 +1,4 @@
-"""Checks of any condition, not only of bools: what is not 0 is true, as on Equinox."""
+"""Checks of conditions of any dtype, not only of bools: nonzero is true, as in Equinox."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,13 +20,13 @@ def error_if(x: Any, pred: Any, msg: str, *, on_error: Any = "default") -> Any:
     """`vernal.error_if`.
 
     Args:
-        x: as there, and so are all others.
+        x: as in `vernal.error_if`, like all other arguments.
         pred: likewise, of any dtype.
         msg: likewise.
         on_error: likewise.
 
     Returns:
-        As there.
+        As in `vernal.error_if`.
     """
     out = runtime.error_if(x, _as_bools(pred), msg, on_error=on_error)
     return jtu.tree_map(
@@ -40,13 +40,13 @@ def branched_error_if(
     """`vernal.branched_error_if`.
 
     Args:
-        x: as there, and so are all others.
+        x: as in `vernal.branched_error_if`, like all other arguments.
         pred: likewise, of any dtype.
         index: likewise.
         msgs: likewise.
         on_error: likewise.
 
     Returns:
-        As there.
+        As in `vernal.branched_error_if`.
     """
     return runtime.branched_error_if(x, _as_bools(pred), index, msgs, on_error=on_error)

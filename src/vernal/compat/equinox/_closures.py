@@ -1,4 +1,4 @@
-"""`filter_closure_convert` as Equinox has it: the program is a leaf."""
+"""`filter_closure_convert` as in Equinox: the program is a leaf."""
 
 import dataclasses
 import types
@@ -11,10 +11,10 @@ from ._module import Module
 
 
 class _ClosureConvert(Module):
-    """A function that was traced: its program and what it closed over are leaves.
+    """A traced function: its program and the arrays that it closed over are leaves.
 
-    Libraries partition such a function by `is_array`, carry one half through a loop, and join it with the other
-    half of another trace. That needs equal structures of two traces, so the program may not be part of it.
+    Libraries partition such a function by `is_array`, carry one half through a loop, and combine it with the other
+    half of another trace. That needs equal structures of two traces, so the program must not be part of it.
     """
 
     jaxpr: Any

@@ -24,7 +24,7 @@ def _without_zeros(tree: Any) -> Any:
 
 
 class _Rule(Module):
-    """A rule of Equinox's, which takes None for zero and may return JAX's `SymbolicZero`, as one of ours.
+    """A rule of Equinox, which takes None for zero and may return JAX's `SymbolicZero`, converted to one of ours.
 
     Args:
         rule: Equinox's.
@@ -40,12 +40,12 @@ class _Rule(Module):
 
 
 class _OldRule(Module):
-    """A rule as Equinox had them before 0.10.7, which takes None only for what could not be differentiated.
+    """A rule of Equinox before 0.10.7, which takes None only for arguments that could not be differentiated.
 
     Args:
         rule: the rule.
         zeros: which of its positional arguments has zeros.
-        dropped: which of those of today it does not take, or None.
+        dropped: which of today's positional arguments it does not take, or None.
     """
 
     rule: Callable[..., Any]
@@ -66,7 +66,7 @@ def _warn_old(old: str, new: str) -> None:
 
 
 class _CustomRule(Module):
-    """What the two below share: they stand for one of ours."""
+    """The base of the two classes below, each a wrapper of one of ours."""
 
     fn: Any
 
@@ -82,7 +82,7 @@ class _CustomRule(Module):
 
 
 class filter_custom_jvp(_CustomRule):
-    """`vernal.filter_custom_jvp` with None for the tangent of what is not differentiated.
+    """`vernal.filter_custom_jvp` with None for the tangents of arguments that are not differentiated.
 
     Args:
         fn: the function.
@@ -103,13 +103,13 @@ class filter_custom_jvp(_CustomRule):
         """Equinox's old spelling of `def_jvp`, with arrays of zeros for tangents that are zero.
 
         Args:
-            fn_jvp: as there.
+            fn_jvp: as in `def_jvp`.
         """
         _warn_old("filter_custom_jvp.defjvp", "`.def_jvp`")
         self.fn.def_jvp(_OldRule(fn_jvp, 1, None))
 
     def defjvps(self, *rules: Any) -> NoReturn:
-        """Not there, as in Equinox.
+        """Not implemented, as in Equinox.
 
         Args:
             *rules: one for each argument.
@@ -129,7 +129,7 @@ class filter_custom_jvp(_CustomRule):
 
 
 class filter_custom_vjp(_CustomRule):
-    """`vernal.filter_custom_vjp` with None for the gradient of what is not used.
+    """`vernal.filter_custom_vjp` with None for the gradients of results that are not used.
 
     Args:
         fn: the function.
@@ -139,7 +139,7 @@ class filter_custom_vjp(_CustomRule):
         self.fn = transforms.filter_custom_vjp(fn)
 
     def def_fwd(self, fn_fwd: Callable[..., Any]) -> None:
-        """Gives the function the rule for the way forward.
+        """Gives the function its forward rule.
 
         Args:
             fn_fwd: called as `fn_fwd(perturbed, vjp_arg, *args, **kwargs)`; returns `(out, residuals)`.
@@ -147,7 +147,7 @@ class filter_custom_vjp(_CustomRule):
         self.fn.def_fwd(fn_fwd)
 
     def def_bwd(self, fn_bwd: Callable[..., Any]) -> None:
-        """Gives the function the rule for the way back.
+        """Gives the function its backward rule.
 
         Args:
             fn_bwd: called as `fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`.

@@ -68,11 +68,11 @@ def filter_grad(fun: Any = None, *, has_aux: bool = False, **options: Any) -> An
 
     Args:
         fun: the function.
-        has_aux: as there.
-        **options: as there; `holomorphic` and `allow_int` as for `jax.grad`.
+        has_aux: as in `vernal.filter_grad`.
+        **options: as in `vernal.filter_grad`; `holomorphic` and `allow_int` as for `jax.grad`.
 
     Returns:
-        As there.
+        As in `vernal.filter_grad`.
 
     Raises:
         TypeError: if `holomorphic` is true and an array or the result is not complex.
@@ -86,11 +86,11 @@ def filter_value_and_grad(fun: Any = None, *, has_aux: bool = False, **options: 
 
     Args:
         fun: the function.
-        has_aux: as there.
+        has_aux: as in `vernal.filter_value_and_grad`.
         **options: as for `filter_grad`.
 
     Returns:
-        As there.
+        As in `vernal.filter_value_and_grad`.
 
     Raises:
         TypeError: as for `filter_grad`.
@@ -104,11 +104,11 @@ def filter_jacfwd(fun: Any = None, has_aux: bool = False, **options: Any) -> Any
 
     Args:
         fun: the function.
-        has_aux: as there.
-        **options: as there.
+        has_aux: as in `vernal.filter_jacfwd`.
+        **options: as in `vernal.filter_jacfwd`.
 
     Returns:
-        As there.
+        As in `vernal.filter_jacfwd`.
     """
     return _with_none(transforms.filter_jacfwd, fun, {"has_aux": has_aux, **options})
 
@@ -118,11 +118,11 @@ def filter_jacrev(fun: Any = None, has_aux: bool = False, **options: Any) -> Any
 
     Args:
         fun: the function.
-        has_aux: as there.
-        **options: as there.
+        has_aux: as in `vernal.filter_jacrev`.
+        **options: as in `vernal.filter_jacrev`.
 
     Returns:
-        As there.
+        As in `vernal.filter_jacrev`.
     """
     return _with_none(transforms.filter_jacrev, fun, {"has_aux": has_aux, **options})
 
@@ -132,11 +132,11 @@ def filter_hessian(fun: Any = None, has_aux: bool = False, **options: Any) -> An
 
     Args:
         fun: the function.
-        has_aux: as there.
-        **options: as there.
+        has_aux: as in `vernal.filter_hessian`.
+        **options: as in `vernal.filter_hessian`.
 
     Returns:
-        As there.
+        As in `vernal.filter_hessian`.
     """
     return _with_none(transforms.filter_hessian, fun, {"has_aux": has_aux, **options})
 
@@ -146,11 +146,11 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
 
     Args:
         fun: the function.
-        *primals: as there.
-        has_aux: as there.
+        *primals: as in `vernal.filter_vjp`.
+        has_aux: as in `vernal.filter_vjp`.
 
     Returns:
-        As there.
+        As in `vernal.filter_vjp`.
     """
     out, vjp_fn, *aux = transforms.filter_vjp(fun, *primals, has_aux=has_aux)
     return out, dataclasses.replace(vjp_fn, missing=None), *aux

@@ -1,4 +1,4 @@
-"""Functions whose first parameter has a name in Equinox, by which programs may give it."""
+"""Functions whose first parameter can be passed by name in Equinox."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,11 @@ def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
     Args:
         fun: the function.
-        *args: as there.
-        **kwargs: as there.
+        *args: as in `vernal.filter_eval_shape`.
+        **kwargs: as in `vernal.filter_eval_shape`.
 
     Returns:
-        As there.
+        As in `vernal.filter_eval_shape`.
     """
     return transforms.filter_eval_shape(fun, *args, **kwargs)
 
@@ -32,14 +32,14 @@ def filter_pure_callback(
 
     Args:
         callback: the function.
-        *args: as there.
-        result_shape_dtypes: as there.
-        sharding: as there.
-        vmap_method: as there.
-        **kwargs: as there.
+        *args: as in `vernal.filter_pure_callback`.
+        result_shape_dtypes: as in `vernal.filter_pure_callback`.
+        sharding: as in `vernal.filter_pure_callback`.
+        vmap_method: as in `vernal.filter_pure_callback`.
+        **kwargs: as in `vernal.filter_pure_callback`.
 
     Returns:
-        As there.
+        As in `vernal.filter_pure_callback`.
     """
     return transforms.filter_pure_callback(
         callback,

@@ -1,4 +1,4 @@
-"""Splitting and surgery, which take in Equinox what Vernal refuses."""
+"""Splitting and surgery of trees, which in Equinox accept arguments that Vernal refuses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ def is_array(element: Any) -> bool:
         element: any Python object.
 
     Returns:
-        Whether it is an array of JAX, or one or a scalar of NumPy.
+        Whether it is a JAX array, or a NumPy array or scalar.
     """
     return isinstance(element, (jax.Array, np.ndarray, np.generic))
 
@@ -42,7 +42,7 @@ def _truthy(predicate: Callable[[Any], Any]) -> Callable[[Any], bool]:
 
 
 def _with_bools(spec: Any) -> Any:
-    """A specification whose predicates return Python's bools: in Equinox anything that has a truth value will do."""
+    """A specification whose predicates return Python bools; in Equinox they may return anything with a truth value."""
     if spec in (is_array, trees.is_inexact_array):
         return spec
     return jtu.tree_map(lambda one: _truthy(one) if callable(one) else one, spec, is_leaf=is_none)
@@ -55,17 +55,17 @@ def filter(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """`vernal.filter`, whose predicates may return anything that has a truth value.
+    """`vernal.filter`, whose predicates may return anything with a truth value.
 
     Args:
-        pytree: as there.
-        filter_spec: as there.
-        inverse: as there.
-        replace: as there.
-        is_leaf: as there.
+        pytree: as in `vernal.filter`.
+        filter_spec: as in `vernal.filter`.
+        inverse: as in `vernal.filter`.
+        replace: as in `vernal.filter`.
+        is_leaf: as in `vernal.filter`.
 
     Returns:
-        As there.
+        As in `vernal.filter`.
     """
     return trees.filter(pytree, _with_bools(filter_spec), inverse, replace, is_leaf)
 
@@ -76,16 +76,16 @@ def partition(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[Any, Any]:
-    """`vernal.partition`, whose predicates may return anything that has a truth value.
+    """`vernal.partition`, whose predicates may return anything with a truth value.
 
     Args:
-        pytree: as there.
-        filter_spec: as there.
-        replace: as there.
-        is_leaf: as there.
+        pytree: as in `vernal.partition`.
+        filter_spec: as in `vernal.partition`.
+        replace: as in `vernal.partition`.
+        is_leaf: as in `vernal.partition`.
 
     Returns:
-        As there.
+        As in `vernal.partition`.
     """
     return trees.partition(pytree, _with_bools(filter_spec), replace, is_leaf)
 
@@ -111,17 +111,17 @@ def tree_at(
     replace_fn: Callable[[Any], Any] | None = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """`vernal.tree_at`, where the last of several values for one node counts, and no node may be picked.
+    """`vernal.tree_at`, where the last of several values for one node counts, and `where` may pick no node.
 
     Args:
-        where: as there.
-        pytree: as there.
-        replace: as there.
-        replace_fn: as there.
-        is_leaf: as there.
+        where: as in `vernal.tree_at`.
+        pytree: as in `vernal.tree_at`.
+        replace: as in `vernal.tree_at`.
+        replace_fn: as in `vernal.tree_at`.
+        is_leaf: as in `vernal.tree_at`.
 
     Returns:
-        As there.
+        As in `vernal.tree_at`.
     """
     options: dict[str, Any] = {"replace_fn": replace_fn, "is_leaf": is_leaf}
     if replace is not _MISSING:

@@ -1,4 +1,4 @@
-"""`apply_updates` as Equinox has it: a sum, whatever its dtype."""
+"""`apply_updates` as in Equinox: a sum, whatever its dtype."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ def _stays(update: Any) -> bool:
 
 
 def apply_updates(model: Any, updates: Any) -> Any:
-    """The sum of a model and its updates.
+    """Adds updates to a model.
 
-    Unlike `vernal.apply_updates` it checks nothing, and keeps no dtype: the sum is what `+` makes of the two.
+    Unlike `vernal.apply_updates` it checks nothing, and does not keep dtypes: it is a plain `+`.
 
     Args:
         model: any tree.
-        updates: a prefix tree of it; None where nothing is to change.
+        updates: a prefix tree of the model, with None where nothing changes.
 
     Returns:
         The model after the update.

@@ -1,4 +1,4 @@
-"""What libraries import from `equinox._module`, which is private there."""
+"""Names that libraries import from `equinox._module`, which is private in Equinox."""
 
 from ...._ground import publish as _publish
 from ....modules import AbstractClassVar as AbstractClassVar

@@ -63,7 +63,7 @@ def is_abstract_module(cls: type[Any], /) -> bool:
         cls: the class.
 
     Returns:
-        True if it was declared abstract, or something abstract in it is not provided.
+        True if it was declared abstract, or has abstract members that are not overridden.
     """
     return inspect.isabstract(cls) or cls._vernal_owes
 
@@ -82,13 +82,13 @@ def static_field(**kwargs: Any) -> Any:
 
 
 def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> bool | None:
-    """What `strict=` of a class takes in Equinox.
+    """A value for the `strict=` argument of a class, as in Equinox.
 
     Args:
         force_abstact: whether the class is abstract (spelt as in Equinox).
-        **kwargs: ignored, as there.
+        **kwargs: ignored, as in Equinox.
 
     Returns:
-        None for an abstract class, else False.
+        None for an abstract class, otherwise False.
     """
     return None if force_abstact else False

@@ -1,4 +1,4 @@
-"""The loops with Equinox's options, of which a kind ignores what it has no use for."""
+"""The loops with Equinox's options; each kind ignores the options that it does not use."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -20,7 +20,7 @@ def while_loop(
     """`vernal.loops.while_loop`.
 
     Args:
-        cond_fun: as there, and so are all others.
+        cond_fun: as in `vernal.loops.while_loop`, like all other arguments.
         checkpoints: ignored unless `kind` is `"checkpointed"`.
         base: ignored unless `kind` is `"bounded"`.
 
@@ -52,7 +52,7 @@ def scan(
     """`vernal.loops.scan`.
 
     Args:
-        f: as there, and so are all others.
+        f: as in `vernal.loops.scan`, like all other arguments.
         checkpoints: ignored unless `kind` is `"checkpointed"`.
 
     Returns:

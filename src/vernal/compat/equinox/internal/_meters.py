@@ -5,10 +5,10 @@ from ....modules import field
 
 
 class TqdmProgressMeter(runtime.TqdmProgressMeter):
-    """`vernal.runtime.TqdmProgressMeter`, which is drawn at every percent, however many steps that are.
+    """`vernal.runtime.TqdmProgressMeter`, which is drawn at every percent, whatever the number of steps.
 
     Args:
-        refresh_steps: kept, and not used.
+        refresh_steps: stored, but not used.
     """
 
     refresh_steps: int = field(static=True, default=20)

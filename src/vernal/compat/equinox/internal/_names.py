@@ -1,4 +1,4 @@
-"""What `equinox.internal` has and Vernal has no other use for."""
+"""Names of `equinox.internal` that Vernal itself does not use."""
 
 import dataclasses
 import os
@@ -24,15 +24,15 @@ from .._module import Module
 
 @dataclasses.dataclass(init=False, eq=False)
 class GetKey:
-    """A source of random keys for tests, with Equinox's draws. (`vernal.testing.GetKey` has others.)
+    """A source of random keys for tests, with the keys that Equinox draws. (`vernal.testing.GetKey` draws others.)
 
     Args:
-        seed: None takes that of the environment variable `EQX_GETKEY_SEED`, if there is one, or draws one.
+        seed: None takes that of the environment variable `EQX_GETKEY_SEED`, if it is set, or draws one.
 
     Attributes:
         seed: the seed in use.
-        call: how many keys were handed out.
-        key: what they are derived from.
+        call: the number of keys returned so far.
+        key: the key that they are derived from.
     """
 
     seed: int
@@ -46,17 +46,17 @@ class GetKey:
         self.seed, self.call, self.key = seed, 0, jax.random.PRNGKey(seed)
 
     def __call__(self) -> jax.Array:
-        """The next key.
+        """Returns the next key.
 
         Returns:
-            A key of JAX's old kind, `uint32[2]`.
+            A key of JAX's legacy kind, `uint32[2]`.
         """
         self.call += 1
         return jax.random.fold_in(self.key, self.call)
 
 
 def doc_repr(obj: Any, string: str) -> Any:
-    """Leaves an object as it is; Equinox shows `string` for it in its documentation.
+    """Returns an object unchanged; Equinox shows `string` for it in its documentation.
 
     Args:
         obj: anything.
@@ -69,13 +69,13 @@ def doc_repr(obj: Any, string: str) -> Any:
 
 
 def doc_remove_args(*args: str) -> Callable[[Any], Any]:
-    """Leaves a function as it is; Equinox hides arguments in its documentation.
+    """Returns a decorator that changes nothing; Equinox hides arguments in its documentation.
 
     Args:
         *args: not used.
 
     Returns:
-        A decorator that returns what it is given.
+        A decorator that returns its argument.
     """
     return lambda fn: fn
 
@@ -101,7 +101,7 @@ def _filled(make: Callable[..., Any], fn: Callable[..., Any], inputs: tuple[Any,
 
 
 def eval_empty(fn: Callable[..., Any], *inputs: Any) -> Any:
-    """Arrays of unspecified values in the shapes of what `fn(*inputs)` returns.
+    """Arrays of unspecified values in the shapes of the result of `fn(*inputs)`.
 
     Args:
         fn: a function of arrays.
@@ -114,7 +114,7 @@ def eval_empty(fn: Callable[..., Any], *inputs: Any) -> Any:
 
 
 def eval_zero(fn: Callable[..., Any], *inputs: Any) -> Any:
-    """Zeros in the shapes of what `fn(*inputs)` returns.
+    """Zeros in the shapes of the result of `fn(*inputs)`.
 
     Args:
         fn: a function of arrays.
@@ -150,7 +150,7 @@ def scan_trick(
 
 
 def cached_filter_eval_shape(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`filter_eval_shape`, which is quick without a cache of its own.
+    """`filter_eval_shape`, which is fast without its own cache.
 
     Args:
         fn: a function.
@@ -158,20 +158,20 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: Any, **kwargs: Any) 
         **kwargs: likewise.
 
     Returns:
-        What it returns, with shapes in place of arrays.
+        The result of `fn`, with shapes in place of arrays.
     """
     return filter_eval_shape(fn, *args, **kwargs)
 
 
 def hashable_partition(pytree: Any, filter_fn: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """Splits the leaves of a tree, with everything else in one value that can be hashed.
+    """Splits a tree into some of its leaves and one hashable value for everything else.
 
     Args:
         pytree: any tree.
-        filter_fn: says which leaves to keep apart.
+        filter_fn: selects the leaves to split off.
 
     Returns:
-        The leaves for which it is true, in a tuple with None for the others; and the rest.
+        The selected leaves, in a tuple with None for the others; and the rest.
     """
     kept, rest = partition(pytree, filter_fn)
     leaves = jtu.tree_leaves(kept, is_leaf=is_none)
@@ -209,7 +209,7 @@ def left_broadcast_to(arr: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def to_onnx(fn: Callable[..., Any]) -> NoReturn:
-    """Not there.
+    """Not implemented.
 
     Args:
         fn: a function.
@@ -231,12 +231,11 @@ def to_onnx(fn: Callable[..., Any]) -> NoReturn:
 def noinline(
     fn: Callable[..., Any], abstract_fn: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """`vernal.primitives.noinline`, which finds the shapes of the result by itself.
+    """`vernal.primitives.noinline`, which infers the shapes of the result.
 
     Args:
         fn: the function.
-        abstract_fn: not used. (In Equinox two functions that share it may take each other's place in a compiled
-            program.)
+        abstract_fn: not used. (In Equinox, functions that share it may replace each other in a compiled program.)
 
     Returns:
         A function that is called like `fn`.
@@ -247,7 +246,7 @@ def noinline(
 class ContainerMeta(type):
     """The class of old enumerations: public attributes become numbered items.
 
-    Kept for code that was written before `Enumeration`.
+    Kept for code from before `Enumeration`.
     """
 
     reverse_lookup: list[str]
@@ -278,12 +277,12 @@ class ContainerMeta(type):
 
 @dataclasses.dataclass(frozen=True)
 class TreeWLCustom:
-    """How arrays, shapes and functions print, for the `custom=` of `wadler_lindig`.
+    """The printing of arrays, shapes and functions, for the `custom=` of `wadler_lindig`.
 
     Args:
-        truncate_leaf: says which nodes print as `Name(...)`.
+        truncate_leaf: selects the nodes that print as `Name(...)`.
         short_arrays: whether arrays print as `f32[2,3]`.
-        struct_as_array: whether shapes print as arrays do.
+        struct_as_array: whether shapes print like arrays.
     """
 
     truncate_leaf: Callable[[Any], bool]
@@ -297,7 +296,7 @@ class TreeWLCustom:
             obj: anything.
 
         Returns:
-            Its document, or None where `wadler_lindig` prints it by itself.
+            Its document, or None to leave it to `wadler_lindig`.
         """
         leaf = isinstance(obj, jax.Array | np.ndarray | jax.ShapeDtypeStruct | types.FunctionType)
         if not leaf and not self.truncate_leaf(obj):

@@ -1,4 +1,4 @@
-"""Adaptive pools with Equinox's parts, which do not overlap, where Vernal's are those of PyTorch."""
+"""Adaptive pools with Equinox's windows, which do not overlap; Vernal's are those of PyTorch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Attention with Equinox's masks and draws, and the two functions that programs take from `equinox.nn._attention`."""
+"""Attention with Equinox's masks and dropout, and two functions that programs import from `equinox.nn._attention`."""
 
 import math
 from collections.abc import Callable
@@ -24,10 +24,10 @@ def dot_product_attention_weights(query: Array, key: Array, mask: Array | None =
     Args:
         query: shape `(queries, size)`.
         key: shape `(keys, size)`.
-        mask: True, or any number but 0, where a query sees a key: shape `(queries, keys)`.
+        mask: nonzero where a query attends to a key: shape `(queries, keys)`.
 
     Returns:
-        Shape `(queries, keys)`; each row has the sum 1, also that of a query that sees nothing.
+        Shape `(queries, keys)`. Each row sums to 1, also for a query whose keys are all masked.
     """
     scores = (query / math.sqrt(query.shape[-1])) @ key.T
     wide = scores.astype(_wide(scores.dtype))
@@ -79,11 +79,11 @@ def _as_bools(mask: ArrayLike) -> Array:
 class MultiheadAttention(nn.MultiheadAttention, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.MultiheadAttention` of one sequence by Equinox's formula.
 
-    All scores are made at once, a mask has any dtype, a query that sees nothing gets the mean of all values, and the
-    dropout of each head has a key.
+    All scores are computed at once, a mask may have any dtype, a query whose keys are all masked gets the mean of all
+    values, and the dropout of each head has its own key.
 
     Args:
-        num_heads: as there, and so are all others.
+        num_heads: as in `vernal.nn.MultiheadAttention`, like all other arguments.
         query_size: likewise.
         key_size: likewise.
         value_size: likewise.
@@ -144,13 +144,13 @@ class MultiheadAttention(nn.MultiheadAttention, metaclass=LayerMeta, layout="fie
         deterministic: bool | None = None,
         process_heads: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
     ) -> Array:
-        """Attends.
+        """Applies attention.
 
         Args:
             query: shape `(T, query_size)`.
             key_: shape `(S, key_size)`.
             value: shape `(S, value_size)`.
-            mask: of any dtype, 0 where a query does not see a key: shape `(T, S)` or `(num_heads, T, S)`.
+            mask: of any dtype, 0 where a query does not attend to a key: shape `(T, S)` or `(num_heads, T, S)`.
             key: for dropout.
             inference: overrides the setting of the dropout, for this call.
             deterministic: the old name of `inference`.

@@ -1,4 +1,4 @@
-"""`BatchNorm` as Equinox has it: its defaults, its numbers, and the order of its leaves in a file."""
+"""`BatchNorm` as in Equinox: with the same defaults, the same results, and the same order of leaves in a file."""
 
 import warnings
 from collections.abc import Hashable, Sequence
@@ -18,18 +18,18 @@ from ._state import StateIndex
 
 
 class BatchNorm(StatefulLayer, layout="fields"):
-    """Normalises by the statistics of the batch, over axes that `jax.vmap` has taken away, as in Equinox 0.13.8.
+    """Normalises by the statistics of the batch, over axes mapped by `jax.vmap`, as in Equinox 0.13.8.
 
     The running statistics are in a `State`. In mode `"batch"` they start as 0 and 1, and inference divides both by
-    `1 - momentum**n`: so the variance is much too large at first. (`vernal.nn.BatchNorm` has no such start.)
+    `1 - momentum**n`, so the variance is much too large at first. (`vernal.nn.BatchNorm` does not do this.)
 
     Args:
         input_size: the number of channels, the first axis of one example.
         axis_name: the name, or names, of the axes of the batch.
         eps: added to the variance.
         channelwise_affine: whether to scale and shift each channel by a `weight` and a `bias`.
-        momentum: how much of the running statistics is kept at each step.
-        inference: True normalises by the running statistics, and leaves them as they are.
+        momentum: the fraction of the running statistics that is kept at each step.
+        inference: True normalises by the running statistics, and does not update them.
         dtype: of all arrays.
         mode: `"ema"` normalises by the running statistics while training too, `"batch"` by those of the batch;
             `"legacy"` is `"ema"` with a warning.
@@ -121,7 +121,7 @@ class BatchNorm(StatefulLayer, layout="fields"):
             An array of the shape of `x`, and the new state.
 
         Raises:
-            NameError: if there is no axis of the name around this call, while training.
+            NameError: while training, if no surrounding axis has the name.
         """
         inference = self.inference if inference is None else inference
         normalise = self._by_running if self.mode == "ema" else self._by_batch

@@ -1,4 +1,4 @@
-"""`GRUCell` and `LSTMCell` of one vector, by Equinox's formulas, whatever stands in the place of a bias."""
+"""`GRUCell` and `LSTMCell` of one vector, by Equinox's formulas, whatever replaces a bias."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class GRUCell(nn.GRUCell, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.GRUCell` of one vector; use `jax.vmap` for a batch.
 
     Args:
-        input_size: as there, and so are all others.
+        input_size: as in `vernal.nn.GRUCell`, like all other arguments.
         hidden_size: likewise.
         use_bias: likewise.
         dtype: likewise.
@@ -49,7 +49,7 @@ class LSTMCell(nn.LSTMCell, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.LSTMCell` of one vector; use `jax.vmap` for a batch.
 
     Args:
-        input_size: as there, and so are all others.
+        input_size: as in `vernal.nn.LSTMCell`, like all other arguments.
         hidden_size: likewise.
         use_bias: likewise.
         dtype: likewise.

@@ -1,4 +1,4 @@
-"""`Dropout` with Equinox's leaves, and the argument that it had before `inference`."""
+"""`Dropout` with Equinox's leaves, and the argument that it had before it was named `inference`."""
 
 import warnings
 from typing import Any
@@ -22,10 +22,10 @@ def inference_of(inference: bool | None, deterministic: bool | None, where: str)
 
 
 class Dropout(nn.Dropout, metaclass=LayerMeta, layout="fields"):
-    """`vernal.nn.Dropout`, of which `p` and `inference` are leaves.
+    """`vernal.nn.Dropout`, with `p` and `inference` as leaves.
 
     Args:
-        p: as there.
+        p: as in `vernal.nn.Dropout`.
         inference: likewise.
         deterministic: the old name of `inference`.
     """
@@ -53,16 +53,16 @@ class Dropout(nn.Dropout, metaclass=LayerMeta, layout="fields"):
         inference: bool | None = None,
         deterministic: bool | None = None,
     ) -> Any:
-        """Drops out some elements.
+        """Applies dropout.
 
         Args:
-            x: as in `vernal.nn.Dropout`, and so are all others.
+            x: as in `vernal.nn.Dropout`, like all other arguments.
             key: likewise.
             inference: likewise.
             deterministic: the old name of `inference`.
 
         Returns:
-            As there.
+            As in `vernal.nn.Dropout`.
         """
         inference = inference_of(inference, deterministic, "Dropout()")
         inference = self.inference if inference is None else inference

@@ -20,7 +20,7 @@ def _native(cls: type) -> type | None:
 # As `ModuleMeta`; type checkers do not inherit it.
 @dataclass_transform(field_specifiers=(dataclasses.field, field), eq_default=False)
 class LayerMeta(_ModuleMeta):
-    """Counts the layers of `vernal.nn` as instances of those made of them: who looks for `Linear` means both."""
+    """Counts layers of `vernal.nn` as instances of the classes here: a check for `Linear` means both."""
 
     def __instancecheck__(cls, instance: Any) -> bool:  # pyright: ignore[reportSelfClsParameterName]
         return super().__instancecheck__(instance) or _native(cls) in type(instance).__mro__

@@ -1,4 +1,4 @@
-"""Layers whose every field that is not static is a child, as in Equinox: also those that a subclass adds."""
+"""Layers in which every field that is not static is a child, as in Equinox, including fields that a subclass adds."""
 
 from typing import Any, TypeVar
 

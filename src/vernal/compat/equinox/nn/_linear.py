@@ -1,4 +1,4 @@
-"""`Linear` and `MLP` by Equinox's formula, whatever stands in the place of a weight."""
+"""`Linear` and `MLP` by Equinox's formula, whatever replaces a weight."""
 
 from functools import partial
 from typing import Any
@@ -17,11 +17,12 @@ from ._layer import LayerMeta
 
 
 class Linear(nn.Linear, metaclass=LayerMeta, layout="fields"):
-    """`vernal.nn.Linear` of one vector: `weight @ x + bias`, as it stands. So the columns of a matrix are vectors; use
-    `jax.vmap` for a batch.
+    """`vernal.nn.Linear` of one vector: exactly `weight @ x + bias`.
+
+    So the columns of a matrix are vectors; use `jax.vmap` for a batch.
 
     Args:
-        in_features: as there, and so are all others.
+        in_features: as in `vernal.nn.Linear`, like all other arguments.
         out_features: likewise.
         use_bias: likewise.
         dtype: likewise.
@@ -40,7 +41,7 @@ class Linear(nn.Linear, metaclass=LayerMeta, layout="fields"):
             Shape `(out_features,)`, or `()`.
 
         Raises:
-            ValueError: if `x` is to be a scalar, and is not.
+            ValueError: if `x` must be a scalar, and is not.
         """
         if self.in_features == "scalar":
             if jnp.shape(x) != ():
@@ -61,7 +62,7 @@ class MLP(nn.MLP, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.MLP` of one vector, made of `Linear`. Its functions are leaves.
 
     Args:
-        in_size: as there, and so are all others.
+        in_size: as in `vernal.nn.MLP`, like all other arguments.
         out_size: likewise.
         width_size: likewise.
         depth: likewise.
@@ -81,7 +82,7 @@ class MLP(nn.MLP, metaclass=LayerMeta, layout="fields"):
 
     @jax.named_scope("eqx.nn.MLP")
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
-        """Applies the layers. An activation is given one unit at a time; with `depth=0` there is none.
+        """Applies the layers. An activation gets one unit at a time; with `depth=0` there is none.
 
         Args:
             x: shape `(in_size,)`, or `()` for a scalar.

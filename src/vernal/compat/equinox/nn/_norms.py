@@ -1,4 +1,4 @@
-"""Norms that hand a state on, as Equinox's do."""
+"""Norms that pass a state through, as Equinox's do."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class LayerNorm(nn.LayerNorm, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.LayerNorm` with Equinox's old arguments.
 
     Args:
-        shape: as for `vernal.nn.LayerNorm`; so are the next four.
+        shape: as for `vernal.nn.LayerNorm`, like the next four.
         eps: likewise.
         use_weight: likewise.
         use_bias: likewise.
@@ -50,7 +50,7 @@ class LayerNorm(nn.LayerNorm, metaclass=LayerMeta, layout="fields"):
 
         Args:
             x: its input.
-            state: handed on, where it is given.
+            state: passed through, if given.
             key: not used.
 
         Returns:
@@ -61,14 +61,14 @@ class LayerNorm(nn.LayerNorm, metaclass=LayerMeta, layout="fields"):
 
 
 class RMSNorm(nn.RMSNorm, metaclass=LayerMeta, layout="fields"):
-    """`vernal.nn.RMSNorm`, which hands a state on."""
+    """`vernal.nn.RMSNorm`, which passes a state through."""
 
     def __call__(self, x: Any, state: Any = _NONE, *, key: Array | None = None) -> Any:
         """Calls the layer.
 
         Args:
             x: its input.
-            state: handed on, where it is given.
+            state: passed through, if given.
             key: not used.
 
         Returns:
@@ -92,7 +92,7 @@ class GroupNorm(nn.GroupNorm, metaclass=LayerMeta, layout="fields"):
 
         Args:
             x: its input.
-            state: handed on, where it is given.
+            state: passed through, if given.
             key: not used.
 
         Returns:

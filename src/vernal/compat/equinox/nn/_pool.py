@@ -1,4 +1,4 @@
-"""Pools whose function is a leaf; average pools count what is beyond the padding as zeros too, with `use_ceil`."""
+"""Pools whose function is a leaf. With `use_ceil`, average pools count elements beyond the padding as zeros too."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The rectifier whose parameter has a weak type, as Equinox's."""
+"""`PReLU` whose parameter is weakly typed, as in Equinox."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from ._layer import LayerMeta
 
 
 class PReLU(nn.PReLU, metaclass=LayerMeta, layout="fields"):
-    """`vernal.nn.PReLU` whose slope is weakly typed, if it is given as a number; it computes in the dtype of both.
+    """`vernal.nn.PReLU` whose slope is weakly typed if it is a Python number; it computes in the promoted dtype.
 
     Args:
-        init_alpha: the slope to begin with.
+        init_alpha: the initial slope.
     """
 
     def __init__(self, init_alpha: Any = 0.25):

@@ -9,10 +9,10 @@ from ._layer import LayerMeta
 
 
 class RotaryPositionalEmbedding(nn.RotaryPositionalEmbedding, metaclass=LayerMeta, layout="fields"):
-    """`vernal.nn.RotaryPositionalEmbedding` with Equinox's default dtype, which is that of JAX.
+    """`vernal.nn.RotaryPositionalEmbedding` with Equinox's default dtype, that of JAX.
 
     Args:
-        embedding_size: as there, and so are all others.
+        embedding_size: as in `vernal.nn.RotaryPositionalEmbedding`, like all other arguments.
         theta: likewise.
         dtype: likewise.
     """
@@ -25,7 +25,7 @@ class RotaryPositionalEmbedding(nn.RotaryPositionalEmbedding, metaclass=LayerMet
 
     @staticmethod
     def rotate_half(x: Array) -> Array:
-        """The second half of the features, negated, in front of the first half.
+        """Moves the second half of the features, negated, in front of the first half.
 
         Args:
             x: shape `(..., size)`.
@@ -40,7 +40,7 @@ class RotaryPositionalEmbedding(nn.RotaryPositionalEmbedding, metaclass=LayerMet
     def precompute_freqs_cis(
         embedding_size: int, end: int, theta: float, dtype: DTypeLike
     ) -> tuple[Array, Array]:
-        """The cosines and sines of all angles.
+        """Computes the cosines and sines of all angles.
 
         Args:
             embedding_size: the number of features.

@@ -19,11 +19,11 @@ Layer = TypeVar("Layer")
 class StateIndex(nn.Variable[V]):
     """`vernal.nn.Variable` with Equinox's rules.
 
-    Each is its own marker until `make_with_state` gives it another: so `State(model)` can be made of a model that is
-    there already. A value that is weakly typed, as a Python number, stays so.
+    Each is its own marker until `make_with_state` gives it another, so `State(model)` works for an existing model. A
+    weakly typed value, such as a Python number, stays weakly typed.
 
     Args:
-        init: the first value.
+        init: the initial value.
         marker: as for `vernal.nn.Variable`.
     """
 
@@ -35,7 +35,7 @@ class StateIndex(nn.Variable[V]):
 
     @property
     def init(self) -> V:
-        """The first value."""
+        """The initial value."""
         return self.stored
 
 
@@ -43,7 +43,7 @@ class SpectralNorm(nn.SpectralNorm[Layer], metaclass=LayerMeta, layout="fields")
     """`vernal.nn.SpectralNorm` with a `StateIndex`.
 
     Args:
-        layer: as there, and so are all others.
+        layer: as in `vernal.nn.SpectralNorm`, like all other arguments.
         weight_name: likewise.
         num_power_iterations: likewise.
         eps: likewise.
@@ -68,7 +68,7 @@ class SpectralNorm(nn.SpectralNorm[Layer], metaclass=LayerMeta, layout="fields")
 
     @property
     def uv_index(self) -> Any:
-        """Equinox's name of `vectors`."""
+        """Equinox's name for `vectors`."""
         return self.vectors
 
     def _fitting(
