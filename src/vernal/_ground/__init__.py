@@ -47,6 +47,7 @@ from ._jax_private import lower_to_python as lower_to_python
 from ._jax_private import manual_devices as manual_devices
 from ._jax_private import mapped_aval as mapped_aval
 from ._jax_private import mapped_mesh_axes as mapped_mesh_axes
+from ._jax_private import may_run_again as may_run_again
 from ._jax_private import name_p as name_p
 from ._jax_private import partial_eval_jaxpr_nounits as partial_eval_jaxpr_nounits
 from ._jax_private import primitive_jvps as primitive_jvps

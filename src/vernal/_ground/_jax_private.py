@@ -60,6 +60,10 @@ from jax._src.dispatch import runtime_tokens as runtime_tokens
 # with a public store in `jax.distributed`.
 from jax._src.distributed import global_state
 
+# The effects that `jax.checkpoint` may have twice, such as printing. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
+# version with a public name for them.
+from jax._src.effects import remat_allowed_effects
+
 # A program without constants as the parameter of an operation (a jaxpr that is closed, on JAX 0.10).
 # Present in JAX 0.10.2 to 0.12. Retired by: any JAX version without open jaxprs, 0.12 among them.
 from jax._src.interpreters.partial_eval import close_jaxpr as close_jaxpr
@@ -311,3 +315,8 @@ distributed_state: Any = global_state
 flatten_none_is_leaf: Callable[[Any], tuple[list[Any], Any]] = none_leaf_registry.flatten
 
 hide_frames: Callable[[str], None] = register_exclusion
+
+
+def may_run_again(jaxpr: Any) -> bool:
+    """Whether nobody notices that a program is run twice; not so if it calls `io_callback`."""
+    return not remat_allowed_effects.filter_not_in(jaxpr.effects)

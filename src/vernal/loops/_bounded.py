@@ -30,7 +30,8 @@ def bounded_while(program: Program, max_steps: int, base: int) -> tuple[Arrays, 
     def bounded_loop(z: Inputs) -> Outputs:
         return scans(functions.cond, functions.step, z, max_steps, base)
 
-    out = with_transpose(functions.cond, functions.step, bounded_loop, z)
+    once_only = functions.once_only
+    out = with_transpose(functions.cond, functions.step, bounded_loop, z, once_only=once_only)
     return out.carry, out.buffers
 
 

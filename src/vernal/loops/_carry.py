@@ -31,8 +31,10 @@ def is_buffer(x: Any) -> TypeGuard[Buffer]:
 
 
 def is_number(x: Any) -> bool:
-    """Whether `x` is a Python number, which becomes an array in a loop."""
-    return type(x) in (bool, int, float, complex)
+    """Whether `x` is a Python number, which becomes an array in a loop, or one for which JAX has settled a dtype."""
+    if type(x) in (bool, int, float, complex):
+        return True
+    return isinstance(x, (int, float, complex)) and hasattr(x, "aval")
 
 
 def _to_array(x: Any) -> Any:

@@ -34,7 +34,7 @@ from .._ground import weak_like
 from ..primitives import local_linear_call
 from ..transforms import call_with_jvp, chosen, is_zero, replaced, zeros_like
 from ._bounded import DEFAULT_BASE, scans
-from ._linear import linear_in
+from ._linear import CALLBACK, computed_again, linear_in
 from ._machines import (
     Backward,
     Forward,
@@ -63,6 +63,7 @@ def checkpointed(
     length: int | None,
     checkpoints: int | None,
     one_way: bool = False,
+    once_only: bool = False,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """A loop that is differentiable in forward and reverse mode, with few states in memory.
 
@@ -81,16 +82,20 @@ def checkpointed(
         length: the number of steps of a scan.
         checkpoints: how many states are kept for reverse mode; None for the default.
         one_way: whether a step has a derivative in reverse mode only.
+        once_only: whether a step has effects and must not be computed again.
 
     Returns:
         The final carry, the final buffers, and the stacked results of a scan's steps.
     """
+    if any(isinstance(x, jax.Ref) for x in consts):
+        raise computed_again("checkpointed", "writes to a `jax.Ref`, or reads one")
     z = Inputs(*[[jnp.asarray(x) for x in part] for part in (consts, carry, buffers, xs)])
     max_steps = length if cond is None else max_steps
     state_bytes = sum(x.size * x.dtype.itemsize for x in z.carry)
     # The size is unknown if it is symbolic, in a program for export.
     known = state_bytes if isinstance(state_bytes, int) else None
-    loop = Loop(cond, step, max_steps, make_plan(max_steps, checkpoints, known), one_way)
+    plan = make_plan(max_steps, checkpoints, known)
+    loop = Loop(cond, step, max_steps, plan, one_way, once_only)
     if max_steps == 0:
         return z.carry, z.buffers, stacked_space(loop, z)
     out = _run(loop, z)
@@ -112,6 +117,8 @@ def _run(loop: Loop, z: Inputs) -> Outputs:
         return Outputs(*end[1])
 
     def rule(primals: Any, tangents: Any) -> Any:
+        if loop.once_only:
+            raise computed_again("checkpointed", CALLBACK)
         out, saved = _save(loop, primals[0])
         return out, _push(loop, primals[0], saved, out, tangents[0])
 

@@ -13,25 +13,33 @@ import jax
 import jax.numpy as jnp
 
 from .._ground import jax_primitives
+from ..show import message
 from ..transforms import call_with_jvp, chosen
 from ._machines import Inputs, Outputs, at
 from ._spread import spread_of
+
+CALLBACK = "calls `io_callback`, which may return something else the next time"
 
 Cond = Callable[..., Any] | None
 Step = Callable[..., Any]
 
 
-def with_transpose(cond: Cond, step: Step, loop: Callable[[Inputs], Outputs], z: Inputs) -> Outputs:
-    """Runs a loop that JAX can differentiate, but not transpose.
+def with_transpose(
+    cond: Cond, step: Step, loop: Callable[[Inputs], Outputs], z: Inputs, *, once_only: bool
+) -> Outputs:
+    """Runs a bounded loop, which JAX can differentiate, but not transpose.
 
     Args:
         cond: the condition of the loop, or None.
         step: its step.
         loop: runs the loop.
         z: its inputs.
+        once_only: whether a step has effects and must not be computed again.
     """
 
     def rule(primals: Any, tangents: Any) -> Any:
+        if once_only:
+            raise computed_again("bounded", CALLBACK)
         dots = tangents[0].flat
         marks = [not isinstance(dot, jax.custom_derivatives.SymbolicZero) for dot in dots]
 
@@ -41,6 +49,25 @@ def with_transpose(cond: Cond, step: Step, loop: Callable[[Inputs], Outputs], z:
         return jax.jvp(of_chosen, tuple(chosen(primals[0].flat, marks)), tuple(chosen(dots, marks)))
 
     return call_with_jvp(loop, rule, z, is_linear=linear_in(cond, step))
+
+
+def computed_again(kind: str, what: str) -> NotImplementedError:
+    """The error for a loop with effects whose derivative would have them once more.
+
+    Args:
+        kind: of loop.
+        what: a step does.
+    """
+    return NotImplementedError(
+        message(
+            "a loop whose steps have effects cannot be differentiated",
+            where=f'a loop of `kind="{kind}"`',
+            expected="steps that may be computed again: the derivative does so",
+            got=f"a step that {what}",
+            instead="what has the effect before the loop, and a scan over its results; a carry in place of a `Ref`; "
+            '`pure_callback` if what it calls has no effects; or `kind="lax"`, which computes no step again',
+        )
+    )
 
 
 def linear_in(cond: Cond, step: Step) -> Callable[[Inputs, Inputs], bool]:

@@ -25,7 +25,7 @@ class Loop(NamedTuple):
     """What a loop does, without arrays.
 
     `cond` is None for a scan, which takes `max_steps` steps. `one_way` means that a step has a derivative in
-    reverse mode only.
+    reverse mode only, `once_only` that it has effects and must not be computed again.
     """
 
     cond: Callable[..., Any] | None
@@ -33,6 +33,7 @@ class Loop(NamedTuple):
     max_steps: int | None
     plan: Plan
     one_way: bool = False
+    once_only: bool = False
 
 
 class Inputs(NamedTuple):

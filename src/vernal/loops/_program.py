@@ -22,8 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
+from jax.lax import stop_gradient
 
-from .._ground import callable_name, convert_constvars_jaxpr, mapped_aval, strong, weak_like
+from .._ground import (
+    callable_name,
+    convert_constvars_jaxpr,
+    mapped_aval,
+    may_run_again,
+    strong,
+    weak_like,
+)
 from ..harvest import checks, sow_if, sows
 from ..primitives import borrow_if_vmap, select_if_vmap
 from ..show import message, short, type_error
@@ -134,11 +142,15 @@ class Functions:
         self.checked = self._checked_cond or self._checked_step
         # Whether a step has a derivative in reverse mode only.
         self.one_way = one_way(body.jaxpr)
+        # Whether a step has effects, such as reading the next line of a file, and must not be computed again.
+        self.once_only = not all(may_run_again(fn.jaxpr) for fn in (cond, body) if fn is not None)
 
     def cond(self, consts: Arrays, carry: Arrays, buffers: Arrays, index: Any) -> Any:
         """Whether to take the step of this index: bool[]. The index is only for messages."""
         own_cond = self._cond
         assert own_cond is not None
+        # A bool has no derivative, so operations without one may compute it.
+        consts, carry, buffers = stop_gradient((consts[: self._of_cond], carry, buffers))
         if self._checked_cond:
 
             def asked() -> Any:

@@ -169,6 +169,7 @@ def run_scan(
             length=steps,
             checkpoints=checkpoints,
             one_way=program.functions.one_way,
+            once_only=program.functions.once_only,
         )
         ys = [y[::-1] for y in ys] if reverse else ys
     of_ys: Rest = program.out[1]

@@ -184,6 +184,7 @@ def run_while(
             length=None,
             checkpoints=checkpoints,
             one_way=program.functions.one_way,
+            once_only=program.functions.once_only,
         )[:2]
     return program.finish(*last)
 
