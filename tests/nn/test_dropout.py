@@ -206,7 +206,7 @@ def test_a_probability_that_surgery_put_out_of_its_range_is_refused_at_the_call(
 
 def test_whether_a_layer_is_in_inference_is_known_while_tracing(getkey):
     key, xs = getkey(), jax.random.normal(getkey(), (4, 3))
-    text = "(?s)whether `{}` is in inference is known.*got: bool.*filter_cond"
+    text = "(?s)`inference` of `{}` must be True or False, known while.*got: bool.*filter_cond"
     spectral = nn.SpectralNorm(nn.Linear(3, 3, key=key), key=key)
     for layer in (nn.Dropout(0.5), nn.BatchNorm(3), spectral):
         by_call = jax.jit(

@@ -84,3 +84,82 @@ def test_conditions_of_attention(getkey):
     got = unchecked(call, layer, x, x, x, window=np.int64(2))
     assert vernal.tree_equal(got, layer(x, x, x, window=2))
     assert jax.tree.structure(got).num_leaves == 1
+
+
+@pytest.mark.parametrize("value", ["blockwize", 3, "flash"])
+def test_an_unknown_implementation_of_attention_is_refused(value, getkey):
+    q = jnp.ones((3, 2, 4))
+    with pytest.raises(ValueError, match=r"(?s)unknown implementation.*blockwise"):
+        unchecked(nn.attention, q, q, q, implementation=value)
+    layer, x = nn.MultiheadAttention(2, 4, key=getkey()), jnp.ones((5, 4))
+    with pytest.raises(ValueError, match=r"(?s)unknown implementation.*blockwise"):
+        unchecked(nn.MultiheadAttention.__call__, layer, x, x, x, implementation=value)
+
+
+def test_a_string_is_not_a_flag(getkey):
+    q, x = jnp.ones((3, 2, 4)), jnp.ones((5, 4))
+    layer = nn.MultiheadAttention(2, 4, key=getkey())
+    with pytest.raises(
+        TypeError, match=r"(?s)`causal` of `attention` must be True or False.*'False'"
+    ):
+        unchecked(nn.attention, q, q, q, causal="False")
+    with pytest.raises(TypeError, match=r"(?s)`causal` of `attention` must be True or False.*'no'"):
+        unchecked(nn.MultiheadAttention.__call__, layer, x, x, x, causal="no")
+    with pytest.raises(TypeError, match=r"(?s)`causal` of `ring_attention` must be True or False"):
+        unchecked(nn.ring_attention, q, q, q, axis_name="i", causal="no")
+    with pytest.raises(TypeError, match=r"(?s)`causal` of `attention`.*bool\[\].*`mask=`"):
+        jax.jit(lambda causal: unchecked(nn.attention, q, q, q, causal=causal))(True)
+    for dropout in (nn.Dropout(0.5), nn.DropPath(0.5)):
+        with pytest.raises(TypeError, match=r"(?s)`inference` of `Drop\w+` must be True or False"):
+            unchecked(type(dropout).__call__, dropout, q, inference="no", key=getkey())
+    norm = vernal.tree_at(lambda norm: norm.inference, nn.BatchNorm(3), "no")
+    with pytest.raises(TypeError, match=r"(?s)`inference` of `BatchNorm` must be True or False"):
+        nn.apply(norm, jnp.ones((4, 3)))
+
+
+NORMS = {
+    "LayerNorm": lambda eps: unchecked(nn.LayerNorm.__init__, object.__new__(nn.LayerNorm), 3, eps),
+    "RMSNorm": lambda eps: unchecked(nn.RMSNorm.__init__, object.__new__(nn.RMSNorm), 3, eps),
+    "GroupNorm": lambda eps: unchecked(
+        nn.GroupNorm.__init__, object.__new__(nn.GroupNorm), 1, 3, eps
+    ),
+    "InstanceNorm": lambda eps: unchecked(
+        nn.InstanceNorm.__init__, object.__new__(nn.InstanceNorm), 3, eps
+    ),
+    "BatchNorm": lambda eps: unchecked(
+        nn.BatchNorm.__init__, object.__new__(nn.BatchNorm), 3, None, eps
+    ),
+}
+
+
+@pytest.mark.parametrize("eps", [-1.0, float("nan"), 1j])
+@pytest.mark.parametrize("name", NORMS)
+def test_an_eps_that_is_not_a_number_of_at_least_zero_is_refused(name, eps):
+    with pytest.raises(ValueError, match=f"(?s)`{name}` was given a wrong `eps`.*at least 0"):
+        NORMS[name](eps)
+    for wrong in ("a", None, [1e-5]):
+        with pytest.raises(ValueError, match=f"(?s)`{name}` was not given a number.*`eps`"):
+            NORMS[name](wrong)
+
+
+def test_the_second_argument_of_batch_norm_is_a_name():
+    with pytest.raises(ValueError, match=r"(?s)a setting of `BatchNorm`.*`axis_name`.*1e-05"):
+        unchecked(nn.BatchNorm.__init__, object.__new__(nn.BatchNorm), 3, 1e-5, 0.1)
+
+
+def test_a_stack_is_indexed_as_a_list_is(getkey):
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=getkey())
+    for index in (True, None, 1.0, "1", (0, 1), jnp.array([0, 2]), jnp.array([True] * 4), ...):
+        with pytest.raises(TypeError, match="a `Stack` is indexed by one integer, or by a slice"):
+            unchecked(nn.Stack.__getitem__, stack, index)
+    for index in (2, np.int64(2), jnp.array(2), -2):
+        np.testing.assert_array_equal(stack[index].weight, stack.layers.weight[2])
+    traced = jax.jit(lambda i: stack[i].weight)(2)
+    np.testing.assert_array_equal(traced, stack.layers.weight[2])
+
+
+def test_an_index_beyond_int32_is_clipped_as_any_other(getkey):
+    table = nn.Embedding(300, 2, key=getkey())
+    np.testing.assert_array_equal(table(2**40), table.weight[-1])
+    np.testing.assert_array_equal(table(-(2**40)), table.weight[0])
+    np.testing.assert_array_equal(table(-1), table.weight[-1])

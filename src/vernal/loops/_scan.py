@@ -135,15 +135,8 @@ def run_scan(
         return carry, split(numbers_to_arrays(check_hides_nothing(y, callable_name(f))))
 
     layout = Carry(init, buffers, name)
-    program = trace_loop(
-        init,
-        layout,
-        body,
-        None,
-        arrays,
-        replays=kind == "checkpointed",
-        of=of,
-    )
+    replays = kind == "checkpointed"
+    program = trace_loop(init, layout, body, None, arrays, replays=replays, of=of)
     program, arrays = check_buffers(
         program,
         arrays,

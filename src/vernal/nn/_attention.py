@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from ..show import short, value_error
 from ._attention_mask import Pairs, Sizes, make_pairs
 from ._blockwise_attention import block_rows, blockwise
 from ._dense_attention import dense
+from ._layer_arguments import as_flag
 
 Implementation = Literal["dense", "blockwise", "cudnn"]
 
@@ -106,10 +107,10 @@ def attend(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    causal: bool,
+    causal: Any,
     window: Any,
     scale: float | None = None,
-    implementation: Implementation | None = None,
+    implementation: Any = None,
     drop: Callable[[Array], Array] | None = None,
     offset: int | None = None,
     **conditions: Any,
@@ -125,6 +126,8 @@ def attend(
         offset: states that the given positions of queries and of keys each have no gaps, and that the first query is at
             the position of the key with this index.
     """
+    _check_implementation(implementation)
+    causal = as_flag("attention", "causal", causal, "`mask=` for a condition that is traced")
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     sizes = check_sizes(query, key, value)
     pairs = make_pairs(sizes, causal=causal, window=window, **conditions)
@@ -170,6 +173,16 @@ def attend(
         out = blockwise(grouped, key, value, pairs, scale, rows, offset)
     out = jnp.moveaxis(out, -2, -4)
     return out.reshape((*query.shape[:-1], value.shape[-1]))
+
+
+def _check_implementation(implementation: Any) -> None:
+    if implementation not in (None, *get_args(Implementation)):
+        raise value_error(
+            "attention was given an unknown implementation",
+            where="argument `implementation`",
+            expected='"dense", "blockwise", "cudnn" or None',
+            got=short(implementation),
+        )
 
 
 def check_sizes(query: Array, key: Array, value: Array) -> Sizes:

@@ -23,6 +23,7 @@ from ._init import weight_dtype
 from ._layer_arguments import (
     as_array,
     as_number,
+    check_eps,
     check_kind,
     check_parameter,
     check_size,
@@ -145,10 +146,12 @@ class BatchNorm(StatefulLayer):
         if jnp.issubdtype(real, jnp.complexfloating):
             raise _wrong("dtype", "real numbers", real)
         self.input_size = check_size("BatchNorm", "input_size", input_size)
+        if not isinstance(axis_name, str | Sequence | None):
+            raise _wrong("axis_name", "a name, several of them, or None", axis_name)
         self.axis_name = (
             axis_name if axis_name is None or isinstance(axis_name, str) else tuple(axis_name)
         )
-        self.eps = eps
+        self.eps = check_eps("BatchNorm", eps)
         self.channelwise_affine = channelwise_affine
         self.momentum = momentum
         self.inference = inference

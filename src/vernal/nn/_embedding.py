@@ -146,7 +146,10 @@ class Embedding(Module):
 
 
 def _within(x: ArrayLike, rows: int) -> ArrayLike:
-    """Clips 64-bit NumPy indices to the table: JAX, without 64-bit numbers, would cut off their upper half."""
+    """Clips Python integers and 64-bit NumPy indices to the table: without 64-bit numbers, JAX would cut off their
+    upper half."""
+    if type(x) is int:
+        return max(min(x, rows - 1), -rows)
     if not isinstance(x, np.ndarray | np.generic) or x.dtype not in (np.int64, np.uint64):
         return x
     below = np.minimum(x, max(rows - 1, 0))

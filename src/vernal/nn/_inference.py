@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from ..modules import is_frozen, is_partly_frozen
-from ..show import short, type_error
 from ..trees import set_attributes
+from ._layer_arguments import as_flag
 
 
 def inference_mode(pytree: Any, value: bool = True) -> Any:
@@ -55,15 +53,10 @@ def in_inference(layer: Any, variables: Sequence[Any], inference: Any) -> bool:
 def known_flag(layer: Any, inference: Any) -> bool:
     """The flag of a call or, if that is None, of the layer. Its two values make different programs, so it cannot be
     traced."""
-    flag = layer.inference if inference is None else inference
-    try:
-        return bool(flag)
-    except jax.errors.TracerBoolConversionError:
-        name = type(layer).__name__
-        raise type_error(
-            f"whether `{name}` is in inference is known while tracing",
-            where=f"`inference` of {name}",
-            expected="True or False",
-            got=short(flag),
-            instead="vernal.filter_cond(flag, lambda: nn.apply(model, x, train=False), lambda: nn.apply(model, x))",
-        ) from None
+    return as_flag(
+        type(layer).__name__,
+        "inference",
+        layer.inference if inference is None else inference,
+        "True or False, or for a traced flag vernal.filter_cond(flag, lambda: nn.apply(model, x, train=False), "
+        "lambda: nn.apply(model, x))",
+    )

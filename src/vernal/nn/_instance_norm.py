@@ -9,7 +9,14 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import value_error
 from ._init import weight_dtype
-from ._layer_arguments import as_array, check_shape, check_size, image_shape, wrong_shape
+from ._layer_arguments import (
+    as_array,
+    check_eps,
+    check_shape,
+    check_size,
+    image_shape,
+    wrong_shape,
+)
 from ._normalisation import _unit_size, scale_and_shift, two_readings
 from ._precision import narrow, widen
 
@@ -71,7 +78,7 @@ class InstanceNorm(Module):
         if num_spatial_dims is not None:
             num_spatial_dims = check_size("InstanceNorm", "num_spatial_dims", num_spatial_dims)
         self.channels = check_size("InstanceNorm", "channels", channels)
-        self.eps = eps
+        self.eps = check_eps("InstanceNorm", eps)
         self.channelwise_affine = channelwise_affine
         self.num_spatial_dims = num_spatial_dims
         self.weight = jnp.ones(self.channels, dtype) if channelwise_affine else None

@@ -147,6 +147,36 @@ def as_number(layer: str, argument: str, value: Any, expected: str) -> Any:
     )
 
 
+def check_eps(layer: str, eps: Any) -> Any:
+    """The number that keeps a norm from dividing by zero."""
+    eps = as_number(layer, "eps", eps, "a number of at least 0")
+    if not isinstance(eps, jax.Array) and not (isinstance(eps, int | float) and eps >= 0):
+        raise value_error(
+            f"`{layer}` was given a wrong `eps`",
+            where="argument `eps`",
+            expected="a number of at least 0",
+            got=short(eps),
+        )
+    return eps
+
+
+def as_flag(layer: str, argument: str, value: Any, instead: str | None = None) -> bool:
+    """A flag as a Python bool. Its two values make different programs, so it cannot be traced; a string is not one,
+    because any would be true."""
+    if isinstance(value, bool | int | np.generic | np.ndarray | jax.Array):
+        try:
+            return bool(value)
+        except jax.errors.TracerBoolConversionError:
+            pass
+    raise type_error(
+        f"`{argument}` of `{layer}` must be True or False, known while tracing",
+        where=f"`{argument}` of {layer}",
+        expected="True or False",
+        got=short(value),
+        instead=instead,
+    )
+
+
 def check_parameter(layer: str, name: str, value: Any, shape: Shape) -> None:
     """Refuses a parameter that does not fit the others, which `vernal.tree_at` may have put in: it would be
     broadcast."""

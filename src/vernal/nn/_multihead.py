@@ -232,7 +232,7 @@ class MultiheadAttention(Module):
             queries,
             keys,
             values,
-            causal=bool(causal),
+            causal=False if causal is None else causal,
             window=window,
             segments=segments,
             mask=mask,

@@ -20,6 +20,7 @@ from ..show import value_error
 from ._init import weight_dtype
 from ._layer_arguments import (
     as_array,
+    check_eps,
     check_parameter,
     check_real,
     check_shape,
@@ -88,7 +89,7 @@ class _ShapeNorm(Module):
         dtype = weight_dtype(name, dtype)
         sizes = shape if isinstance(shape, Sequence) else (shape,)
         self.shape = tuple(check_size(name, "shape", n, minimum=0) for n in sizes)
-        self.eps = eps
+        self.eps = check_eps(name, eps)
         self.use_weight = use_weight
         self.use_bias = use_bias
         self.weight = jnp.ones(self.shape, dtype) if use_weight else None
@@ -254,7 +255,7 @@ class GroupNorm(Module):
             )
         self.groups = groups
         self.channels = channels
-        self.eps = eps
+        self.eps = check_eps("GroupNorm", eps)
         self.channelwise_affine = channelwise_affine
         self.num_spatial_dims = num_spatial_dims
         self.weight = jnp.ones(channels, dtype) if channelwise_affine and channels else None

@@ -27,6 +27,7 @@ from ..show import value_error
 from ..transforms import filter_custom_vjp, varying_axes, varying_over
 from ._attention import check_sizes
 from ._blockwise_attention import block_rows
+from ._layer_arguments import as_flag
 from ._precision import widen
 
 
@@ -80,6 +81,7 @@ def ring_attention(
         >>> bool(jnp.allclose(y, nn.attention(x, x, x, causal=True), atol=1e-6))
         True
     """
+    causal = as_flag("ring_attention", "causal", causal)
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     sizes = check_sizes(query, key, value)
     # With `check_vma=False` JAX does not track what varies, and nothing is refused here.

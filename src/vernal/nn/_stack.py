@@ -257,7 +257,7 @@ class Stack(Module):
     def __unrolled__(self) -> Unrolled:
         return [(("layers",), tuple(map(str, range(self.num_layers))))]
 
-    def __getitem__(self, i: int | slice | Array) -> Any:
+    def __getitem__(self, i: int | np.integer | slice | Array) -> Any:
         if isinstance(i, slice):
             chosen = range(self.num_layers)[i]
             if not chosen:
@@ -267,6 +267,14 @@ class Stack(Module):
                     expected=f"a slice that picks some of the {self.num_layers} layers",
                 )
             return self._with(self._pick(i), len(chosen))
+        is_index = is_array(i) and i.ndim == 0 and jnp.issubdtype(i.dtype, jnp.integer)
+        if isinstance(i, bool) or not (isinstance(i, int) or is_index):
+            raise type_error(
+                "a `Stack` is indexed by one integer, or by a slice",
+                where="stack[i]",
+                expected="one layer, stack[i], or some of them, stack[i:j]",
+                got=short(i),
+            )
         if isinstance(i, int) and not -self.num_layers <= i < self.num_layers:
             raise IndexError(
                 message(
