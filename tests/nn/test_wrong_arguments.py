@@ -154,6 +154,9 @@ def test_a_stack_is_indexed_as_a_list_is(getkey):
             unchecked(nn.Stack.__getitem__, stack, index)
     for index in (2, np.int64(2), jnp.array(2), -2):
         np.testing.assert_array_equal(stack[index].weight, stack.layers.weight[2])
+    for index in (4, -5, np.int64(4), np.array(9)):
+        with pytest.raises(IndexError, match="no layer has this path"):
+            unchecked(nn.Stack.__getitem__, stack, index)
     traced = jax.jit(lambda i: stack[i].weight)(2)
     np.testing.assert_array_equal(traced, stack.layers.weight[2])
 

@@ -49,7 +49,7 @@ def fori_loop(
         max_steps: for unknown bounds: the greatest number of steps, as in `while_loop`.
         checkpoints: for `"checkpointed"`, as in `while_loop`.
         buffers: as in `while_loop`.
-        base: for `"bounded"`, as in `while_loop`.
+        base: for `"bounded"`, as in `while_loop`; 16 by default.
 
     Returns:
         The last carry.

@@ -58,14 +58,15 @@ def computed_again(kind: str, what: str) -> NotImplementedError:
         kind: of loop.
         what: a step does.
     """
+    # The class of JAX's own refusal, of `jax.checkpoint`.
     return NotImplementedError(
         message(
             "a loop whose steps have effects cannot be differentiated",
             where=f'a loop of `kind="{kind}"`',
             expected="steps that may be computed again: the derivative does so",
             got=f"a step that {what}",
-            instead="what has the effect before the loop, and a scan over its results; a carry in place of a `Ref`; "
-            '`pure_callback` if what it calls has no effects; or `kind="lax"`, which computes no step again',
+            instead="call it before the loop, and scan over the results; carry a value in place of a `Ref`; use "
+            '`pure_callback` if the function has no effects; or `kind="lax"`, which computes no step again',
         )
     )
 

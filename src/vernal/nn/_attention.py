@@ -73,7 +73,8 @@ def attention(
 
     Raises:
         ValueError: if shapes or dtypes do not fit each other, `window` is below 1, `mask` is not bool, or the requested
-            implementation cannot compute this attention.
+            implementation is unknown or cannot compute this attention.
+        TypeError: if `window` is not a Python int, or `causal` is not True or False.
 
     Example:
         >>> import jax, jax.numpy as jnp

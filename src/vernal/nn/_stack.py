@@ -275,6 +275,8 @@ class Stack(Module):
                 expected="one layer, stack[i], or some of them, stack[i:j]",
                 got=short(i),
             )
+        if isinstance(i, np.integer | np.ndarray):
+            i = int(i)
         if isinstance(i, int) and not -self.num_layers <= i < self.num_layers:
             raise IndexError(
                 message(
