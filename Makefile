@@ -36,7 +36,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # What has a pass of its own.
 APART := --ignore tests/typing --ignore tests/test_readme.py --ignore tests/stack
 
-.PHONY: help demo test lint types test-types test-fast doctest test-docs test-stack test-peers test-slow peers browser docs docs-serve bench format constraints clean
+.PHONY: help demo test lint types test-types test-fast doctest test-docs test-stack test-peers test-slow peers browser docs docs-serve bench accelerator format constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo "make docs         the site, into site/"
 	@echo "make docs-serve   the site on http://localhost:8000, built again when a page changes"
 	@echo "make bench        the benchmark tables"
+	@echo "make accelerator  answers and speed on the GPU or TPU that JAX finds, as one Markdown report"
 	@echo "make peers        the test suites of libraries built on Equinox, on Equinox and on Vernal"
 	@echo "make format       rewrite the sources in the house style"
 	@echo "make constraints  refresh $(CONSTRAINTS) with the newest versions this Python can have"
@@ -140,8 +141,12 @@ docs-serve: $(VENV)/.dev-installed
 	@$(BIN)/python -m mkdocs serve
 
 bench: $(VENV)/.dev-installed
-	@status=0; for script in $(wildcard benchmarks/[a-z]*.py); do \
+	@status=0; for script in $(filter-out benchmarks/accelerator.py,$(wildcard benchmarks/[a-z]*.py)); do \
 		echo "== $$script"; $(BIN)/python $$script || status=1; done; exit $$status
+
+# In the given Python itself, whose JAX was installed for the accelerator.
+accelerator:
+	@env -u JAX_PLATFORMS PYTHONPATH=src $(PYTHON) benchmarks/accelerator.py --out accelerator.md
 
 format: $(VENV)/.dev-installed
 	@$(BIN)/ruff check --fix

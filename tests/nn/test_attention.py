@@ -269,12 +269,43 @@ def test_a_gpu_uses_the_fused_kernel_where_it_applies(conditions, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "conditions", [{}, {"causal": True}, {"causal": True, "window": 3}], ids=str
+)
+@pytest.mark.parametrize(
+    "shape", [(6, 6), (6, 1), (4, 1, 6), (1, 3, 1, 6, 6), (2, 1, 4, 6, 6), (2, 3, 1, 1, 6)], ids=str
+)
+def test_the_fused_kernel_takes_a_mask(shape, conditions, monkeypatch):
+    rng = np.random.default_rng(0)
+    query = jnp.asarray(rng.normal(size=(2, 3, 6, 4, 8)), jnp.bfloat16)
+    key, value = (jnp.asarray(rng.normal(size=(2, 3, 6, 2, 8)), jnp.bfloat16) for _ in range(2))
+    # Some queries see no key at all.
+    mask = jnp.asarray(rng.random(shape) < 0.3)
+
+    def loss(operands):
+        out = nn.attention(*operands, mask=mask, **conditions).astype(jnp.float32)
+        return jnp.sum(out**2 * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
+
+    of_both = jax.value_and_grad(loss, has_aux=True)
+    (_, expected), slopes = of_both((query, key, value))
+    calls = []
+    fused(monkeypatch, calls)
+    with jax.numpy_dtype_promotion("standard"):
+        (_, got), found = of_both((query, key, value))
+    assert [name for name, _ in calls] == ["cudnn"]
+    assert not np.asarray(got == 0).all() and np.array_equal(got == 0, expected == 0)
+    for a, b in zip([got, *found], [expected, *slopes], strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), atol=0.06)
+
+
+@pytest.mark.parametrize(
     ("change", "conditions", "obstacle"),
     [
         ({"dtype": jnp.float32}, {}, "float16 or bfloat16, not float32"),
         ({"size": 6}, {}, "a multiple of 8, not"),
         ({"length": 0}, {}, "arrays that are not empty"),
-        ({}, {"segments": np.zeros(5, int)}, "no positions, segments, mask or bias"),
+        ({}, {"segments": np.zeros(5, int)}, "no positions, segments or bias"),
+        ({}, {"bias": np.zeros((5, 5))}, "no positions, segments or bias"),
+        ({}, {"mask": np.ones((5, 5), bool)}, "even numbers of queries and of keys"),
         ({}, {"window": 2}, "`causal=True` beside a window"),
         ({"queries": 4}, {"causal": True}, "as many queries as keys"),
     ],

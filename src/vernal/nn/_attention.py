@@ -66,7 +66,7 @@ def attention(
               length, also for the derivative, and it takes no more time.
             * `"cudnn"`: the fused kernel for NVIDIA GPUs, by `jax.nn.dot_product_attention`; for half precision, head
               sizes up to 128 that are multiples of 8, and no conditions but `causal` (with T = S), with or without
-              `window`. It has no forward-mode derivative.
+              `window`, and `mask` (with T and S even). It has no forward-mode derivative.
 
     Returns:
         Shape `(..., T, heads, value_size)`, of the dtype of `query`. Scores and sums are computed in at least float32.
@@ -162,7 +162,7 @@ def attend(
         whole = not isinstance(sizes.queries, int) or sizes.queries <= rows
         implementation = "dense" if whole else "blockwise"
     if implementation == "cudnn":
-        return _cudnn(query, key, value, pairs, scale)
+        return _cudnn(query, key, value, sizes, pairs, scale)
     # (..., T, heads, size) -> (..., key/value heads, group, T, size)
     heads = (sizes.key_value_heads, sizes.group)
     grouped = query.reshape((*query.shape[:-2], *heads, query.shape[-1]))
@@ -228,8 +228,10 @@ def _obstacle_to_cudnn(
         return f"a size of heads up to 128 that is a multiple of 8, not {short((size, value.shape[-1]))}"
     if 0 in (*sizes.batch, sizes.queries, sizes.keys):
         return "arrays that are not empty"
-    if given or any(a is not None for a in (pairs.query_segments, pairs.mask, pairs.bias)):
-        return "no positions, segments, mask or bias"
+    if given or pairs.query_segments is not None or pairs.bias is not None:
+        return "no positions, segments or bias"
+    if pairs.mask is not None and (sizes.queries % 2 or sizes.keys % 2):
+        return "even numbers of queries and of keys, beside a mask"
     if pairs.window is not None and not pairs.causal:
         return "`causal=True` beside a window"
     if pairs.causal and sizes.queries != sizes.keys:
@@ -237,15 +239,37 @@ def _obstacle_to_cudnn(
     return None
 
 
-def _cudnn(query: Array, key: Array, value: Array, pairs: Pairs, scale: float) -> Array:
+def _cudnn(
+    query: Array, key: Array, value: Array, sizes: Sizes, pairs: Pairs, scale: float
+) -> Array:
     """The fused kernel, which takes one batch axis."""
-    n = math.prod(query.shape[:-3])
+    n = math.prod(sizes.batch)
     flat = (a.reshape((n, *a.shape[-3:])) for a in (query, key, value))
     out = jax.nn.dot_product_attention(
         *flat,
+        mask=None if pairs.mask is None else _with_one_batch_axis(pairs.mask, sizes),
         scale=scale,
         is_causal=pairs.causal,
         local_window_size=None if pairs.window is None else (pairs.window - 1, 0),
         implementation="cudnn",
     )
-    return out.reshape((*query.shape[:-1], value.shape[-1]))
+    out = out.reshape((*query.shape[:-1], value.shape[-1]))
+    visible = None if pairs.mask is None else pairs.visible()
+    if visible is None:
+        return out
+    # A query that sees no key gets the mean of all values from the kernel.
+    sees = jnp.any(visible, axis=-1, keepdims=True)
+    sees = jnp.moveaxis(sees, -2, -4)
+    heads = (sizes.key_value_heads, sizes.group)
+    sees = jnp.broadcast_to(sees, (*sees.shape[:-3], *heads, 1))
+    return jnp.where(sees.reshape((*sees.shape[:-3], sizes.heads, 1)), out, 0)
+
+
+def _with_one_batch_axis(mask: Array, sizes: Sizes) -> Array:
+    """A mask of shape `(n, heads, T, S)`, where the first two axes stay 1 if the mask does not depend on them."""
+    *batch, key_value_heads, group, _, _ = mask.shape
+    full_batch = (1,) * len(batch) if math.prod(batch) == 1 else sizes.batch
+    heads = (1, 1) if key_value_heads * group == 1 else (sizes.key_value_heads, sizes.group)
+    pairs = (sizes.queries, sizes.keys)
+    mask = jnp.broadcast_to(mask, (*full_batch, *heads, *pairs))
+    return mask.reshape((math.prod(full_batch), math.prod(heads), *pairs))

@@ -1,0 +1,122 @@
+"""What costs time or memory on an accelerator: donation, the cost of a call, estimators, training."""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dispatch as calls
+import jax
+import jax.numpy as jnp
+import optax
+from _measure import relative
+
+import vernal
+from vernal import estimators, linalg, nn
+
+LIBRARIES = ("Vernal", "Equinox", "Flax NNX", "PyTorch")
+
+
+def donation(device: jax.Device, smoke: bool) -> tuple[list[str], list[str]]:
+    """Whether a step of training gives the memory of the old model and state to the new ones."""
+    optimiser = vernal.Optimizer(optax.adamw, learning_rate=1e-3)
+    model = nn.MLP(256, 256, 256, depth=3, activation=jax.nn.relu, key=jax.random.key(0))
+    state = optimiser.init(model)
+
+    @vernal.filter_jit(donate="all-except-first")
+    def step(x: jax.Array, model: Any, state: Any) -> Any:
+        slopes = vernal.filter_grad(lambda model: jnp.mean(model(x) ** 2))(model)
+        return optimiser.update(model, slopes, state)
+
+    x = jnp.ones((8, 256))
+    given = vernal.filter((model, state), vernal.is_array)
+    size = sum(a.nbytes for a in jax.tree.leaves(given))
+    reused = step.lower(x, model, state).compile().memory_analysis().alias_size_in_bytes
+    step(x, model, state)
+    left = sum(not a.is_deleted() for a in jax.tree.leaves(given))
+    line = f"Of {size:,} bytes of model and state a step reuses {reused:,}; {left} old arrays are left."
+    return [line], [line] if left or reused < size else []
+
+
+def dispatch(device: jax.Device, smoke: bool) -> tuple[list[str], list[str]]:
+    """The processor's time of a call, over that of `jax.jit` on a flat list."""
+    columns = []
+    for size in (10,) if smoke else (10, 100):
+        found = {name: way for name, way in calls.ways(size).items() if "Flax" not in name}
+        calls.check(found)
+        for case in calls.BARS:
+            fns = {name: calls.calls(case, way) for name, way in found.items()}
+            columns.append(relative(f"{case}, {size}", fns, math.inf))
+    lines = [f"| | {' | '.join(column.name for column in columns)} |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for way in columns[0].ratios:
+        lines.append(f"| {way} | {' | '.join(f'{c.ratios[way]:.2f}' for c in columns)} |")
+    return lines, []
+
+
+METHODS = {
+    "Hutchinson": estimators.Hutchinson(),
+    "HutchPlusPlus": estimators.HutchPlusPlus(),
+    "XTrace": estimators.XTrace(),
+    "XNysTrace": estimators.XNysTrace(),
+}
+
+
+def decaying(size: int) -> jax.Array:
+    """A positive definite matrix whose eigenvalues fall as 1 / k**2."""
+    basis = jnp.linalg.qr(jax.random.normal(jax.random.key(1), (size, size)))[0]
+    return (basis / jnp.arange(1.0, size + 1) ** 2) @ basis.T
+
+
+def estimate(method: Any, matvecs: int, matrix: jax.Array, key: jax.Array) -> Any:
+    operator = linalg.MatrixOperator(matrix, positive_semidefinite=True)
+    return estimators.trace(operator, key, matvecs=matvecs, method=method)
+
+
+def estimates(device: jax.Device, smoke: bool) -> tuple[list[str], list[str]]:
+    """The time of each method over that of its products alone, and its error."""
+    lines, wrong = [], []
+    for size, matvecs in ((200, 20),) if smoke else ((1000, 200), (4000, 60)):
+        with jax.default_matmul_precision("highest"):
+            matrix, key = decaying(size), jax.random.key(0)
+            probes = jax.random.normal(key, (size, matvecs))
+            ways = {"the products alone": done(jnp.matmul, matrix, probes)}
+            found = {}
+            for name, method in METHODS.items():
+                ways[name] = done(partial(estimate, method, matvecs), matrix, key)
+                found[name] = ways[name]()
+            ratios = relative("", ways, math.inf, time.perf_counter).ratios
+        lines += ["", f"| n = {size}, {matvecs} products | time | error | standard error |"]
+        lines.append("|---|---|---|---|")
+        exact = float(jnp.trace(matrix))
+        for name, ratio in ratios.items():
+            cells = ""
+            if name in found:
+                wide = float(found[name].standard_error)
+                away = abs(float(found[name].value) - exact)
+                cells = f"{away / exact:.1e} | {wide / exact:.1e}"
+                if not away <= 5 * wide + 1e-5 * exact:
+                    wrong.append(f"{name}, n = {size}: {away:.1e} away, standard error {wide:.1e}")
+            lines.append(f"| {name} | {ratio:.2f} | {cells or ' | '} |")
+    return lines, wrong
+
+
+def done(fn: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+    """A call that is over when its results are there."""
+    compiled = jax.jit(fn)
+    return lambda: jax.block_until_ready(compiled(*args))
+
+
+def training(device: jax.Device, smoke: bool) -> tuple[list[str], list[str]]:
+    """Tokens and images in a second."""
+    import training as benchmark
+
+    settings = benchmark.SMOKE if smoke else benchmark.ACCELERATOR
+    lines = [f"| | {' | '.join(LIBRARIES)} | |", "|---" * (len(LIBRARIES) + 2) + "|"]
+    for kind in ("gpt", "resnet"):
+        count, unit = benchmark.units(kind, settings)
+        found = benchmark.steps(kind, settings, LIBRARIES, 2.0 if smoke else 20.0)
+        cells = [f"{count / found[name]:,.0f}" if name in found else "" for name in LIBRARIES]
+        lines.append(f"| {kind} | {' | '.join(cells)} | {unit} in a second |")
+    return lines, []
