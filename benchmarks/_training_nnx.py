@@ -1,0 +1,112 @@
+"""The models of `training.py` in Flax NNX: layers on batches with channels last, `nnx.Optimizer`, `nnx.jit`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from _training_settings import RATE, Gpt, ResNet, Settings, Training
+from flax import nnx
+
+
+class Block(nnx.Module):
+    def __init__(self, width: int, heads: int, dtype: Any, rngs: nnx.Rngs):
+        self.norms = nnx.List([nnx.LayerNorm(width, dtype=dtype, rngs=rngs) for _ in range(2)])
+        self.attention = nnx.MultiHeadAttention(
+            heads, width, dtype=dtype, use_bias=False, decode=False, rngs=rngs
+        )
+        self.up = nnx.Linear(width, 4 * width, dtype=dtype, rngs=rngs)
+        self.down = nnx.Linear(4 * width, width, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + self.attention(self.norms[0](x), is_causal=True)
+        return x + self.down(nnx.gelu(self.up(self.norms[1](x))))
+
+
+class GptModel(nnx.Module):
+    def __init__(self, size: Gpt, dtype: Any, rngs: nnx.Rngs):
+        width = size.width
+        self.tokens = nnx.Embed(size.vocabulary, width, dtype=dtype, rngs=rngs)
+        self.positions = nnx.Embed(size.length, width, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List([Block(width, size.heads, dtype, rngs) for _ in range(size.blocks)])
+        self.norm = nnx.LayerNorm(width, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(width, size.vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[-1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Convolution(nnx.Module):
+    """A convolution and its norm."""
+
+    def __init__(self, before: int, after: int, size: int, stride: int, dtype: Any, rngs: Any):
+        self.convolution = nnx.Conv(
+            *(before, after, (size, size), stride),
+            padding=size // 2,
+            use_bias=False,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.norm = nnx.BatchNorm(after, momentum=0.9, epsilon=1e-5, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.convolution(x))
+
+
+class Residual(nnx.Module):
+    def __init__(self, before: int, after: int, stride: int, dtype: Any, rngs: nnx.Rngs):
+        self.first = Convolution(before, after, 3, stride, dtype, rngs)
+        self.second = Convolution(after, after, 3, 1, dtype, rngs)
+        other = stride > 1 or before != after
+        self.shortcut = Convolution(before, after, 1, stride, dtype, rngs) if other else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.second(nnx.relu(self.first(x)))
+        return nnx.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class ResNetModel(nnx.Module):
+    def __init__(self, size: ResNet, dtype: Any, rngs: nnx.Rngs):
+        self.stem = Convolution(3, size.channels[0], 7, 2, dtype, rngs)
+        self.blocks = nnx.List([Residual(*block, dtype, rngs) for block in size.blocks()])
+        self.head = nnx.Linear(size.channels[-1], size.classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.stem(x))
+        x = nnx.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(axis=(1, 2)))
+
+
+def training(model: Any, data: tuple[Any, Any]) -> Training:
+    optimiser = nnx.Optimizer(model, optax.adamw(RATE), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimiser: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss(model: Any) -> jax.Array:
+            logits = model(x).astype(jnp.float32)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+        value, gradients = nnx.value_and_grad(loss)(model)
+        optimiser.update(model, gradients)
+        return value
+
+    x, y = map(jnp.asarray, data)
+    count = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    return Training(lambda: step(model, optimiser, x, y), jax.block_until_ready, count)
+
+
+def gpt(settings: Settings) -> Training:
+    dtype = jnp.bfloat16 if settings.half else jnp.float32
+    return training(GptModel(settings.gpt, dtype, nnx.Rngs(0)), settings.gpt.data())
+
+
+def resnet(settings: Settings) -> Training:
+    dtype = jnp.bfloat16 if settings.half else jnp.float32
+    images, classes = settings.resnet.data()
+    model = ResNetModel(settings.resnet, dtype, nnx.Rngs(0))
+    return training(model, (images.transpose(0, 2, 3, 1), classes))
