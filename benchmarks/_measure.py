@@ -114,6 +114,39 @@ def relative(
     return Column(name, dict(zip(ways, ratios, strict=True)), bar)
 
 
+class Work(NamedTuple):
+    """What is started, again and again, and how to wait until the last result is there."""
+
+    start: Callable[[], Any]
+    wait: Callable[[Any], Any] = jax.block_until_ready
+
+    def seconds(self, count: int) -> float:
+        """Of one of so many, by the clock."""
+        result = None
+        start = time.perf_counter()
+        for _ in range(count):
+            result = self.start()
+        self.wait(result)
+        return (time.perf_counter() - start) / count
+
+
+def by_the_clock(works: dict[str, Work], budget: float, length: float = 0.05) -> dict[str, float]:
+    """The median seconds of each, in turns, in rounds of some length, for about as many seconds as the budget says.
+
+    For what an accelerator does while the processor waits, or what takes long. All must have run once.
+    """
+    counts = {
+        name: max(1, round(length / min(work.seconds(1) for _ in range(3))))
+        for name, work in works.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in works}
+    end = time.perf_counter() + budget
+    while any(len(found) < 3 for found in times.values()) or time.perf_counter() < end:
+        for name, work in works.items():
+            times[name].append(work.seconds(counts[name]))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
 def show(title: str, rows: Sequence[Row]) -> bool:
     """Prints the rows as a Markdown table and returns whether every bar is met."""
     print(f"\n{title} (JAX {jax.__version__}, CPU; time relative to Equinox, medians)\n")

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from _measure import Work
 from _training_settings import RATE, Gpt, ResNet, Settings, Training, stepping
 
 
@@ -122,7 +123,7 @@ def training(make: Any, data: tuple[Any, Any], half: bool) -> Training:
     state = optimiser.init(eqx.filter(model, eqx.is_array))
     count = sum(a.size for a in jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array)))
     once = stepping(lambda *state: step(data, *state), model, buffers, state)
-    return Training(once, jax.block_until_ready, count)
+    return Training(Work(once), count)
 
 
 def gpt(settings: Settings) -> Training:

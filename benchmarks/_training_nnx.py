@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from _measure import Work
 from _training_settings import RATE, Gpt, ResNet, Settings, Training
 from flax import nnx
 
@@ -97,7 +98,7 @@ def training(model: Any, data: tuple[Any, Any]) -> Training:
 
     x, y = map(jnp.asarray, data)
     count = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    return Training(lambda: step(model, optimiser, x, y), jax.block_until_ready, count)
+    return Training(Work(lambda: step(model, optimiser, x, y)), count)
 
 
 def gpt(settings: Settings) -> Training:

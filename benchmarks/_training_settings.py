@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from _measure import Work
 
 RATE = 1e-3
 
@@ -56,7 +57,7 @@ class Settings(NamedTuple):
     half: bool
 
 
-SMOKE = Settings(Gpt(50, 16, 2, 2, 2, 8), ResNet(10, 32, 2, (4, 4, 8, 8)), False)
+SMOKE = Settings(Gpt(50, 16, 2, 2, 2, 8), ResNet(10, 32, 8, (4, 4, 8, 8)), False)
 CPU = Settings(Gpt(512, 128, 4, 4, 8, 128), ResNet(10, 32, 16, (16, 32, 64, 128)), False)
 ACCELERATOR = Settings(Gpt(50_304, 768, 12, 12, 16, 1024), ResNet(1000, 224, 256), True)
 
@@ -65,13 +66,11 @@ class Training(NamedTuple):
     """A model, its optimiser and a batch, on the device.
 
     Attributes:
-        step: one step of training; keeps the new model, and returns the loss without waiting for it.
-        wait: blocks until a loss is there.
+        work: starts a step of training, which keeps the new model and returns the loss.
         parameters: how many numbers are trained.
     """
 
-    step: Callable[[], Any]
-    wait: Callable[[Any], Any]
+    work: Work
     parameters: int
 
 

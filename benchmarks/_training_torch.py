@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from _measure import Work
 from _training_settings import RATE, Gpt, ResNet, Settings, Training
 from torch import nn
 from torch.nn import functional
@@ -96,7 +97,7 @@ def training(model: nn.Module, data: tuple[Any, Any], half: bool, compiled: bool
         if DEVICE == "cuda":
             torch.cuda.synchronize()
 
-    return Training(step, wait, sum(p.numel() for p in model.parameters()))
+    return Training(Work(step, wait), sum(p.numel() for p in model.parameters()))
 
 
 def gpt(settings: Settings, compiled: bool = False) -> Training:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from _measure import Work
 from _training_settings import RATE, Gpt, ResNet, Settings, Training, stepping
 
 import vernal
@@ -116,7 +117,7 @@ def training(model: Any, data: tuple[Any, Any], half: bool) -> Training:
     _, trained = jax.eval_shape(slopes, model, *data)
     count = sum(a.size for a in jax.tree.leaves(trained))
     once = stepping(lambda *state: step(data, *state), model, optimiser.init(model))
-    return Training(once, jax.block_until_ready, count)
+    return Training(Work(once), count)
 
 
 def gpt(settings: Settings, stack: bool = False) -> Training:

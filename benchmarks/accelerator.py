@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # The tables of everything that is public are those of the tests.
@@ -26,8 +26,8 @@ import _accelerator_attention
 import _accelerator_speed
 import jax
 
-# A part returns the lines of its section and what is wrong.
-Part = Callable[[jax.Device, bool], tuple[list[str], list[str]]]
+# A part makes the lines of its section, each with what is wrong in it.
+Part = Callable[[jax.Device, bool], Iterator[tuple[str, list[str]]]]
 
 PARTS: dict[str, tuple[str, Part]] = {
     "answers": ("Answers, compared with the CPU's", _accelerator_answers.run),
@@ -39,17 +39,35 @@ PARTS: dict[str, tuple[str, Part]] = {
 }
 
 
-def section(name: str, device: jax.Device, smoke: bool) -> tuple[str, list[str]]:
-    """A part as Markdown, and what is wrong in it. A part that fails does not stop the others."""
+class Report:
+    """What is printed and written at once: another part may take long, or end the process."""
+
+    def __init__(self, file: Path | None):
+        self.text, self.file = "", file
+
+    def add(self, line: str) -> None:
+        print(line, flush=True)
+        self.text += line + "\n"
+        if self.file:
+            self.file.write_text(self.text)
+
+
+def section(name: str, device: jax.Device, smoke: bool, report: Report) -> list[str]:
+    """Adds a part to the report; returns what is wrong in it. A part that fails does not stop the others."""
     title, part = PARTS[name]
-    start = time.perf_counter()
+    report.add(f"\n## {title}\n")
+    start, wrong = time.perf_counter(), []
     try:
-        lines, wrong = part(device, smoke)
+        for line, found in part(device, smoke):
+            report.add(line)
+            wrong += found
+            for what in found:
+                print(f"WRONG: {what}", file=sys.stderr, flush=True)
     except Exception as error:
         traceback.print_exc()
-        lines, wrong = [], [f"{name}: {type(error).__name__}: {error}"]
-    lines = [f"## {title}", "", *lines, "", f"({time.perf_counter() - start:.0f} s)", ""]
-    return "\n".join(lines), wrong
+        wrong.append(f"{name}: {type(error).__name__}: {error}")
+    report.add(f"\n({time.perf_counter() - start:.0f} s)")
+    return wrong
 
 
 def main() -> int:
@@ -58,18 +76,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    device = jax.devices()[0]
-    text = f"# {device.device_kind}\n\nJAX {jax.__version__}, Python {platform.python_version()}.\n"
-    print(text, flush=True)
-    wrong = []
-    for name in options.only:
-        found, failures = section(name, device, options.smoke)
-        text += f"\n{found}"
-        print(found, flush=True)
-        wrong += failures
-        if options.out:
-            options.out.write_text(text)
-    print("\n".join(f"WRONG: {what}" for what in wrong) or "Everything is right.")
+    device, report = jax.devices()[0], Report(options.out)
+    report.add(f"# {device.device_kind}\n")
+    report.add(f"JAX {jax.__version__}, Python {platform.python_version()}.")
+    wrong = [x for name in options.only for x in section(name, device, options.smoke, report)]
+    print(f"{len(wrong)} things are wrong." if wrong else "Everything is right.")
     return 1 if wrong else 0
 
 

@@ -8,13 +8,12 @@ of the faster of Equinox and NNX, and leaves with an error if a bar is missed.
 """
 
 import importlib
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+from _measure import by_the_clock
 from _training_settings import CPU, SMOKE, Settings, Training
 
 OURS, BAR = "Vernal", 1.05
@@ -27,12 +26,6 @@ LIBRARIES: dict[str, tuple[str, dict[str, Any]]] = {
     "PyTorch, compiled": ("_training_torch", {"compiled": True}),
 }
 KINDS = ("gpt", "resnet")
-ROUND = 0.05
-
-
-class Way(NamedTuple):
-    training: Training
-    count: int
 
 
 def units(kind: str, settings: Settings) -> tuple[int, str]:
@@ -42,49 +35,33 @@ def units(kind: str, settings: Settings) -> tuple[int, str]:
     return settings.resnet.batch, "images"
 
 
-def seconds(way: Way) -> float:
-    """Of one step, in a round of several."""
-    loss = None
-    start = time.perf_counter()
-    for _ in range(way.count):
-        loss = way.training.step()
-    way.training.wait(loss)
-    return (time.perf_counter() - start) / way.count
-
-
-def begin(name: str, kind: str, settings: Settings) -> Way:
-    """A training that is compiled, whose loss falls, and how many steps make a round."""
+def begin(name: str, kind: str, settings: Settings) -> Training:
+    """A training that is compiled, and whose loss falls."""
     module, options = LIBRARIES[name]
     make: Callable[..., Training] = getattr(importlib.import_module(module), kind)
     training = make(settings, **options)
-    losses = [float(training.step()) for _ in range(5)]
+    losses = [float(training.work.start()) for _ in range(8)]
     assert losses[-1] < losses[0], losses
-    once = min(seconds(Way(training, 1)) for _ in range(3))
-    return Way(training, max(1, round(ROUND / once)))
+    return training
 
 
 def steps(
     kind: str, settings: Settings, libraries: Sequence[str], budget: float
 ) -> dict[str, float]:
-    """The median seconds of a step in each library, in turns for about as many seconds as the budget says.
+    """The median seconds of a step in each library.
 
     A library that is not installed, or fails, is left out, and the reason printed.
     """
-    ways: dict[str, Way] = {}
+    found: dict[str, Training] = {}
     for name in libraries:
         try:
-            ways[name] = begin(name, kind, settings)
+            found[name] = begin(name, kind, settings)
         except Exception as error:
             reason = str(error).strip().splitlines() or [""]
             print(f"({kind}, {name}: {type(error).__name__}: {reason[0][:300]})", flush=True)
-    counts = {name: way.training.parameters for name, way in ways.items()}
+    counts = {name: training.parameters for name, training in found.items()}
     assert len(set(counts.values())) <= 1, counts
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    end = time.perf_counter() + budget
-    while any(len(found) < 3 for found in times.values()) or time.perf_counter() < end:
-        for name, way in ways.items():
-            times[name].append(seconds(way))
-    return {name: statistics.median(found) for name, found in times.items()}
+    return by_the_clock({name: training.work for name, training in found.items()}, budget)
 
 
 def main() -> int:
