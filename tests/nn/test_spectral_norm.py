@@ -284,6 +284,43 @@ def test_the_first_step_with_a_new_weight_has_norm_one(kind, shape):
         used, norm = step(norm)
 
 
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("nearness", [0.0, 1.0], ids=["unrelated", "resembling"])
+@pytest.mark.parametrize(
+    "shape", [(1, 3), (2, 2), (2, 9), (3, 3), (5, 4), (8, 8), (30, 8)], ids=str
+)
+def test_few_dimensions_are_within_a_tenth_after_any_surgery(shape, nearness, train):
+    @jax.jit
+    @jax.vmap
+    def norm_of(key):
+        keys = jax.random.split(key, 3)
+        linear = nn.Linear(*shape[::-1], use_bias=False, key=keys[0])
+        norm = nn.SpectralNorm(linear, key=keys[1])
+        weight = nearness * linear.weight + 0.4 * jax.random.normal(keys[2], shape)
+        norm = tree_at("layer.weight", norm, weight)
+        used, _ = nn.apply(norm, jnp.eye(shape[1]), train=train)
+        return jnp.linalg.norm(used, 2)
+
+    found = norm_of(jax.random.split(jax.random.key(0), 500))
+    assert 0.999 < found.min() and found.max() < 1.101
+
+
+@pytest.mark.parametrize("dtype", [jnp.complex64, jnp.bfloat16, jnp.float32], ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 20), (20, 3)], ids=str)
+def test_few_dimensions_of_any_kind(shape, scale, dtype, getkey):
+    linear = nn.Linear(*shape[::-1], use_bias=False, dtype=dtype, key=getkey())
+    norm = nn.SpectralNorm(linear, key=getkey())
+    wide = jnp.complex64 if dtype == jnp.complex64 else jnp.float32
+    weights = jax.random.normal(getkey(), (50, *shape), wide)
+    norm = nn.inference_mode(norm)
+    made = jax.jit(jax.vmap(lambda w: tree_at("layer.weight", norm, w).normalised(w)))
+    used = made((scale * weights).astype(dtype))
+    rounding = 0.01 if dtype == jnp.bfloat16 else 0
+    norms = np.linalg.norm(used.astype(wide), 2, axis=(1, 2))
+    assert 0.999 - rounding < norms.min() and norms.max() < 1.101 + rounding
+
+
 def test_in_inference_vectors_that_fit_are_used_as_they_are(getkey):
     norm = nn.SpectralNorm(nn.Linear(4, 4, use_bias=False, key=getkey()), key=getkey())
     weight, (u, v) = norm.layer.weight, norm.vectors.value
