@@ -1,6 +1,10 @@
 """Arguments of another kind than a layer takes are refused by name."""
 
 import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -166,3 +170,71 @@ def test_an_index_beyond_int32_is_clipped_as_any_other(getkey):
     np.testing.assert_array_equal(table(2**40), table.weight[-1])
     np.testing.assert_array_equal(table(-(2**40)), table.weight[0])
     np.testing.assert_array_equal(table(-1), table.weight[-1])
+
+
+FLAGS = {
+    "use_bias of Linear": lambda flag, key: nn.Linear(3, 3, use_bias=flag, key=key),
+    "use_bias of Conv1d": lambda flag, key: nn.Conv1d(3, 3, 1, use_bias=flag, key=key),
+    "use_bias of ConvTranspose2d": lambda flag, key: nn.ConvTranspose2d(
+        3, 3, 1, use_bias=flag, key=key
+    ),
+    "use_bias of GRUCell": lambda flag, key: nn.GRUCell(3, 3, use_bias=flag, key=key),
+    "bidirectional of LSTM": lambda flag, key: nn.LSTM(3, 3, bidirectional=flag, key=key),
+    "use_bias of MLP": lambda flag, key: nn.MLP(3, 3, 3, 1, jnp.tanh, use_bias=flag, key=key),
+    "use_final_bias of MLP": lambda flag, key: nn.MLP(
+        3, 3, 3, 1, jnp.tanh, use_final_bias=flag, key=key
+    ),
+    "scan of MLP": lambda flag, key: nn.MLP(3, 3, 3, 1, jnp.tanh, scan=flag, key=key),
+    **{
+        f"use_{name}_bias of MultiheadAttention": lambda flag, key, name=name: (
+            nn.MultiheadAttention(1, 3, **{f"use_{name}_bias": flag}, key=key)
+        )
+        for name in ("query", "key", "value", "output")
+    },
+    "use_weight of LayerNorm": lambda flag, key: nn.LayerNorm(3, use_weight=flag),
+    "use_bias of RMSNorm": lambda flag, key: nn.RMSNorm(3, use_bias=flag),
+    "channelwise_affine of GroupNorm": lambda flag, key: nn.GroupNorm(
+        1, 3, channelwise_affine=flag
+    ),
+    "channelwise_affine of InstanceNorm": lambda flag, key: nn.InstanceNorm(
+        3, channelwise_affine=flag
+    ),
+    "channelwise_affine of BatchNorm": lambda flag, key: nn.BatchNorm(3, channelwise_affine=flag),
+    "use_ceil of AvgPool1d": lambda flag, key: nn.AvgPool1d(1, use_ceil=flag),
+    "disjoint of AdaptiveAvgPool2d": lambda flag, key: nn.AdaptiveAvgPool2d(1, disjoint=flag),
+    "align_corners of Upsample": lambda flag, key: nn.Upsample((4,), align_corners=flag),
+    "antialias of Upsample": lambda flag, key: nn.Upsample((4,), antialias=flag),
+    "antialias of interpolate": lambda flag, key: nn.interpolate(
+        jnp.ones((1, 4)), (4,), antialias=flag
+    ),
+    "ring of KVCache": lambda flag, key: nn.KVCache(2, 1, 3, 3, ring=flag),
+}
+
+
+def passing_for_flags():
+    """The flags for which a string is taken, or that are refused with other words."""
+    found = []
+    for name, make in FLAGS.items():
+        argument, layer = name.split(" of ")
+        make(np.False_, jax.random.key(0))
+        try:
+            make("no", jax.random.key(0))
+            found.append(name)
+        except TypeError as error:
+            if f"`{argument}` of `{layer}` must be True or False" not in str(error):
+                found.append(f"{name}: {error}")
+    return found
+
+
+def test_a_string_is_no_flag_of_a_layer():
+    # In a process without beartype, which would answer first.
+    script = "from tests.nn.test_wrong_arguments import passing_for_flags as f; print(f())"
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        env=dict(os.environ, PYTHONPATH="src", JAX_PLATFORMS="cpu"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.stdout == "[]\n", found.stdout + found.stderr

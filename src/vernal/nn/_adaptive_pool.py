@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import value_error
-from ._layer_arguments import as_array, check_shape, check_size, image_shape, per_dim
+from ._layer_arguments import as_array, as_flag, check_shape, check_size, image_shape, per_dim
 from ._taps import picked
 
 
@@ -64,7 +64,7 @@ class AdaptivePool(Module):
         n = check_size(layer, "num_spatial_dims", num_spatial_dims, minimum=0)
         self.target_shape = per_dim(layer, "target_shape", target_shape, n)
         self.operation = operation
-        self.disjoint = disjoint
+        self.disjoint = as_flag(type(self).__name__, "disjoint", disjoint)
 
     @jax.named_scope("vernal.nn.AdaptivePool")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:

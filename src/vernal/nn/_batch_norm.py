@@ -22,6 +22,7 @@ from ._inference import in_inference
 from ._init import weight_dtype
 from ._layer_arguments import (
     as_array,
+    as_flag,
     as_number,
     check_eps,
     check_kind,
@@ -152,7 +153,9 @@ class BatchNorm(StatefulLayer):
             axis_name if axis_name is None or isinstance(axis_name, str) else tuple(axis_name)
         )
         self.eps = check_eps("BatchNorm", eps)
-        self.channelwise_affine = channelwise_affine
+        self.channelwise_affine = as_flag(
+            type(self).__name__, "channelwise_affine", channelwise_affine
+        )
         self.momentum = momentum
         self.inference = inference
         self.mode = mode

@@ -19,7 +19,14 @@ from ..show import short, type_error
 from ._activation import check_activation, check_result
 from ._batch import batched
 from ._init import limit, uniform, weight_dtype
-from ._layer_arguments import check_key, check_kind, check_parameter, check_shape, check_size
+from ._layer_arguments import (
+    as_flag,
+    check_key,
+    check_kind,
+    check_parameter,
+    check_shape,
+    check_size,
+)
 from ._mesh import beside, product, whole
 
 _State = TypeVar("_State")
@@ -51,7 +58,7 @@ class RecurrentCell(Module, Generic[_State]):
         dtype = weight_dtype(name, dtype)
         self.input_size = check_size(name, "input_size", input_size)
         self.hidden_size = check_size(name, "hidden_size", hidden_size)
-        self.use_bias = use_bias
+        self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
         keys = jax.random.split(check_key(name, key), 4)
         rows, lim = self._rows, limit(self.hidden_size)
         self.weight_ih = uniform(keys[0], (rows, self.input_size), lim, dtype)

@@ -18,6 +18,7 @@ from ._convolve import convolve
 from ._init import limit, uniform, weight_dtype
 from ._layer_arguments import (
     as_array,
+    as_flag,
     check_key,
     check_parameter,
     check_shape,
@@ -94,7 +95,7 @@ class AbstractConv(Module):
         inputs = self.in_channels // self.groups
         lim = limit(inputs * math.prod(self.kernel_size))
         weight_key, bias_key = jax.random.split(check_key(layer, key))
-        self.use_bias = use_bias
+        self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
         self.weight = uniform(
             weight_key, (self.out_channels, inputs, *self.kernel_size), lim, dtype
         )

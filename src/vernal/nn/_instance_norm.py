@@ -11,6 +11,7 @@ from ..show import value_error
 from ._init import weight_dtype
 from ._layer_arguments import (
     as_array,
+    as_flag,
     check_eps,
     check_shape,
     check_size,
@@ -79,7 +80,9 @@ class InstanceNorm(Module):
             num_spatial_dims = check_size("InstanceNorm", "num_spatial_dims", num_spatial_dims)
         self.channels = check_size("InstanceNorm", "channels", channels)
         self.eps = check_eps("InstanceNorm", eps)
-        self.channelwise_affine = channelwise_affine
+        self.channelwise_affine = as_flag(
+            type(self).__name__, "channelwise_affine", channelwise_affine
+        )
         self.num_spatial_dims = num_spatial_dims
         self.weight = jnp.ones(self.channels, dtype) if channelwise_affine else None
         self.bias = jnp.zeros(self.channels, dtype) if channelwise_affine else None

@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import short, value_error
-from ._layer_arguments import check_shape, image_shape
+from ._layer_arguments import as_flag, check_shape, image_shape
 from ._precision import narrow, widen
 from ._taps import Method, picked, resized, taps
 
@@ -25,6 +25,8 @@ def _checked(
     name: str, size: Any, scale: Any, method: Any, align_corners: bool, antialias: bool
 ) -> tuple[Sizes | None, Scales | None]:
     """Refuses settings that do not go together; returns the size and the scale as tuples."""
+    as_flag(name, "align_corners", align_corners)
+    as_flag(name, "antialias", antialias)
     if (size is None) == (scale is None):
         raise value_error(
             f"`{name}` takes one of `size` and `scale`",
@@ -207,8 +209,8 @@ class Upsample(Module):
     ):
         self.size, self.scale = _checked("Upsample", size, scale, method, align_corners, antialias)
         self.method = method
-        self.align_corners = align_corners
-        self.antialias = antialias
+        self.align_corners = bool(align_corners)
+        self.antialias = bool(antialias)
 
     @jax.named_scope("vernal.nn.Upsample")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:

@@ -11,7 +11,14 @@ from ..show import message, value_error
 from ..trees import tree_at
 from ._batch import batched
 from ._init import weight_dtype
-from ._layer_arguments import check_count, check_kind, check_parameter, check_shape, check_size
+from ._layer_arguments import (
+    as_flag,
+    check_count,
+    check_kind,
+    check_parameter,
+    check_shape,
+    check_size,
+)
 from ._mesh import like
 
 
@@ -82,7 +89,7 @@ class KVCache(Module):
         self.keys = jnp.zeros((*batch, max_length, num_heads, size), dtype)
         self.values = jnp.zeros((*batch, max_length, num_heads, value_size), dtype)
         self.length = jnp.zeros(batch, jnp.int32)
-        self.ring = ring
+        self.ring = as_flag(type(self).__name__, "ring", ring)
 
     @property
     def max_length(self) -> int:

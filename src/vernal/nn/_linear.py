@@ -12,6 +12,7 @@ from ..modules import Module, field
 from ._init import limit, uniform, weight_dtype
 from ._layer_arguments import (
     Axis,
+    as_flag,
     check_key,
     check_parameter,
     check_shape,
@@ -84,7 +85,7 @@ class Linear(Module):
         dtype = weight_dtype("Linear", dtype)
         self.in_features = features("Linear", "in_features", in_features)
         self.out_features = features("Linear", "out_features", out_features)
-        self.use_bias = use_bias
+        self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
         n_in = 1 if self.in_features == "scalar" else self.in_features
         n_out = 1 if self.out_features == "scalar" else self.out_features
         weight_key, bias_key = jax.random.split(check_key("Linear", key))

@@ -15,7 +15,7 @@ from ..show import short, value_error
 from ..trees import combine, is_array, partition
 from ._activation import check_activation
 from ._batch import batched
-from ._layer_arguments import check_key, check_shape, check_size
+from ._layer_arguments import as_flag, check_key, check_shape, check_size
 from ._linear import Linear, features, vector_shape
 from ._mesh import along, like, stacked
 from ._places import Unrolled
@@ -137,9 +137,9 @@ class MLP(Module):
         self.out_size = features("MLP", "out_size", out_size)
         self.width_size = width = check_size("MLP", "width_size", width_size, minimum=0)
         self.depth = check_size("MLP", "depth", depth, minimum=0)
-        self.use_bias = use_bias
-        self.use_final_bias = use_final_bias
-        self.scan = scan
+        self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
+        self.use_final_bias = as_flag(type(self).__name__, "use_final_bias", use_final_bias)
+        self.scan = as_flag(type(self).__name__, "scan", scan)
         keys = jax.random.split(check_key("MLP", key), self.depth + 1)
 
         def hidden(key: PRNGKeyArray) -> Linear:

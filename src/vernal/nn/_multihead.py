@@ -16,7 +16,7 @@ from ._batch import batched
 from ._dropout import Dropout, drops
 from ._init import weight_dtype
 from ._kv_cache import KVCache
-from ._layer_arguments import check_key, check_shape, check_size
+from ._layer_arguments import as_flag, check_key, check_shape, check_size
 from ._linear import Linear
 from ._mesh import in_heads
 from ._rotary import RotaryPositionalEmbedding
@@ -134,8 +134,10 @@ class MultiheadAttention(Module):
                 expected=f"a divisor of num_heads={num_heads}",
                 got=short(num_key_value_heads),
             )
-        self.use_query_bias, self.use_key_bias = use_query_bias, use_key_bias
-        self.use_value_bias, self.use_output_bias = use_value_bias, use_output_bias
+        self.use_query_bias = as_flag("MultiheadAttention", "use_query_bias", use_query_bias)
+        self.use_key_bias = as_flag("MultiheadAttention", "use_key_bias", use_key_bias)
+        self.use_value_bias = as_flag("MultiheadAttention", "use_value_bias", use_value_bias)
+        self.use_output_bias = as_flag("MultiheadAttention", "use_output_bias", use_output_bias)
         dtype = weight_dtype(name, dtype)
         shapes = (
             (self.query_size, self.num_heads * self.qk_size, use_query_bias),

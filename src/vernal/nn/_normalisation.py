@@ -20,6 +20,7 @@ from ..show import value_error
 from ._init import weight_dtype
 from ._layer_arguments import (
     as_array,
+    as_flag,
     check_eps,
     check_parameter,
     check_real,
@@ -90,8 +91,8 @@ class _ShapeNorm(Module):
         sizes = shape if isinstance(shape, Sequence) else (shape,)
         self.shape = tuple(check_size(name, "shape", n, minimum=0) for n in sizes)
         self.eps = check_eps(name, eps)
-        self.use_weight = use_weight
-        self.use_bias = use_bias
+        self.use_weight = as_flag(type(self).__name__, "use_weight", use_weight)
+        self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
         self.weight = jnp.ones(self.shape, dtype) if use_weight else None
         self.bias = jnp.zeros(self.shape, dtype) if use_bias else None
 
@@ -256,7 +257,9 @@ class GroupNorm(Module):
         self.groups = groups
         self.channels = channels
         self.eps = check_eps("GroupNorm", eps)
-        self.channelwise_affine = channelwise_affine
+        self.channelwise_affine = as_flag(
+            type(self).__name__, "channelwise_affine", channelwise_affine
+        )
         self.num_spatial_dims = num_spatial_dims
         self.weight = jnp.ones(channels, dtype) if channelwise_affine and channels else None
         self.bias = jnp.zeros(channels, dtype) if channelwise_affine and channels else None

@@ -15,6 +15,7 @@ from ..modules import Module, field
 from ..show import value_error
 from ._layer_arguments import (
     as_array,
+    as_flag,
     as_number,
     check_shape,
     check_size,
@@ -84,7 +85,7 @@ class Pool(Module):
         self.kernel_size = per_dim(layer, "kernel_size", kernel_size, n)
         self.stride = per_dim(layer, "stride", stride, n)
         self.padding = padding_pairs(layer, padding, n)
-        self.use_ceil = use_ceil
+        self.use_ceil = as_flag(type(self).__name__, "use_ceil", use_ceil)
         # A negative padding, which would crop, can take the whole process down inside XLA.
         if any(
             not 0 <= p < k

@@ -24,7 +24,7 @@ from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ._check_cells import check_cells
 from ._dropout import Dropout, drops
-from ._layer_arguments import check_key, check_shape, check_size, known_value
+from ._layer_arguments import as_flag, check_key, check_shape, check_size, known_value
 from ._mesh import whole
 from ._random import use_key
 
@@ -78,7 +78,7 @@ class Recurrent(Module, Generic[_State]):
         self.input_size = check_size(name, "input_size", input_size)
         self.hidden_size = check_size(name, "hidden_size", hidden_size)
         self.num_layers = check_size(name, "num_layers", num_layers)
-        self.bidirectional = bidirectional
+        self.bidirectional = as_flag(type(self).__name__, "bidirectional", bidirectional)
         self.dropout = Dropout(dropout_p)
         keys = jax.random.split(check_key(name, key), num_layers)
         self.cells = tuple(
