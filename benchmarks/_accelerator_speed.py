@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from _measure import Work, by_the_clock, relative
 from _training_settings import ACCELERATOR, SMOKE
-from training import KINDS, OURS, steps, units
+from training import OURS, steps
 
 import vernal
 from vernal import estimators, linalg, nn
@@ -110,9 +110,8 @@ def training(device: jax.Device, smoke: bool) -> Iterator[tuple[str, list[str]]]
     names = [OURS, "Equinox", "Flax NNX", "PyTorch"] + ([] if smoke else ["PyTorch, compiled"])
     yield f"| | {' | '.join(names)} | |", []
     yield "|---" * (len(names) + 2) + "|", []
-    for kind in KINDS[:1] if smoke else KINDS:
-        count, unit = units(kind, settings)
-        found = steps(kind, settings, names, 1.0 if smoke else 5.0)
-        cells = [f"{count / found[name]:,.0f}" if name in found else "" for name in names]
+    for kind, size in settings.sizes.items():
+        found = steps(size, settings.half, names, 1.0 if smoke else 5.0)
+        cells = [f"{size.batch / found[name]:,.0f}" if name in found else "" for name in names]
         wrong = [] if OURS in found else [f"training: {OURS} failed"]
-        yield f"| {kind} | {' | '.join(cells)} | {unit} in a second |", wrong
+        yield f"| {kind} | {' | '.join(cells)} | {size.unit} in a second |", wrong

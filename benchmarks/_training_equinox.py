@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from _measure import Work
-from _training_settings import RATE, Gpt, ResNet, Settings, Training, stepping
+from _training_settings import RATE, Cnn, Gpt, Lstm, Mlp, ResNet, Training, stepping
 
 
 class Block(eqx.Module):
@@ -98,8 +98,58 @@ def resnet_model(size: ResNet, key: jax.Array) -> Any:
     )
 
 
-def training(make: Any, data: tuple[Any, Any], half: bool) -> Training:
-    model, buffers = eqx.filter_jit(eqx.nn.make_with_state(make))(jax.random.key(0))
+class LstmModel(eqx.Module):
+    cell: eqx.nn.LSTMCell
+    head: eqx.nn.Linear
+
+    def __init__(self, size: Lstm, key: jax.Array):
+        key1, key2 = jax.random.split(key)
+        self.cell = eqx.nn.LSTMCell(size.features, size.width, key=key1)
+        self.head = eqx.nn.Linear(size.width, size.classes, key=key2)
+
+    def __call__(self, xs: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        def step(carry: Any, x: jax.Array) -> tuple[Any, None]:
+            return self.cell(x, carry), None
+
+        zeros = jnp.zeros(self.cell.hidden_size)
+        (hidden, _), _ = jax.lax.scan(step, (zeros, zeros), xs)
+        return self.head(hidden), state
+
+
+def cnn_model(size: Cnn, key: jax.Array) -> Any:
+    key1, key2, key3 = jax.random.split(key, 3)
+    return eqx.nn.Sequential(
+        [
+            eqx.nn.Conv2d(1, size.channels[0], kernel_size=3, padding=1, key=key1),
+            eqx.nn.Lambda(jax.nn.relu),
+            eqx.nn.MaxPool2d(2, stride=2),
+            eqx.nn.Conv2d(*size.channels, kernel_size=3, padding=1, key=key2),
+            eqx.nn.Lambda(jax.nn.relu),
+            eqx.nn.MaxPool2d(2, stride=2),
+            eqx.nn.Lambda(jnp.ravel),
+            eqx.nn.Linear(size.flat(), size.classes, key=key3),
+        ]
+    )
+
+
+class MlpModel(eqx.Module):
+    mlp: eqx.nn.MLP
+
+    def __init__(self, size: Mlp, key: jax.Array):
+        self.mlp = eqx.nn.MLP(
+            size.features, size.classes, size.width, size.depth, jax.nn.relu, key=key
+        )
+
+    def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        return self.mlp(x), state
+
+
+MODELS = {Mlp: MlpModel, Cnn: cnn_model, Lstm: LstmModel, Gpt: GptModel, ResNet: resnet_model}
+
+
+def training(size: Any, half: bool) -> Training:
+    make = eqx.nn.make_with_state(lambda key: MODELS[type(size)](size, key))
+    model, buffers = eqx.filter_jit(make)(jax.random.key(0))
     optimiser = optax.adamw(RATE)
 
     def lower(a: Any) -> Any:
@@ -119,17 +169,8 @@ def training(make: Any, data: tuple[Any, Any], half: bool) -> Training:
         updates, state = optimiser.update(gradients, state, eqx.filter(model, eqx.is_array))
         return value, eqx.apply_updates(model, updates), buffers, state
 
-    data = tuple(map(jnp.asarray, data))
+    data = tuple(map(jnp.asarray, size.data()))
     state = optimiser.init(eqx.filter(model, eqx.is_array))
     count = sum(a.size for a in jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array)))
     once = stepping(lambda *state: step(data, *state), model, buffers, state)
     return Training(Work(once), count)
-
-
-def gpt(settings: Settings) -> Training:
-    return training(lambda key: GptModel(settings.gpt, key), settings.gpt.data(), settings.half)
-
-
-def resnet(settings: Settings) -> Training:
-    data = settings.resnet.data()
-    return training(lambda key: resnet_model(settings.resnet, key), data, settings.half)

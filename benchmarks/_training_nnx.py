@@ -1,12 +1,13 @@
 """The models of `training.py` in Flax NNX: layers on batches with channels last, `nnx.Optimizer`, `nnx.jit`."""
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from _measure import Work
-from _training_settings import RATE, Gpt, ResNet, Settings, Training
+from _training_settings import RATE, Cnn, Gpt, Lstm, Mlp, ResNet, Training
 from flax import nnx
 
 
@@ -83,7 +84,52 @@ class ResNetModel(nnx.Module):
         return self.head(x.mean(axis=(1, 2)))
 
 
-def training(model: Any, data: tuple[Any, Any]) -> Training:
+class LstmModel(nnx.Module):
+    def __init__(self, size: Lstm, dtype: Any, rngs: nnx.Rngs):
+        cell = nnx.OptimizedLSTMCell(size.features, size.width, dtype=dtype, rngs=rngs)
+        self.rnn = nnx.RNN(cell)
+        self.head = nnx.Linear(size.width, size.classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, xs: jax.Array) -> jax.Array:
+        return self.head(self.rnn(xs)[..., -1, :])
+
+
+class CnnModel(nnx.Module):
+    def __init__(self, size: Cnn, dtype: Any, rngs: nnx.Rngs):
+        first, second = size.channels
+        self.first = nnx.Conv(1, first, (3, 3), padding=1, dtype=dtype, rngs=rngs)
+        self.second = nnx.Conv(first, second, (3, 3), padding=1, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(size.flat(), size.classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in (self.first, self.second):
+            x = nnx.max_pool(nnx.relu(layer(x)), (2, 2), (2, 2))
+        return self.head(x.reshape(len(x), -1))
+
+
+class MlpModel(nnx.Module):
+    def __init__(self, size: Mlp, dtype: Any, rngs: nnx.Rngs):
+        sizes = [size.features, *[size.width] * size.depth, size.classes]
+        self.layers = nnx.List(
+            [nnx.Linear(*pair, dtype=dtype, rngs=rngs) for pair in itertools.pairwise(sizes)]
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = nnx.relu(layer(x))
+        return last(x)
+
+
+MODELS = {Mlp: MlpModel, Cnn: CnnModel, Lstm: LstmModel, Gpt: GptModel, ResNet: ResNetModel}
+
+
+def training(size: Any, half: bool) -> Training:
+    dtype = jnp.bfloat16 if half else jnp.float32
+    model = MODELS[type(size)](size, dtype, nnx.Rngs(0))
+    x, y = size.data()
+    if x.ndim == 4:
+        x = x.transpose(0, 2, 3, 1)
     optimiser = nnx.Optimizer(model, optax.adamw(RATE), wrt=nnx.Param)
 
     @nnx.jit
@@ -96,18 +142,6 @@ def training(model: Any, data: tuple[Any, Any]) -> Training:
         optimiser.update(model, gradients)
         return value
 
-    x, y = map(jnp.asarray, data)
+    x, y = jnp.asarray(x), jnp.asarray(y)
     count = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
     return Training(Work(lambda: step(model, optimiser, x, y)), count)
-
-
-def gpt(settings: Settings) -> Training:
-    dtype = jnp.bfloat16 if settings.half else jnp.float32
-    return training(GptModel(settings.gpt, dtype, nnx.Rngs(0)), settings.gpt.data())
-
-
-def resnet(settings: Settings) -> Training:
-    dtype = jnp.bfloat16 if settings.half else jnp.float32
-    images, classes = settings.resnet.data()
-    model = ResNetModel(settings.resnet, dtype, nnx.Rngs(0))
-    return training(model, (images.transpose(0, 2, 3, 1), classes))

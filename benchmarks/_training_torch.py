@@ -1,10 +1,11 @@
 """The models of `training.py` in PyTorch: fused attention, autocast for half precision, `AdamW`."""
 
+import itertools
 from typing import Any
 
 import torch
 from _measure import Work
-from _training_settings import RATE, Gpt, ResNet, Settings, Training
+from _training_settings import RATE, Cnn, Gpt, Lstm, Mlp, ResNet, Training
 from torch import nn
 from torch.nn import functional
 
@@ -75,14 +76,48 @@ def resnet_model(size: ResNet) -> nn.Module:
     )
 
 
-def training(model: nn.Module, data: tuple[Any, Any], half: bool, compiled: bool) -> Training:
+class LstmModel(nn.Module):
+    def __init__(self, size: Lstm):
+        super().__init__()
+        self.lstm = nn.LSTM(size.features, size.width, batch_first=True)
+        # PyTorch adds two biases, where one does: the other stays zero.
+        nn.init.zeros_(self.lstm.bias_hh_l0).requires_grad_(False)
+        self.head = nn.Linear(size.width, size.classes)
+
+    def forward(self, xs: torch.Tensor) -> torch.Tensor:
+        ys, _ = self.lstm(xs)
+        return self.head(ys[:, -1])
+
+
+def cnn_model(size: Cnn) -> nn.Module:
+    first, second = size.channels
+    return nn.Sequential(
+        *(nn.Conv2d(1, first, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(first, second, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(size.flat(), size.classes)),
+    )
+
+
+def mlp_model(size: Mlp) -> nn.Module:
+    sizes = [size.features, *[size.width] * size.depth]
+    hidden = [(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(sizes)]
+    return nn.Sequential(*itertools.chain(*hidden), nn.Linear(size.width, size.classes))
+
+
+MODELS = {Mlp: mlp_model, Cnn: cnn_model, Lstm: LstmModel, Gpt: GptModel, ResNet: resnet_model}
+
+
+def training(size: Any, half: bool, compiled: bool = False) -> Training:
+    x, y = (torch.from_numpy(a.copy()).to(DEVICE) for a in size.data())
+    y = y.long()
+    model = MODELS[type(size)](size).to(DEVICE)
+    if x.ndim == 4:
+        model = model.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
     if compiled:
         model.compile()
-    optimiser = torch.optim.AdamW(model.parameters(), RATE, weight_decay=1e-4, fused=True)
-    x, y = (torch.from_numpy(a.copy()).to(DEVICE) for a in data)
-    y = y.long()
-    if x.ndim == 4:
-        x = x.to(memory_format=torch.channels_last)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, RATE, weight_decay=1e-4, fused=True)
 
     def step() -> torch.Tensor:
         optimiser.zero_grad()
@@ -97,14 +132,4 @@ def training(model: nn.Module, data: tuple[Any, Any], half: bool, compiled: bool
         if DEVICE == "cuda":
             torch.cuda.synchronize()
 
-    return Training(Work(step, wait), sum(p.numel() for p in model.parameters()))
-
-
-def gpt(settings: Settings, compiled: bool = False) -> Training:
-    model = GptModel(settings.gpt).to(DEVICE)
-    return training(model, settings.gpt.data(), settings.half, compiled)
-
-
-def resnet(settings: Settings, compiled: bool = False) -> Training:
-    model = resnet_model(settings.resnet).to(DEVICE, memory_format=torch.channels_last)
-    return training(model, settings.resnet.data(), settings.half, compiled)
+    return Training(Work(step, wait), sum(p.numel() for p in trained))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from _measure import Work
-from _training_settings import RATE, Gpt, ResNet, Settings, Training, stepping
+from _training_settings import RATE, Cnn, Gpt, Lstm, Mlp, ResNet, Training, stepping
 
 import vernal
 from vernal import nn
@@ -36,7 +36,7 @@ class GptModel(vernal.Module):
     norm: nn.LayerNorm
     head: nn.Linear
 
-    def __init__(self, size: Gpt, stack: bool, key: jax.Array):
+    def __init__(self, size: Gpt, key: jax.Array, stack: bool = False):
         key1, key2, key3, key4 = jax.random.split(key, 4)
         self.tokens = nn.Embedding(size.vocabulary, size.width, key=key1)
         self.positions = nn.Embedding(size.length, size.width, key=key2)
@@ -96,7 +96,47 @@ def resnet_model(size: ResNet, key: jax.Array) -> Any:
     )
 
 
-def training(model: Any, data: tuple[Any, Any], half: bool) -> Training:
+class LstmModel(vernal.Module):
+    lstm: nn.LSTM
+    head: nn.Linear
+
+    def __init__(self, size: Lstm, key: jax.Array):
+        key1, key2 = jax.random.split(key)
+        self.lstm = nn.LSTM(size.features, size.width, key=key1)
+        self.head = nn.Linear(size.width, size.classes, key=key2)
+
+    def __call__(self, xs: jax.Array) -> jax.Array:
+        ys, _ = self.lstm(xs)
+        return self.head(ys[..., -1, :])
+
+
+def cnn_model(size: Cnn, key: jax.Array) -> Any:
+    key1, key2, key3 = jax.random.split(key, 3)
+    return nn.Sequential(
+        [
+            nn.Conv2d(1, size.channels[0], kernel_size=3, padding=1, key=key1),
+            jax.nn.relu,
+            nn.MaxPool2d(2, stride=2),
+            nn.Conv2d(*size.channels, kernel_size=3, padding=1, key=key2),
+            jax.nn.relu,
+            nn.MaxPool2d(2, stride=2),
+            nn.Lambda(lambda x: x.reshape(*x.shape[:-3], -1)),
+            nn.Linear(size.flat(), size.classes, key=key3),
+        ]
+    )
+
+
+def mlp_model(size: Mlp, key: jax.Array) -> Any:
+    return nn.MLP(size.features, size.classes, size.width, size.depth, jax.nn.relu, key=key)
+
+
+MODELS = {Mlp: mlp_model, Cnn: cnn_model, Lstm: LstmModel, Gpt: GptModel, ResNet: resnet_model}
+
+
+def training(size: Any, half: bool, **options: Any) -> Training:
+    model = vernal.filter_jit(lambda key: MODELS[type(size)](size, key, **options))(
+        jax.random.key(0)
+    )
     if half:
         policy = nn.Policy(params=jnp.float32, compute=jnp.bfloat16, output=jnp.float32)
         model = nn.cast(model, policy)
@@ -113,22 +153,8 @@ def training(model: Any, data: tuple[Any, Any], half: bool) -> Training:
         (value, model), gradients = slopes(model, *data)
         return value, *optimiser.update(model, gradients, state)
 
-    data = tuple(map(jnp.asarray, data))
+    data = tuple(map(jnp.asarray, size.data()))
     _, trained = jax.eval_shape(slopes, model, *data)
     count = sum(a.size for a in jax.tree.leaves(trained))
     once = stepping(lambda *state: step(data, *state), model, optimiser.init(model))
     return Training(Work(once), count)
-
-
-def gpt(settings: Settings, stack: bool = False) -> Training:
-    model = vernal.filter_jit(lambda key: GptModel(settings.gpt, stack, key))(jax.random.key(0))
-    return training(model, settings.gpt.data(), settings.half)
-
-
-def gpt_stack(settings: Settings) -> Training:
-    return gpt(settings, stack=True)
-
-
-def resnet(settings: Settings) -> Training:
-    model = vernal.filter_jit(lambda key: resnet_model(settings.resnet, key))(jax.random.key(0))
-    return training(model, settings.resnet.data(), settings.half)

@@ -9,12 +9,12 @@ of the faster of Equinox and NNX, and leaves with an error if a bar is missed.
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from _measure import by_the_clock
-from _training_settings import CPU, SMOKE, Settings, Training
+from _training_settings import CPU, Training
 
 OURS, BAR = "Vernal", 1.05
 # Where a library trains each kind of model, and how it is to be called for it.
@@ -25,29 +25,18 @@ LIBRARIES: dict[str, tuple[str, dict[str, Any]]] = {
     "PyTorch": ("_training_torch", {}),
     "PyTorch, compiled": ("_training_torch", {"compiled": True}),
 }
-KINDS = ("gpt", "resnet")
 
 
-def units(kind: str, settings: Settings) -> tuple[int, str]:
-    """How much a step trains on, and of what."""
-    if kind == "gpt":
-        return settings.gpt.batch * settings.gpt.length, "tokens"
-    return settings.resnet.batch, "images"
-
-
-def begin(name: str, kind: str, settings: Settings) -> Training:
+def begin(name: str, size: Any, half: bool) -> Training:
     """A training that is compiled, and whose loss falls."""
     module, options = LIBRARIES[name]
-    make: Callable[..., Training] = getattr(importlib.import_module(module), kind)
-    training = make(settings, **options)
+    training = importlib.import_module(module).training(size, half, **options)
     losses = [float(training.work.start()) for _ in range(8)]
     assert losses[-1] < losses[0], losses
     return training
 
 
-def steps(
-    kind: str, settings: Settings, libraries: Sequence[str], budget: float
-) -> dict[str, float]:
+def steps(size: Any, half: bool, libraries: Sequence[str], budget: float) -> dict[str, float]:
     """The median seconds of a step in each library.
 
     A library that is not installed, or fails, is left out, and the reason printed.
@@ -55,10 +44,13 @@ def steps(
     found: dict[str, Training] = {}
     for name in libraries:
         try:
-            found[name] = begin(name, kind, settings)
+            found[name] = begin(name, size, half)
         except Exception as error:
             reason = str(error).strip().splitlines() or [""]
-            print(f"({kind}, {name}: {type(error).__name__}: {reason[0][:300]})", flush=True)
+            print(
+                f"({type(size).__name__}, {name}: {type(error).__name__}: {reason[0][:300]})",
+                flush=True,
+            )
     counts = {name: training.parameters for name, training in found.items()}
     assert len(set(counts.values())) <= 1, counts
     return by_the_clock({name: training.work for name, training in found.items()}, budget)
@@ -71,8 +63,8 @@ def main() -> int:
     print("| | " + " | ".join(libraries) + " | ratio | bar |")
     print("|---" * (len(libraries) + 3) + "|")
     missed = []
-    for kind in KINDS:
-        found = steps(kind, SMOKE if quick else CPU, libraries, 2.0 if quick else 20.0)
+    for kind, size in CPU.sizes.items():
+        found = steps(size, False, libraries, 2.0 if quick else 20.0)
         ratio = found[OURS] / min(found["Equinox"], found["Flax NNX"])
         cells = [f"{found[name] * 1e3:.2f}" if name in found else "" for name in libraries]
         print(f"| {kind} | {' | '.join(cells)} | {ratio:.2f} | {BAR} |", flush=True)
