@@ -284,12 +284,13 @@ def test_the_first_step_with_a_new_weight_has_norm_one(kind, shape):
         used, norm = step(norm)
 
 
-@pytest.mark.parametrize("train", [True, False])
+# In training an estimate that falls behind by less is taken for PyTorch's after a large step.
+@pytest.mark.parametrize("train, most", [(True, 1.5), (False, 1.1)], ids=["training", "inference"])
 @pytest.mark.parametrize("nearness", [0.0, 1.0], ids=["unrelated", "resembling"])
 @pytest.mark.parametrize(
     "shape", [(1, 3), (2, 2), (2, 9), (3, 3), (5, 4), (8, 8), (30, 8)], ids=str
 )
-def test_few_dimensions_are_within_a_tenth_after_any_surgery(shape, nearness, train):
+def test_few_dimensions_have_their_bound_after_any_surgery(shape, nearness, train, most):
     @jax.jit
     @jax.vmap
     def norm_of(key):
@@ -302,7 +303,7 @@ def test_few_dimensions_are_within_a_tenth_after_any_surgery(shape, nearness, tr
         return jnp.linalg.norm(used, 2)
 
     found = norm_of(jax.random.split(jax.random.key(0), 500))
-    assert 0.999 < found.min() and found.max() < 1.101
+    assert 0.999 < found.min() and found.max() < most + 0.001
 
 
 @pytest.mark.parametrize("dtype", [jnp.complex64, jnp.bfloat16, jnp.float32], ids=str)

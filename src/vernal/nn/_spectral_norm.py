@@ -34,9 +34,8 @@ _SAME = 0.9
 # takes `_BEFORE` iterations, and the factor `_LARGER` is enough.
 _LOST = 1.5
 _LARGER, _BEFORE = 1.2, 8
-# In few dimensions any two directions are often within `_SAME`. But there the norm itself costs little: the vectors of
-# a matrix with a side of at most `_FEW` are lost if it exceeds their estimate by the factor `_EXACT`. After a training
-# step they seldom miss as much, so that the numbers are PyTorch's.
+# In few dimensions any two directions are often within `_SAME`. But there the norm itself costs little, so the bound of
+# a matrix with a side of at most `_FEW` is its norm; in inference its vectors are lost beyond the factor `_EXACT`.
 _FEW, _EXACT = 8, 1.1
 
 Layer = TypeVar("Layer")
@@ -54,8 +53,8 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
     If the weight has been replaced, the call detects that the vectors do not belong to it, and finds new ones first.
     A new weight that resembles the old one may pass for a training step, which PyTorch follows by the next iteration
     alone, and so does this layer: the norm is then above one until the vectors have caught up, which they do only while
-    training. It is at most 1.1 where the matrix has a side of at most 8; otherwise up to 1.5 in training, and 1.2 in
-    inference, which looks closer.
+    training. It is up to 1.5 in training, and less in inference, which looks closer: up to 1.2, and up to 1.1 where the
+    matrix has a side of at most 8.
 
     T. Miyato, T. Kataoka, M. Koyama and Y. Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR
     2018, arXiv:1802.05957.
@@ -197,7 +196,9 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         self, matrix: Array, u: Array, v: Array, is_other: Array, trains: bool
     ) -> tuple[Array, Array]:
         """The vectors, or new ones if the weight was replaced. (In `vernal.compat`: always the vectors.)"""
-        lost, before = (_LOST, 1) if trains else (_LARGER, _BEFORE)
+        few = min(matrix.shape) <= _FEW
+        lost = _LOST if trains else _EXACT if few else _LARGER
+        before = None if few else 1 if trains else _BEFORE
         return _belonging(matrix, u, v, is_other, self.eps, lost, before)
 
 
@@ -251,20 +252,22 @@ def _is_other(matrix: Array, u: Array, v: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnames=("eps", "lost", "before"))
 def _belonging(
-    matrix: Array, u: Array, v: Array, is_other: Array, eps: float, lost: float, before: int
+    matrix: Array, u: Array, v: Array, is_other: Array, eps: float, lost: float, before: int | None
 ) -> tuple[Array, Array]:
-    """The vectors as they are, or new ones if the matrix is another one, or is larger in another direction."""
+    """The vectors as they are, or new ones if the matrix is another one, or is larger in another direction.
+
+    `before` is the number of iterations for the bound, or None to compute the norm itself.
+    """
     if matrix.size == 0:
         return u, v
-    few = min(matrix.shape) <= _FEW
-    if few:
-        start, least, lost = *_exact(matrix, eps), _EXACT
+    if before is None:
+        start, least = _exact(matrix, eps)
     else:
         start, least = _in_every_direction(matrix, before, eps)
     size = jnp.abs(jnp.vdot(u, matrix @ v))
     # For a weight of zeros, or one with a NaN, there are no better vectors.
     is_lost = (is_other | (least > lost * size)) & (least > 0) & jnp.isfinite(least)
-    if few:
+    if before is None:
         new = _power_iteration(matrix, start, 1, eps)
         return jnp.where(is_lost, new[0], u), jnp.where(is_lost, new[1], v)
     return lax.fori_loop(
