@@ -103,9 +103,22 @@ LONG = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first: one that begins when the others end keeps a worker waiting for minutes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is not sampled, and puts the longest files first: one that begins when the others end keeps a
+    worker waiting for minutes."""
+    left_out = [item for item in items if not in_sample(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if in_sample(item)]
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+def in_sample(item: pytest.Item) -> bool:
+    """Of a test marked `sample(n)`, CI runs about one cell in n, always the same ones; at the desk every cell runs."""
+    mark = item.get_closest_marker("sample")
+    return (
+        mark is None or "CI" not in os.environ or zlib.crc32(item.name.encode()) % mark.args[0] == 0
+    )
 
 
 def pytest_collection_finish() -> None:

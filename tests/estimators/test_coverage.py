@@ -35,6 +35,7 @@ def spectrum(name, n):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
     ("n", "seeds", "noises"), [(200, 60, NOISES), (1000, 30, NOISES[::2])], ids=["200", "1000"]

@@ -134,6 +134,7 @@ IN_RULES = {
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fn", IN_RULES.values(), ids=IN_RULES)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_rule_of_jax_is_kept_that_only_a_rule_of_ours_calls(loop, fn):
@@ -145,6 +146,7 @@ def test_a_rule_of_jax_is_kept_that_only_a_rule_of_ours_calls(loop, fn):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in IN_RULES if "vjp" not in name])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_it_is_kept_in_forward_mode_too(loop, name):

@@ -186,9 +186,8 @@ LOOPS = {
     "buffered": (buffered, buffered_unrolled, KINDS),
     "mapped": (mapped, mapped_unrolled, KINDS[:2]),
 }
-BY_BOTH = pytest.mark.parametrize(
-    "mesh_kind", ["auto", pytest.param("explicit", marks=pytest.mark.slow)]
-)
+SLOW = pytest.mark.slow, pytest.mark.sample(3)
+BY_BOTH = pytest.mark.parametrize("mesh_kind", ["auto", pytest.param("explicit", marks=SLOW)])
 
 
 def by_case(*quick):
@@ -196,7 +195,7 @@ def by_case(*quick):
     return pytest.mark.parametrize(
         ("name", "kind"),
         [
-            pytest.param(name, kind, marks=[] if name in quick else pytest.mark.slow)
+            pytest.param(name, kind, marks=[] if name in quick else SLOW)
             for name, (_, _, kinds) in LOOPS.items()
             for kind in kinds
         ],

@@ -188,10 +188,11 @@ def assert_same(actual, expected, tolerance):
             np.testing.assert_array_equal(a, b)
 
 
+SLOW = pytest.mark.slow, pytest.mark.sample(4)
 # One of each kind; the whole table takes minutes.
 QUICK = ("adam", "lars", "adafactor", "polyak_sgd", "chain", "multi_transform", "MultiSteps")
 THOROUGH = pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ROWS]
+    "name", [n if n in QUICK else pytest.param(n, marks=SLOW) for n in ROWS]
 )
 
 
@@ -213,6 +214,7 @@ def test_a_thousand_steps_equal_those_of_optax_and_are_traced_once(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_thousand_steps_equal_those_of_optax_in_float64(name):
     with jax.enable_x64(True):

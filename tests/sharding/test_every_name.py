@@ -80,6 +80,7 @@ def row(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in ROWS if name != OF_ONE_EXAMPLE])
 def test_it_is_the_same_where_filter_shard_map_spreads_the_batch(name):
     check_apart(row(name))

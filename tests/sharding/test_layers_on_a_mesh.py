@@ -127,6 +127,7 @@ def test_a_layer_is_the_same_on_a_mesh_with_explicit_axes(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_is_the_same_on_a_mesh_with_automatic_axes(name):
     check_same(CASES[name](name), AUTO)

@@ -359,12 +359,14 @@ def test_an_operation_is_the_same_on_a_mesh_with_explicit_axes(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ESTIMATES)
 def test_an_estimate_is_the_same_on_a_mesh_with_explicit_axes(name):
     check_same(computation(name), EXPLICIT)
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*OPERATIONS, *ESTIMATES])
 def test_an_operation_is_the_same_on_a_mesh_with_automatic_axes(name):
     check_same(computation(name), AUTO)
