@@ -395,7 +395,7 @@ def test_what_cannot_be_seen_is_said_not_to_be_seen():
     jax.clear_caches()
     step(X)
     assert step.trace_count == 2 and seen(step) == []
-    assert "2nd" in step.explain() and "its caches were cleared" in step.explain()
+    assert "2nd" in step.explain() and "JAX's caches were cleared" in step.explain()
 
 
 def test_a_trace_that_failed_explains_the_next_one():
@@ -410,7 +410,7 @@ def test_a_trace_that_failed_explains_the_next_one():
     with pytest.raises(ValueError, match="True"):
         step(X)
     step(X)
-    assert step.explain().endswith("nothing; the call that traced it before has failed")
+    assert step.explain().endswith("nothing; the earlier call that traced it failed")
 
 
 def test_explain_lists_the_traces_with_their_places():

@@ -110,9 +110,9 @@ def test_probes_have_double_precision_where_it_is_on():
 
 @pytest.mark.parametrize("probes", [Steinhaus()], ids=names)
 def test_complex_probes_are_refused_for_a_real_operator(probes):
-    with pytest.raises(TypeError, match="complex probes for a real operator"):
+    with pytest.raises(TypeError, match="Steinhaus probes are complex, but the operator is real"):
         probes.draw(jax.random.key(0), 5, 2, jnp.float32)
-    with pytest.raises(TypeError, match="complex probes for a real operator"):
+    with pytest.raises(TypeError, match="Steinhaus probes are complex, but the operator is real"):
         method = estimators.Hutchinson(probes)
         estimators.trace(jnp.ones((50, 50)), jax.random.key(0), matvecs=10, method=method)
 

@@ -50,7 +50,7 @@ def test_the_default_points_hold_the_whole_density(kind):
 
 def test_it_says_what_it_cannot_do():
     operator = MatrixOperator(jnp.eye(9), symmetric=True)
-    with pytest.raises(ValueError, match="not a line of numbers"):
+    with pytest.raises(ValueError, match="must be a one-dimensional array"):
         spectral_density(operator, KEY, matvecs=9, points=jnp.ones((2, 2)))
     with pytest.raises(ValueError, match="`points` is too small"):
         spectral_density(operator, KEY, matvecs=9, points=1)

@@ -126,13 +126,13 @@ def test_what_has_no_meaning_is_refused():
         _ = one + other
     with pytest.raises(ValueError, match="multiply different vectors"):
         _ = one @ other
-    with pytest.raises(TypeError, match="an operator is multiplied by numbers"):
+    with pytest.raises(TypeError, match="an operator can only be multiplied by"):
         _ = one * jnp.ones(2)
-    with pytest.raises(TypeError, match="an operator is multiplied by numbers"):
+    with pytest.raises(TypeError, match="an operator can only be multiplied by"):
         _ = one.shifted(1j)
-    with pytest.raises(TypeError, match="has a transpose and a conjugate transpose"):
+    with pytest.raises(TypeError, match="`T` is ambiguous for a complex operator"):
         _ = MatrixOperator(jnp.eye(2, dtype=jnp.complex64)).T
-    with pytest.raises(TypeError, match="only of complex, floating-point numbers"):
+    with pytest.raises(TypeError, match="either all real or all complex"):
         linalg.kronecker(jnp.eye(2), jnp.eye(2, dtype=jnp.complex64))
     for wrong in (lambda: one + 1.0, lambda: one @ jnp.ones(2), lambda: one * one):
         with pytest.raises(TypeError):

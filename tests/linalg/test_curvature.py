@@ -243,7 +243,7 @@ def test_a_jacobian_that_is_not_square_is_refused_when_it_is_made(fn):
 def test_functions_that_have_no_such_derivative_are_refused_when_the_operator_is_made():
     with pytest.raises(TypeError, match="scalar"):
         linalg.hessian_operator(jnp.sin, X)
-    with pytest.raises(TypeError, match="its result holds no floating-point arrays"):
+    with pytest.raises(TypeError, match="its result has no floating-point arrays"):
         linalg.gauss_newton_operator(jnp.argmax, X)
     with pytest.raises(TypeError, match="scalar"):
         linalg.gauss_newton_operator(jnp.sin, X, loss=jnp.sin)

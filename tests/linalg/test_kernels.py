@@ -144,7 +144,7 @@ def test_an_operator_made_anew_does_not_compile_again():
     ids=["scalar", "nothing", "two lengths", "no points", "list of numbers"],
 )
 def test_points_of_no_single_length_are_refused(points):
-    with pytest.raises(ValueError, match="the points are not arrays of one length"):
+    with pytest.raises(ValueError, match="the points must be arrays of the same length"):
         linalg.kernel_operator(lambda a, b: jnp.zeros(()), points)
 
 

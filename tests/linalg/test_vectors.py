@@ -77,7 +77,9 @@ def test_an_example_may_be_shapes_alone():
     ids=["integers", "mixed", "bools", "key"],
 )
 def test_what_is_not_floating_point_is_refused(example):
-    with pytest.raises(TypeError, match="the vectors of an operator are trees of floating-point"):
+    with pytest.raises(
+        TypeError, match="the vectors of an operator must be trees of floating-point"
+    ):
         FunctionOperator(lambda v: v, example)
 
 
@@ -107,7 +109,9 @@ WRONG = {
 def test_a_product_that_does_not_look_like_the_vector_is_refused(name, batch_size):
     example, fn = WRONG[name]
     operator = FunctionOperator(fn, example, batch_size=batch_size)
-    with pytest.raises(TypeError, match="the operator is not square: a product does not look like"):
+    with pytest.raises(
+        TypeError, match="the operator is not square: its product does not have the form"
+    ):
         operator.matmul(jnp.ones((operator.size, 3)))
     with pytest.raises(TypeError, match="the operator is not square"):
         operator.adjoint_mv(example)

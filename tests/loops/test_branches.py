@@ -249,10 +249,10 @@ def test_a_traced_size_names_the_argument():
 
 X = jnp.ones((3, 2))
 WRONG = {
-    "number": (lambda: filter_cond(1, jnp.sin, jnp.cos, X), "(?s)needs a scalar bool.*got: 1\n"),
+    "number": (lambda: filter_cond(1, jnp.sin, jnp.cos, X), "(?s)must be a scalar bool.*got: 1\n"),
     "array of ints": (
         lambda: filter_cond(jnp.array(1), jnp.sin, jnp.cos, X),
-        "needs a scalar bool",
+        "must be a scalar bool",
     ),
     "several": (
         lambda: filter_cond(X > 0, jnp.sin, jnp.cos, X),
@@ -260,9 +260,12 @@ WRONG = {
     ),
     "bool index": (
         lambda: filter_switch(True, [jnp.sin], X),
-        "(?s)needs a scalar integer.*`index`.*got: True",
+        "(?s)must be a scalar integer.*`index`.*got: True",
     ),
-    "float index": (lambda: filter_switch(jnp.array(1.0), [jnp.sin], X), "needs a scalar integer"),
+    "float index": (
+        lambda: filter_switch(jnp.array(1.0), [jnp.sin], X),
+        "must be a scalar integer",
+    ),
     # Unwrapped: the type checker that the tests run under would answer first.
     "not callable": (
         lambda: inspect.unwrap(filter_cond)(True, X, jnp.sin, X),
@@ -274,7 +277,7 @@ WRONG = {
     ),
     "structure": (
         lambda: filter_cond(True, lambda x: (x, x), lambda x: x, X),
-        r"(?s)branches return different.*true_fn \(`<lambda>`\) and false_fn.*expected tuple",
+        r"(?s)branches return results that do not match.*true_fn \(`<lambda>`\) and false_fn.*expected tuple",
     ),
     "shape": (
         lambda: filter_cond(True, lambda x: {"k": [x]}, lambda x: {"k": [x.T]}, X),

@@ -118,11 +118,11 @@ def test_an_unhashable_or_unequal_leaf_is_compared_as_it_is():
 CHANGED = {
     "structure": (
         lambda c: {"n": c["n"] + 1, "x": (c["x"], c["x"])},
-        r"(?s)must keep the structure.*where: what `body` returns.*carry\['x'\]: expected f32",
+        r"(?s)must keep its structure.*where: what `body` returns.*carry\['x'\]: expected f32",
     ),
     "missing": (lambda c: {"n": c["n"]}, r"carry\['x'\]: expected f32.*got nothing"),
     "more": (lambda c: {**c, "y": 1.0}, r"carry\['y'\]: expected nothing, got"),
-    "none": (lambda c: None, "must keep the structure"),
+    "none": (lambda c: None, "must keep its structure"),
     "fixed": (lambda c: {**c, "fn": jnp.cos}, r"carry\['fn'\]: expected .*sin.*, got .*cos"),
     "array for a string": (lambda c: {**c, "fn": c["n"]}, r"carry\['fn'\]: expected .*sin.*, got"),
     "string for an array": (
@@ -131,7 +131,7 @@ CHANGED = {
     ),
     "shape": (
         lambda c: {**c, "x": c["x"][None]},
-        r"(?s)must keep the type.*what `body` returns.*carry\['x'\]: expected float32\[3\], got float32\[1,3\]",
+        r"(?s)must keep its type.*what `body` returns.*carry\['x'\]: expected float32\[3\], got float32\[1,3\]",
     ),
     "dtype": (
         lambda c: {**c, "x": c["x"].astype(jnp.bfloat16)},

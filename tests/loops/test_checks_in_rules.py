@@ -194,5 +194,5 @@ def test_an_array_that_is_not_differentiated_may_go_where_a_rule_has_no_tangent(
     x, factor = jnp.array(0.3), jnp.array(2.0)
     expected = 4.0 * jnp.cos(2.0 * jnp.sin(x)) * jnp.cos(x)
     np.testing.assert_allclose(jax.grad(looped)(x, factor), expected, rtol=1e-5)
-    with pytest.raises(ValueError, match="an argument that its rule knows nothing about"):
+    with pytest.raises(ValueError, match="an argument that its rule does not handle"):
         jax.grad(looped, argnums=1)(x, factor)

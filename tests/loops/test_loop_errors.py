@@ -64,10 +64,10 @@ VALUES = {
     ),
     "base 1": (lambda: loop(kind="bounded", max_steps=3, base=1), "`base` of while_loop is too"),
     "no batch": (lambda: MAP(jnp.sin, X, batch_size=0), "`batch_size` of map is too small"),
-    "no length": (lambda: SCAN(lambda c, x: (c, x), X), "scan does not know how many steps"),
+    "no length": (lambda: SCAN(lambda c, x: (c, x), X), "the number of steps of scan is unknown"),
     "nothing to slice": (
         lambda: SCAN(lambda c, x: (c, x), X, {"a": 1.0, "b": jnp.array(1.0)}),
-        r"(?s)scan has nothing to slice in a scalar.*xs\['b'\].*got: .*f32\[\]",
+        r"(?s)scan cannot slice a scalar.*xs\['b'\].*got: .*f32\[\]",
     ),
     "lengths": (
         lambda: SCAN(lambda c, x: (c, x), X, (X, X[1:])),
@@ -108,8 +108,14 @@ TYPES = {
     ),
     "base": (lambda: loop(kind="bounded", max_steps=3, base=2.0), "`base` of while_loop must"),
     "length": (lambda: total(length=3.0), "`length` of scan must be known while tracing"),
-    "bound": (lambda: count(3.0), "(?s)fori_loop goes from one integer.*`upper`.*got: 3.0"),
-    "bound array": (lambda: count(X), "(?s)fori_loop goes from one integer.*`upper`.*i32|f32"),
+    "bound": (
+        lambda: count(3.0),
+        "(?s)the bounds of fori_loop must be integers.*`upper`.*got: 3.0",
+    ),
+    "bound array": (
+        lambda: count(X),
+        "(?s)the bounds of fori_loop must be integers.*`upper`.*i32|f32",
+    ),
     "condition": (
         lambda: WHILE(lambda x: x < 3, lambda x: x, X),
         r"(?s)condition of a loop must be a scalar bool.*got: bool\[3\].*jnp.any",
@@ -124,7 +130,7 @@ TYPES = {
     ),
     "no pair": (
         lambda: SCAN(lambda c, x: c, X, X),
-        r"(?s)function of a scan must return a pair.*\(carry, y\).*got: f32\[3\]",
+        r"(?s)function that scan is given must return a pair.*\(carry, y\).*got: f32\[3\]",
     ),
 }
 

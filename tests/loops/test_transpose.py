@@ -209,7 +209,8 @@ def test_the_error_says_why():
         return lambda x: while_loop(lambda c: c[0] < 3, body, (0, x), kind=kind, max_steps=5)[1]
 
     with pytest.raises(
-        ValueError, match="`checkpointed_loop` cannot be transposed\n(?s:.)*one that is not linear"
+        ValueError,
+        match="`checkpointed_loop` cannot be transposed\n(?s:.)*a function that is not linear",
     ):
         jax.linear_transpose(fn("checkpointed", lambda c: (c[0] + 1, c[1] ** 2)), X)(X)
     with pytest.raises(ValueError, match="`bounded_loop` cannot be transposed"):

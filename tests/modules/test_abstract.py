@@ -167,7 +167,7 @@ def test_an_unsubscripted_annotation_is_refused(kind, as_text):
     "annotation", [AbstractVar[int], AbstractClassVar[int], "AbstractVar[int]"]
 )
 def test_an_abstract_attribute_with_a_value_is_refused(annotation):
-    with pytest.raises(TypeError, match=r"an abstract attribute cannot have value[\s\S]*M\.x"):
+    with pytest.raises(TypeError, match=r"an abstract attribute cannot have a value[\s\S]*M\.x"):
         type(Module)("M", (Module,), {"__annotations__": {"x": annotation}, "x": 1})
 
 

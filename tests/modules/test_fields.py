@@ -25,7 +25,7 @@ def test_a_field_is_a_dataclass_field_with_metadata():
     ("key", "given"), [("static", {"static": True}), ("converter", {"converter": int})]
 )
 def test_metadata_may_not_repeat_an_argument(key, given):
-    with pytest.raises(TypeError, match=f"a field's metadata may not name `{key}`"):
+    with pytest.raises(TypeError, match=f"`{key}` was given to `field` and also in its metadata"):
         field(metadata={key: 1}, **given)
 
 

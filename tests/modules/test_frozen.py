@@ -222,15 +222,15 @@ def test_a_name_of_no_array_is_refused_with_the_names_near_it(change):
     with pytest.raises(ValueError, match=r"got: 'encodr': no leaf there; did you mean 'encoder'"):
         change(make(), ["head", "encodr"])
     with pytest.raises(
-        ValueError, match=r"paths do not fit the tree[\s\S]*'xyz'[\s\S]*stack\.2\n *and 2 more"
+        ValueError, match=r"paths do not match the tree[\s\S]*'xyz'[\s\S]*stack\.2\n *and 2 more"
     ):
         change(make(), "xyz")
 
 
 def test_a_part_without_arrays_is_refused():
-    with pytest.raises(ValueError, match=r"paths do not fit the tree[\s\S]*'activation'"):
+    with pytest.raises(ValueError, match=r"paths do not match the tree[\s\S]*'activation'"):
         freeze(make(), lambda m: (m.head, m.activation))
-    with pytest.raises(ValueError, match=r"paths do not fit the tree[\s\S]*are:\n *none"):
+    with pytest.raises(ValueError, match=r"paths do not match the tree[\s\S]*are:\n *none"):
         freeze([], "**")
 
 
@@ -246,7 +246,7 @@ def test_an_array_in_no_module_cannot_be_frozen():
 
 @pytest.mark.parametrize("where", [3, None, {"encoder": True}, [lambda m: m], b"encoder"])
 def test_anything_else_is_no_where(where):
-    with pytest.raises(TypeError, match="`where` does not say which part of the model is meant"):
+    with pytest.raises(TypeError, match="`where` does not pick a part of the model"):
         inspect.unwrap(unfreeze)(make(), where)
 
 

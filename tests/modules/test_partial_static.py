@@ -22,7 +22,7 @@ def test_stored_arguments_come_first():
 
 def test_a_keyword_cannot_be_given_twice():
     with pytest.raises(
-        TypeError, match=r"keyword argument `a` was given twice[\s\S]*already: a, b"
+        TypeError, match=r"keyword argument `a` was given twice[\s\S]*stored ones: a, b"
     ):
         Partial(collect, a=1, b=2)(a=3)
 

@@ -90,6 +90,6 @@ def test_a_class_without_the_property_is_refused():
         fn: Any
 
     with pytest.raises(
-        TypeError, match=r"module_update_wrapper needs to know what is wrapped[\s\S]*`__wrapped__`"
+        TypeError, match=r"module_update_wrapper needs a class with a property[\s\S]*`__wrapped__`"
     ):
         module_update_wrapper(Bare(add))

@@ -306,7 +306,7 @@ def test_the_fused_kernel_takes_a_mask(shape, conditions, monkeypatch):
         ({}, {"segments": np.zeros(5, int)}, "no positions, segments or bias"),
         ({}, {"bias": np.zeros((5, 5))}, "no positions, segments or bias"),
         ({}, {"mask": np.ones((5, 5), bool)}, "even numbers of queries and of keys"),
-        ({}, {"window": 2}, "`causal=True` beside a window"),
+        ({}, {"window": 2}, "`causal=True` together with a window"),
         ({"queries": 4}, {"causal": True}, "as many queries as keys"),
     ],
 )
@@ -341,9 +341,9 @@ def test_arrays_that_do_not_fit_each_other_are_refused():
         with pytest.raises(ValueError, match="(?s)do not fit each other.*heads a multiple of"):
             nn.attention(*wrong)
     for dtype in (jnp.bfloat16, int):
-        with pytest.raises(ValueError, match="must be of one floating-point type"):
+        with pytest.raises(ValueError, match="must have the same floating-point dtype"):
             nn.attention(query, key, value.astype(dtype))
-    with pytest.raises(ValueError, match="one floating-point type"):
+    with pytest.raises(ValueError, match="the same floating-point dtype"):
         nn.attention(*(a.astype(jnp.complex64) for a in (query, key, value)))
 
 
@@ -353,21 +353,23 @@ def test_conditions_that_do_not_fit_are_refused():
     def attention(**conditions):
         return inspect.unwrap(nn.attention)(query, key, value, **conditions)
 
-    with pytest.raises(ValueError, match="a window of attention must hold at least"):
+    with pytest.raises(ValueError, match="an attention window must hold at least"):
         attention(window=0)
-    with pytest.raises(ValueError, match="(?s)the segments of queries and of keys are two arrays"):
+    with pytest.raises(ValueError, match="a tuple of segments must hold two arrays"):
         attention(segments=(jnp.zeros(T, int),))
     for wrong in (jnp.zeros(T, int), (jnp.zeros(T), jnp.zeros(S, int))):
-        with pytest.raises(ValueError, match="(?s)integers, one for each of the.*`segments`"):
+        with pytest.raises(
+            ValueError, match="(?s)must hold one integer for each of the.*`segments`"
+        ):
             attention(segments=wrong)
     with pytest.raises(ValueError, match="(?s)one for each of the keys.*`key_positions`"):
         attention(causal=True, key_positions=jnp.arange(T))
-    with pytest.raises(ValueError, match="(?s)a mask says True where.*float32.*bias"):
+    with pytest.raises(ValueError, match="(?s)a mask must be an array of bools.*float32.*bias"):
         attention(mask=bias)
     with pytest.raises(ValueError, match="(?s)added to the scores.*`bias`.*bool.*mask="):
         attention(bias=bias > 0)
     for wrong in (bias[:2], bias[0, 0], bias[None, None], bias[:, 1:]):
-        with pytest.raises(ValueError, match="(?s)the bias of an attention has one number"):
+        with pytest.raises(ValueError, match="(?s)the bias must have one entry"):
             attention(bias=wrong)
 
 
@@ -377,7 +379,7 @@ def test_three_axes_where_there_are_as_many_heads_as_examples_are_refused(name, 
     numbers = jax.random.normal(getkey(), (4, 5, 5))
     numbers = numbers > -1 if name == "mask" else numbers
     with pytest.raises(
-        ValueError, match=rf"(?s)that of the heads or that of the batch.*{name}\[:, None\] for one"
+        ValueError, match=rf"(?s)is ambiguous: heads or batch.*{name}\[:, None\] for one"
     ):
         nn.attention(queries, keys, values, **{name: numbers})
     per_example = nn.attention(queries, keys, values, **{name: numbers[:, None]})

@@ -160,7 +160,7 @@ def ruled(model, x):
 @pytest.mark.parametrize("method", [branches, until, checkpointed, ruled], ids=lambda f: f.__name__)
 def test_where_it_is_not_known_how_often_a_layer_runs_it_is_not_captured(method, getkey):
     model = nn.Sequential([nn.Linear(3, 3, key=getkey())])
-    with pytest.raises(NotImplementedError, match="to be captured inside the operation"):
+    with pytest.raises(NotImplementedError, match="cannot be captured inside the operation"):
         nn.apply(model, XS[0], method=method, capture="layers.0")
 
 
@@ -169,7 +169,7 @@ def test_paths_that_mean_no_layer_and_layers_that_are_not_called_are_refused(get
     for path in ("hed", "twice.layer.weight", "head.layers"):
         with pytest.raises(
             ValueError,
-            match=r"(?s)paths do not fit the tree.*paths of layers.*a module that is called",
+            match=r"(?s)paths do not match the tree.*paths of layers.*a module that is called",
         ):
             nn.apply(net, XS, capture=path)
     with pytest.raises(ValueError, match=r"(?s)were not called.*got: .stack."):

@@ -159,7 +159,7 @@ def test_an_output_padding_as_large_as_the_stride_is_refused(getkey, output_padd
 )
 def test_a_padding_that_has_no_transpose_here_is_refused(getkey, settings):
     with pytest.raises(
-        NotImplementedError, match="`ConvTranspose1d` does not have this way of padding"
+        NotImplementedError, match="`ConvTranspose1d` does not support this padding"
     ):
         nn.ConvTranspose1d(1, 1, 3, **settings, key=getkey())
 

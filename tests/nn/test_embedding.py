@@ -119,7 +119,7 @@ def test_what_is_not_an_integer_is_refused(x):
 def test_what_is_missing_to_draw_a_table_is_named(missing, getkey):
     given = {"num_embeddings": 3, "embedding_size": 2, "key": getkey()}
     del given[missing]
-    with pytest.raises(ValueError, match=f"(?s)needs a table.*got: no {missing}\n"):
+    with pytest.raises(ValueError, match=f"(?s)needs either a table.*got: no {missing}\n"):
         nn.Embedding(**given)
 
 
@@ -139,7 +139,7 @@ def test_negative_sizes_are_refused(sizes, getkey):
 )
 def test_a_table_of_another_shape_is_refused(sizes, shape, expected):
     with pytest.raises(
-        ValueError, match=rf"(?s)one row for each thing.*expected: shape {expected}"
+        ValueError, match=rf"(?s)one row for each index.*expected: shape {expected}"
     ):
         nn.Embedding(*sizes, weight=jnp.ones(shape))
 

@@ -203,10 +203,10 @@ def test_initialisers_that_do_not_fit_are_refused_and_the_array_is_named():
 
 
 def test_what_is_no_rule_is_refused():
-    refuses(TypeError, r"an initialiser is a function.*got: 0\.0", {"**.bias": 0.0})
+    refuses(TypeError, r"an initialiser must be a function.*got: 0\.0", {"**.bias": 0.0})
     refuses(
         TypeError,
-        r"says which arrays.*got: \(.*\"\*\*\.bias\"",
+        r"must say which arrays.*got: \(.*\"\*\*\.bias\"",
         {("**.bias", nn.Linear): init.ones},
     )
 

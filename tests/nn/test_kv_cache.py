@@ -158,7 +158,7 @@ def test_gradients_go_through_a_cache(getkey):
 def test_more_tokens_than_places_are_refused():
     cache = nn.KVCache(3, 1, 2)
     two, four = jnp.ones((2, 1, 2)), jnp.ones((4, 1, 2))
-    with pytest.raises(ValueError, match="(?s)more tokens were given to a cache.*at most 3.*4 tok"):
+    with pytest.raises(ValueError, match="(?s)more tokens were appended.*at most 3.*4 tok"):
         cache.append(four, four)
     with pytest.raises(RuntimeCheckError, match="(?s)the cache is full.*at most 3 tokens"):
         cache.append(two, two).append(two, two)

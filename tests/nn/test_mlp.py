@@ -235,7 +235,9 @@ def test_a_final_activation_has_arrays_for_the_last_layer_that_was_put_in(scan, 
 def test_layers_that_are_not_stacked_are_refused_by_scan(getkey):
     plain = nn.MLP(3, 2, 4, 3, key=getkey())
     scanned = nn.MLP(3, 2, 4, 3, scan=True, key=getkey())
-    with pytest.raises(ValueError, match=r"(?s)scan=True has all layers.*as one.*scan=False"):
+    with pytest.raises(
+        ValueError, match=r"(?s)scan=True must store the layers.*as one.*scan=False"
+    ):
         vernal.tree_at("layers", scanned, plain.layers)(jnp.ones(3))
     with pytest.raises(ValueError, match=r"(?s)`Linear` has the wrong shape"):
         vernal.tree_at("layers.1", scanned, plain.layers[1])(jnp.ones(3))

@@ -190,7 +190,7 @@ def test_group_norm_refuses_channels_that_its_groups_do_not_divide():
 
 
 def test_group_norm_needs_to_know_its_channels():
-    with pytest.raises(ValueError, match=r"(?s)how many weights.*channelwise_affine=True"):
+    with pytest.raises(ValueError, match=r"(?s)the number of its weights.*channelwise_affine=True"):
         nn.GroupNorm(2)
 
 
@@ -229,9 +229,7 @@ INSTANCES = functools.partial(nn.InstanceNorm, 4)
 )
 def test_an_input_that_may_be_an_example_or_a_batch_is_refused(make, shape, of_batch, getkey):
     x, of_example = jax.random.normal(getkey(), shape), len(shape) - 1
-    text = (
-        rf"(?s)may be in the first axis.*dims={of_example}\) if.*dims={of_batch} if it is a batch"
-    )
+    text = rf"(?s)is ambiguous: the first axis.*dims={of_example}\) if.*dims={of_batch} if it is a batch"
     with pytest.raises(ValueError, match=text):
         make()(x)
     # Said how many there are, both readings are to be had, and differ.

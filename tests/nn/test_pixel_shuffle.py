@@ -31,7 +31,7 @@ def test_an_empty_image_stays_empty():
 
 def test_what_does_not_divide_is_refused():
     with pytest.raises(
-        ValueError, match=r"(?s)whole squares of the channels.*factor\*\*2=4.*got: 6"
+        ValueError, match=r"(?s)cannot arrange the channels in squares.*factor\*\*2=4.*got: 6"
     ):
         nn.PixelShuffle(2)(jnp.ones((6, 2, 2)))
     with pytest.raises(ValueError, match=r"(?s)into whole squares.*factor=2 divides.*4 and 3"):

@@ -181,7 +181,9 @@ def test_wrong_shapes_are_refused(kind, getkey):
     with pytest.raises(ValueError, match=r"(?s)argument `length`.*expected: \(7,\)"):
         layer(jnp.ones((7, 5, 3)), length=3)
     for length in (2.5, jnp.array(2.0), True):
-        with pytest.raises(TypeError, match="(?s)not a number of steps.*argument `length`"):
+        with pytest.raises(
+            TypeError, match="(?s)a length that is not an integer.*argument `length`"
+        ):
             layer(jnp.ones((5, 3)), length=length)
     with pytest.raises(ValueError, match="num_layers"):
         LAYERS[kind](3, 2, num_layers=0, key=getkey())
@@ -326,7 +328,7 @@ def test_what_pads_a_sequence_does_not_reach_gradients(layer_type, bad, getkey):
 
 
 def test_activations_that_need_a_key_are_refused(getkey):
-    text = "(?s)an activation of `RNNCell` is given no random key.*Dropout"
+    text = "(?s)an activation of `RNNCell` cannot be random: it is given no key.*Dropout"
     with pytest.raises(ValueError, match=text):
         nn.RNN(2, 3, activation=nn.Dropout(0.5), key=getkey())
     layer = nn.RNN(2, 3, key=getkey())

@@ -141,7 +141,8 @@ def test_what_is_shared_may_be_computed(getkey):
     shared = nn.Shared(layers, lambda both: both[1].weight, lambda both: both[0].weight.T)
     wrong = vernal.tree_at(lambda s: s.pytree[1].weight, shared, jnp.zeros((3, 3)))
     with pytest.raises(
-        ValueError, match=r"(?s)pytree\[1\].*what shared\.get\(shared\.pytree\) is made of"
+        ValueError,
+        match=r"(?s)pytree\[1\].*the nodes that shared\.get\(shared\.pytree\) is computed from",
     ):
         wrong()
 
@@ -153,7 +154,7 @@ def test_what_is_shared_may_be_computed(getkey):
 )
 def test_what_is_taken_out_is_not_what_is_stored(where, get, getkey):
     layers = {name: nn.Linear(2, 2, key=getkey()) for name in "abc"}
-    with pytest.raises(ValueError, match=r"(?s)itself taken out.*where = \(a, b\)"):
+    with pytest.raises(ValueError, match=r"(?s)takes out a node that `get` picks.*where=\(a, b\)"):
         nn.Shared(layers, lambda m: tuple(m[n] for n in where), lambda m: tuple(m[n] for n in get))
     both = nn.Shared(layers, lambda m: (m["a"], m["b"]), lambda m: (m["c"], m["c"]))()
     assert vernal.tree_equal(both["a"], both["b"]) and vernal.tree_equal(both["a"], layers["c"])
@@ -191,12 +192,12 @@ def test_several_paths(getkey):
     assert vernal.tree_equal(both["a"], layers["c"]) and vernal.tree_equal(both["b"], layers["c"])
     with pytest.raises(
         ValueError,
-        match=r"(?s)a path means several nodes|the path means several.*Shared\(where=.\*",
+        match=r"(?s)the path matches several.*Shared\(where=.\*",
     ):
         nn.Shared(layers, "*", "c")
     with pytest.raises(ValueError, match=r"(?s)Shared|get='d'"):
         nn.Shared(layers, "a", "d")
-    with pytest.raises(ValueError, match=r"(?s)itself taken out.*where = \(a, b\)"):
+    with pytest.raises(ValueError, match=r"(?s)takes out a node that `get` picks.*where=\(a, b\)"):
         nn.Shared(layers, ("a", "b"), ("b", "a"))
 
 
@@ -204,5 +205,5 @@ def test_what_picks_no_node_is_refused(getkey):
     layers, first = nn.MLP(2, 2, 2, 1, key=getkey()), "layers.0.weight"
     init = inspect.unwrap(nn.Shared.__init__)
     for name, where, get in [("where", 1, first), ("get", first, ("layers", 2))]:
-        with pytest.raises(TypeError, match=f"(?s)`{name}` does not pick a node.*Shared.*lambda"):
+        with pytest.raises(TypeError, match=f"(?s)`{name}` must pick a node.*Shared.*lambda"):
             init(object.__new__(nn.Shared), layers, where, get)

@@ -327,10 +327,10 @@ def test_another_number_of_cells_is_refused(make, getkey):
     xs, layer = jnp.ones((4, 2)), make(2, 3, num_layers=2, bidirectional=True, key=getkey())
     for layers, both in [(1, True), (3, True), (2, False)]:
         cells = make(2, 3, num_layers=layers, bidirectional=both, key=getkey()).cells
-        text = rf"(?s)another number of cells.*`cells` of {make.__name__}.*num_layers=2 tuples of 2"
+        text = rf"(?s)number of cells of.*`cells` of {make.__name__}.*num_layers=2 tuples of 2"
         with pytest.raises(ValueError, match=text):
             vernal.tree_at("cells", layer, cells)(xs)
-    with pytest.raises(ValueError, match="another number of cells"):
+    with pytest.raises(ValueError, match="number of cells of"):
         vernal.tree_at("cells", layer, ())(xs)
 
 
@@ -343,7 +343,9 @@ def test_one_layer_in_the_place_of_a_stack_of_layers_is_refused(num_layers, getk
     refused = "with a leading axis" if num_layers == 4 else "`Linear` has the wrong shape"
     with pytest.raises(ValueError, match=refused):
         vernal.tree_at("layers", stack, one)(jnp.ones(3))
-    text = rf"(?s)a `Stack` has all.*stack\.layers\.weight.*num_layers={num_layers}.*Stack\.of"
+    text = (
+        rf"(?s)every array of a `Stack`.*stack\.layers\.weight.*num_layers={num_layers}.*Stack\.of"
+    )
     for use in (
         lambda stack: stack(jnp.ones(3)),
         lambda stack: stack[0],

@@ -126,7 +126,7 @@ def test_a_state_outside_of_the_model_has_the_same_numbers():
         np.testing.assert_array_equal(y, expected)
     assert vernal.tree_equal(inside.last.value, state.get(outside.last))
     assert vernal.tree_equal(inside.sums.value, state.get(outside.sums))
-    with pytest.raises(RuntimeError, match="state of this model is not in it"):
+    with pytest.raises(RuntimeError, match="the model does not hold its state"):
         outside.last.update(X, X)
 
 
@@ -230,7 +230,9 @@ def test_nobody_takes_the_value_or_something_else_is_left():
     with pytest.raises(RuntimeError, match=r"nn\.apply"):
         Layer()(X)
     for value in (1.0, jnp.zeros(2), jnp.zeros(3, int), (jnp.zeros(3),), None):
-        with pytest.raises(ValueError, match=r"(?s)differ in kind.*where: Variable\.update"):
+        with pytest.raises(
+            ValueError, match=r"(?s)has another structure, shape or dtype.*where: Variable\.update"
+        ):
             nn.apply(Layer(), X, method=lambda m, x, new=value: m.last.update(new, x))
 
 
@@ -243,7 +245,7 @@ class Careless(vernal.Module):
 
 def test_the_variable_that_was_left_something_else_is_named():
     model = nn.Sequential([Careless(nn.Variable(jnp.zeros(3)))])
-    with pytest.raises(ValueError, match="differ in kind") as error:
+    with pytest.raises(ValueError, match="has another structure, shape or dtype") as error:
         nn.apply(model, X)
     assert "model.layers[0].last" in "".join(error.value.__notes__)
 

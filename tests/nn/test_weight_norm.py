@@ -142,7 +142,7 @@ def test_a_weight_and_its_length_may_be_extreme_together(size, getkey):
 def test_a_length_beyond_the_dtype_is_refused(size, dtype, getkey):
     layer = nn.Linear(2, 2, dtype=dtype, key=getkey())
     wrong = tree_at("weight", layer, jnp.full((2, 2), size, dtype))
-    with pytest.raises(ValueError, match=f"(?s)`g` does not fit its dtype.*{dtype}"):
+    with pytest.raises(ValueError, match=f"(?s)too large for its dtype.*{dtype}"):
         nn.WeightNorm(wrong)
     nn.WeightNorm(tree_at("weight", layer, jnp.full((2, 2), jnp.inf, dtype)))
 

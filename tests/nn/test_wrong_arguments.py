@@ -147,19 +147,23 @@ def test_an_eps_that_is_not_a_number_of_at_least_zero_is_refused(name, eps):
 
 
 def test_the_second_argument_of_batch_norm_is_a_name():
-    with pytest.raises(ValueError, match=r"(?s)a setting of `BatchNorm`.*`axis_name`.*1e-05"):
+    with pytest.raises(
+        ValueError, match=r"(?s)`BatchNorm` was given an invalid argument.*`axis_name`.*1e-05"
+    ):
         unchecked(nn.BatchNorm.__init__, object.__new__(nn.BatchNorm), 3, 1e-5, 0.1)
 
 
 def test_a_stack_is_indexed_as_a_list_is(getkey):
     stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=getkey())
     for index in (True, None, 1.0, "1", (0, 1), jnp.array([0, 2]), jnp.array([True] * 4), ...):
-        with pytest.raises(TypeError, match="a `Stack` is indexed by one integer, or by a slice"):
+        with pytest.raises(
+            TypeError, match="the index of a `Stack` must be one integer or a slice"
+        ):
             unchecked(nn.Stack.__getitem__, stack, index)
     for index in (2, np.int64(2), jnp.array(2), -2):
         np.testing.assert_array_equal(stack[index].weight, stack.layers.weight[2])
     for index in (4, -5, np.int64(4), np.array(9)):
-        with pytest.raises(IndexError, match="no layer has this path"):
+        with pytest.raises(IndexError, match="the index of a `Stack` is out of range"):
             unchecked(nn.Stack.__getitem__, stack, index)
     traced = jax.jit(lambda i: stack[i].weight)(2)
     np.testing.assert_array_equal(traced, stack.layers.weight[2])

@@ -129,10 +129,10 @@ def test_half_precision_is_summed_in_single_precision():
 @pytest.mark.parametrize(
     ("batch", "options", "text"),
     [
-        ((np.ones((6, 2)),), {}, "do not make micro-batches of one size"),
+        ((np.ones((6, 2)),), {}, "cannot be divided into equal micro-batches"),
         ((np.ones((8, 2)), np.ones((4, 2))), {}, "expected: arrays with 8 rows"),
-        (("name",), {}, "nothing in the batch"),
-        ((np.ones((8, 2)),), {"weighted": True}, "returns a sum and its weight"),
+        (("name",), {}, "the batch has no arrays"),
+        ((np.ones((8, 2)),), {"weighted": True}, "must return a sum and its weight"),
     ],
 )
 def test_a_batch_or_a_loss_that_does_not_fit_is_refused(batch, options, text):
@@ -152,12 +152,12 @@ def test_rows_that_do_not_divide_over_devices_are_refused():
 )
 def test_a_loss_that_is_not_one_number_is_refused(out):
     model, batch = jnp.ones(2), jnp.ones((4, 2))
-    with pytest.raises(TypeError, match="(?s)a loss returns one number.*without further results"):
+    with pytest.raises(TypeError, match="(?s)the loss must return one number.*nothing else"):
         accumulate_gradients(lambda m, b: out(jnp.sum(m)), 2)(model, batch)
-    with pytest.raises(TypeError, match="a weighted loss returns a sum and its weight"):
+    with pytest.raises(TypeError, match="a weighted loss must return a sum and its weight"):
         accumulate_gradients(lambda m, b: (out(jnp.sum(m)), 1.0), 2, weighted=True)(model, batch)
 
 
 def test_no_micro_batches_are_refused():
-    with pytest.raises(ValueError, match="at least one micro-batch"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         accumulate_gradients(mean, 0)

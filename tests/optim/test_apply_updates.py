@@ -120,7 +120,7 @@ def test_arrays_of_one_model_may_live_on_different_devices():
 def test_an_update_that_does_not_fit_is_refused_with_its_path(jit, p, u, expected):
     apply = jax.jit(apply_updates) if jit else apply_updates
     model, updates = {"a": [jnp.ones(1), p]}, {"a": [jnp.ones(1), u]}
-    with pytest.raises(TypeError, match="does not fit what it updates") as info:
+    with pytest.raises(TypeError, match="does not fit the value that it updates") as info:
         apply(model, updates)
     assert "updates['a'][1]" in str(info.value)
     with pytest.raises(TypeError, match=expected):

@@ -202,5 +202,5 @@ def test_a_module_with_the_two_methods_is_a_transformation():
     "given", [optax.adam, Optimizer(optax.sgd, 0.1), {"update": 1}], ids=["factory", "ours", "dict"]
 )
 def test_something_else_is_refused(given):
-    with pytest.raises(TypeError, match=r"takes a transformation of Optax(.|\n)*call a factory"):
+    with pytest.raises(TypeError, match=r"takes an Optax transformation(.|\n)*call a factory"):
         from_optax(given)

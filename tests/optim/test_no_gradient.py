@@ -210,7 +210,7 @@ def test_a_vernal_optimizer_takes_both_and_compiles_once():
 
 # Every other spelling.
 
-CURE = r"`vernal.params\(model\)` in place of `model`"
+CURE = r"`vernal.params\(model\)` instead of `model`"
 ADAM = optax.adamw(0.1, weight_decay=0.5)
 WRONG = {
     "state of the model": lambda m, g: ADAM.update(g, ADAM.init(m), m),
@@ -259,7 +259,7 @@ def test_an_update_of_what_is_frozen_is_refused():
         grads = jax.tree.map(jnp.zeros_like, vernal.params(of, None))
         whole = jax.tree.map(jnp.zeros_like, of)
         updates, _ = ADAM.update(whole, ADAM.init(of), of)
-        with pytest.raises(TypeError, match=r"there is an update for an array that is frozen") as e:
+        with pytest.raises(TypeError, match=r"an update was given for a frozen array") as e:
             vernal.apply_updates(of, updates)
         assert "vernal.params(model)" in str(e.value) and where.rpartition(".")[2] in str(e.value)
         assert vernal.tree_equal(vernal.apply_updates(of, grads), of)
@@ -332,7 +332,7 @@ def test_a_rule_may_return_gradients_of_ours():
 
 @pytest.mark.parametrize("ask", [bool, float, int, len, iter, lambda x: x[0]])
 def test_no_gradient_is_no_value_to_python(ask):
-    with pytest.raises(TypeError, match="there is no gradient here to compute with"):
+    with pytest.raises(TypeError, match="NoGradient is not a number"):
         ask(vernal.NoGradient())
 
 

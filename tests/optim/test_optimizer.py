@@ -701,7 +701,7 @@ def test_a_factory_that_returns_no_transformation_is_refused(made):
         return made
 
     opt = Optimizer(factory, 0.1)
-    says = r"returns a transformation of gradients(.|\n)*factory, which returns(.|\n)*Schedule\("
+    says = r"must return a gradient transformation(.|\n)*factory, which returns(.|\n)*Schedule\("
     with pytest.raises(TypeError, match=says):
         opt.init({"w": jnp.ones(2)})
     with pytest.raises(TypeError, match=says):

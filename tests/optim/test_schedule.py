@@ -363,7 +363,7 @@ def test_what_a_factory_converts_is_refused():
         level = float(jnp.log(rate))
         return lambda count: level * count
 
-    with pytest.raises(TypeError, match=r"`computes` converts an array that it has computed"):
+    with pytest.raises(TypeError, match=r"`computes` converts an array to a Python number"):
         Schedule(computes, Static(0.5))
 
 
@@ -384,7 +384,7 @@ def test_traced_numbers_are_taken_where_the_factory_does_not_look_at_them():
 
 def test_a_factory_that_makes_no_schedule_is_refused():
     with pytest.raises(
-        TypeError, match=r"returns a function of the count of steps(.|\n)*Optimizer\("
+        TypeError, match=r"must return a function of the step count(.|\n)*Optimizer\("
     ):
         Schedule(optax.adam, 1e-3)
     with pytest.raises(TypeError, match="does not take these settings"):

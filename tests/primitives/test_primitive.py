@@ -474,7 +474,7 @@ def test_a_rule_that_is_not_wrapped_may_answer():
 @pytest.mark.parametrize(
     "tangents, text",
     [
-        ((None,), "tangents that do not belong to the result"),
+        ((None,), "tangents that do not match the result"),
         ((1.0, "text"), "1 for leaves that are not arrays"),
     ],
     ids=["structure", "stray"],
@@ -489,7 +489,7 @@ def test_tangents_that_do_not_fit_are_refused(tangents, text):
 def test_cotangents_that_do_not_fit_are_refused():
     p = primitive("pair", filter_primitive_def(lambda x, text: (x, text)))
     ad.primitive_transposes[p] = filter_primitive_transpose(lambda inputs, cts: cts[0])
-    with pytest.raises(TypeError, match="cotangents that do not belong to the arguments"):
+    with pytest.raises(TypeError, match="cotangents that do not match the arguments"):
         jax.linear_transpose(lambda x: filter_primitive_bind(p, x, "text")[0], 1.0)(1.0)
 
 
@@ -497,7 +497,7 @@ def test_axes_that_do_not_fit_are_refused():
     p = primitive("pair", filter_primitive_def(lambda x: (x, "text")))
     rule = filter_primitive_batching(lambda primals, axes: ((primals[0], "text"), axes[0]))
     batching.primitive_batchers[p] = rule
-    with pytest.raises(TypeError, match="axes that do not belong to the result"):
+    with pytest.raises(TypeError, match="axes that do not match the result"):
         jax.vmap(lambda x: filter_primitive_bind(p, x)[0])(jnp.ones(3))
 
 

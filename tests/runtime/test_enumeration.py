@@ -165,16 +165,18 @@ def test_members_can_be_keys():
     ids=["batch", "shape"],
 )
 def test_only_a_known_member_can_be_hashed(make):
-    with pytest.raises(TypeError, match="only a single, known member"):
+    with pytest.raises(TypeError, match="only a single member with a known value"):
         hash(make())
-    with pytest.raises(TypeError, match="only a single, known member"):
+    with pytest.raises(TypeError, match="only a single member with a known value"):
         jax.jit(hash)(Result.ok)
 
 
 @pytest.mark.parametrize("other", [Detailed.ok, 0, None, "all is well"], ids=str)
 def test_members_of_different_enumerations_do_not_compare(other):
     for compare in (lambda: Result.ok == other, lambda: Result.ok != other):
-        with pytest.raises(ValueError, match="of the same enumeration only"):
+        with pytest.raises(
+            ValueError, match="only be compared with members of the same enumeration"
+        ):
             compare()
 
 
@@ -213,7 +215,7 @@ def test_where_chooses_between_batches():
 
 def test_where_refuses_other_conditions_and_members():
     for pred in (jnp.array([True, False]), 1, jnp.array(1)):
-        with pytest.raises(ValueError, match="chooses by a scalar bool"):
+        with pytest.raises(ValueError, match="must be a scalar bool"):
             Result.where(pred, Result.ok, Result.slow)
     for wrong in (Detailed.ok, 0):
         with pytest.raises(ValueError, match="not a member of the enumeration .*Result"):
@@ -283,7 +285,7 @@ def test_promotion_keeps_the_name():
 
 @pytest.mark.parametrize("item", [Detailed.ok, Other.ok, 3], ids=str)
 def test_only_members_of_parents_are_promoted(item):
-    with pytest.raises(ValueError, match="that this one inherits from can be promoted"):
+    with pytest.raises(ValueError, match="of a parent enumeration can be promoted"):
         Detailed.promote(item)
 
 
@@ -343,7 +345,7 @@ def test_members_are_declared_by_strings(value):
 
 
 def test_an_enumeration_has_no_instances():
-    with pytest.raises(TypeError, match="members, not instances"):
+    with pytest.raises(TypeError, match="cannot be instantiated"):
         Result()
 
 

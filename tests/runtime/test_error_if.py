@@ -54,7 +54,7 @@ def test_without_an_array_there_is_nothing_to_thread_on_but_a_known_condition_is
     assert error_if(1.0, jnp.array(False), "no") == 1.0
     with pytest.raises(RuntimeCheckError, match="^judged"):
         error_if(1.0, True, "judged")
-    with pytest.raises(ValueError, match="error_if has no array to thread the check on"):
+    with pytest.raises(ValueError, match="error_if has no array to attach the check to"):
         jax.jit(lambda x: error_if(1.0, x > 0, "never"))(1.0)
     with pytest.raises(ValueError, match="no array"):
         error_if(1.0, True, "judged", on_error="nan")
@@ -62,21 +62,23 @@ def test_without_an_array_there_is_nothing_to_thread_on_but_a_known_condition_is
 
 @pytest.mark.parametrize("pred", [1, 0.0, None, jnp.array(1), jnp.array(0.5)])
 def test_a_condition_that_is_not_bool_is_refused(pred):
-    with pytest.raises(TypeError, match="the condition of an error must be bool"):
+    with pytest.raises(TypeError, match="the condition of an error must be a bool"):
         error_if(jnp.ones(2), pred, "no")
 
 
 def test_a_message_that_is_not_a_string_is_refused():
-    with pytest.raises(TypeError, match="a message of an error must be a string"):
+    with pytest.raises(TypeError, match="the message of an error must be a string"):
         inspect.unwrap(error_if)(jnp.ones(2), False, 3)
 
 
 def test_an_unknown_way_to_treat_an_error_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="(?s)unknown way to treat.*argument `on_error`.*'ignore'"):
+    with pytest.raises(
+        ValueError, match="(?s)unknown value of `on_error`.*argument `on_error`.*'ignore'"
+    ):
         inspect.unwrap(error_if)(jnp.ones(2), False, "no", on_error="ignore")
     monkeypatch.setenv("VERNAL_ON_ERROR", "ignore")
     with pytest.raises(
-        ValueError, match="(?s)unknown way to treat.*environment variable VERNAL_ON_ERROR"
+        ValueError, match="(?s)unknown value of `on_error`.*environment variable VERNAL_ON_ERROR"
     ):
         error_if(jnp.ones(2), False, "no")
 
@@ -163,7 +165,7 @@ def test_a_linear_function_with_a_check_has_a_transpose(around):
 
 def test_a_check_whose_condition_would_be_transposed_says_so():
     back = jax.linear_transpose(lambda v: error_if(v, jnp.any(v < 0), "negative"), jnp.zeros(2))
-    with pytest.raises(ValueError, match="a check cannot be transposed with its condition"):
+    with pytest.raises(ValueError, match="a check cannot be transposed: its condition depends"):
         back(jnp.ones(2))
 
 

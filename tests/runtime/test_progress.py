@@ -330,13 +330,13 @@ def test_the_state_is_three_scalars():
 
 @pytest.mark.parametrize("progress", [jnp.zeros(2), jnp.array(1j)], ids=["vector", "complex"])
 def test_progress_must_be_one_real_number(progress):
-    with pytest.raises(ValueError, match="the progress of a loop is one number"):
+    with pytest.raises(ValueError, match="the progress of a loop must be one number"):
         jax.eval_shape(lambda: METER.step(METER.init(), progress))
 
 
 @pytest.mark.parametrize("increase", [0.001, 0, 1.5, float("nan")])
 def test_more_than_one_drawing_for_every_percent_is_refused(increase):
-    with pytest.raises(ValueError, match="at most once for every percent"):
+    with pytest.raises(ValueError, match="`minimum_increase` of a progress meter is out of range"):
         TextProgressMeter(minimum_increase=increase)
 
 

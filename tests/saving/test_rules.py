@@ -388,9 +388,9 @@ def test_what_fits_is_taken_if_that_is_asked_for():
     [
         (
             {"c": "x"},
-            r"(?s)paths do not fit the tree.*rule 'c'.*got: 'c': no leaf there\s+the leaves are:\s+a\s+b",
+            r"(?s)paths do not match the tree.*rule 'c'.*got: 'c': no leaf there\s+the leaves are:\s+a\s+b",
         ),
-        ({("a", "c"): "x"}, r"(?s)paths do not fit the tree.*got: 'c': no leaf there"),
+        ({("a", "c"): "x"}, r"(?s)paths do not match the tree.*got: 'c': no leaf there"),
         (
             {"*": "x.*", "a": "y"},
             r"(?s)where: the rules.*got: a: more than one path matches it, '\*' and 'a'",

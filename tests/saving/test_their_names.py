@@ -114,7 +114,7 @@ def test_files_of_our_own_keep_the_full_names(tmp_path):
     rename = {"body.layers.0.*": "elsewhere.*"}
     with pytest.raises(ValueError, match=r"missing(.|\n)*elsewhere\.bias"):
         load(tmp_path / "model", MODEL, rename=rename)
-    with pytest.raises(ValueError, match="the paths do not fit the tree"):
+    with pytest.raises(ValueError, match="the paths do not match the tree"):
         load(tmp_path / "model", MODEL, rename={"body.0.*": "body.0.*"})
 
 

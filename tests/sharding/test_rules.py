@@ -85,7 +85,7 @@ def test_one_error_tells_everything_that_does_not_fit():
         "*.2": P(),
         "layer.2.bias": P(),
     }
-    with pytest.raises(ValueError, match="the paths do not fit the tree") as caught:
+    with pytest.raises(ValueError, match="the paths do not match the tree") as caught:
         shardings(MODEL, MESH, rules)
     for line in [
         "where: shardings(tree, mesh, rules)",
@@ -95,7 +95,7 @@ def test_one_error_tells_everything_that_does_not_fit():
         "layers.1.bias, f32[8]: 'data' twice, in",
         "layers.2.weight, f32[6,8]: an axis of 6 does not divide into 4 parts, in 'layers.2.weight'",
         "layers.2.bias: no path matches it",
-        "'*.2': no leaf but a part; for the leaves in it, write '*.2.**'",
+        "'*.2': a part, not a leaf; for the leaves in it, write '*.2.**'",
         "'layer.2.bias': no leaf there; did you mean 'layers.2.bias'?",
         "`default=jax.P()`",
     ]:
@@ -105,7 +105,7 @@ def test_one_error_tells_everything_that_does_not_fit():
 
 def test_a_spec_is_no_longer_than_its_array_and_many_lines_are_cut_short():
     tree = [jnp.ones(4)] * 12 + [jnp.ones(())]
-    with pytest.raises(ValueError, match="the paths do not fit the tree") as caught:
+    with pytest.raises(ValueError, match="the paths do not match the tree") as caught:
         shardings(tree, MESH, {"*": P(None, "data")})
     text = str(caught.value)
     assert "0, f32[4]: 2 entries for 1 axes, in '*': P(None, 'data')" in text

@@ -265,9 +265,9 @@ def test_long_reports_are_cut():
 
 
 def test_unknown_ways_to_compare_are_refused():
-    with pytest.raises(ValueError, match="unknown way to compare leaves(.|\n)*got: 'close'"):
+    with pytest.raises(ValueError, match="unknown value of `leaves`(.|\n)*got: 'close'"):
         diff(1, 2, leaves="close")
-    with pytest.raises(ValueError, match="unknown way to compare leaves"):
+    with pytest.raises(ValueError, match="unknown value of `leaves`"):
         diff_text(1, 2, leaves="close")
 
 

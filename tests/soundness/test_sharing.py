@@ -311,7 +311,7 @@ def test_a_registered_package_is_settled(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("package", ["__main__", "a.b", ""])
 def test_what_is_no_package_cannot_be_settled(package):
-    with pytest.raises(ValueError, match="only a package as a whole can be settled"):
+    with pytest.raises(ValueError, match="settled takes the name of a whole package"):
         vernal.settled(package)
 
 

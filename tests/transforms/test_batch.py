@@ -285,12 +285,12 @@ WRONG = {
     "tree": (
         lambda: filter_vmap(product, in_axes=vernal.Static({"x": 0})),
         TypeError,
-        "a tree, but not one over the arguments|not an axis",
+        "must be a prefix tree of the arguments|not an axis",
     ),
     "module": (
         lambda: filter_vmap(product, in_axes=Dense(jnp.ones(()), 0, "a")),
         TypeError,
-        "not an axis|a tree, but not one over the arguments",
+        "not an axis|must be a prefix tree of the arguments",
     ),
     "name": (
         lambda: filter_vmap(product, in_axes={"z": 0}),
@@ -335,12 +335,12 @@ WRONG = {
     "out of range in the result": (
         lambda: filter_vmap(lambda x: (x,), out_axes=2)(X),
         ValueError,
-        r"result\[0\] has no place for the mapped axis 2(.|\n)*from -2 to 1",
+        r"result\[0\] cannot have its mapped axis at position 2(.|\n)*from -2 to 1",
     ),
     "count": (
         lambda: filter_vmap(product, in_axes=(0, None))(X),
         ValueError,
-        "(?s)not have one entry for each positional argument.*1 entries: x.*2 entries",
+        "(?s)must have one entry for each positional argument.*1 entries: x.*2 entries",
     ),
     "prefix": (
         lambda: filter_vmap(lambda a: 0, in_axes=((0, 0),))((X, X, X)),

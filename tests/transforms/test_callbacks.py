@@ -185,7 +185,9 @@ def test_a_wrong_result_is_told_by_path(case, jit):
         with pytest.raises(jax.errors.JaxRuntimeError) as caught:
             jax.block_until_ready((jax.jit(run) if jit else run)(jnp.ones(())))
             jax.effects_barrier()
-        assert "the callback `both` did not return what it was said to return" in str(caught.value)
+        assert "the result of the callback `both` does not match result_shape_dtypes" in str(
+            caught.value
+        )
         assert text.replace("result", "result[0]", 1) in str(caught.value)
 
 

@@ -139,7 +139,7 @@ def test_a_mismatch_is_told_by_path(name, hides):
 
     converted = filter_closure_convert(fn, {"x": [X]}, tag="a")
     close(converted({"x": [2.0 * X]}, tag="a"), fn({"x": [2.0 * X]}))
-    with pytest.raises(ValueError, match=f"(?s)`fn` was converted for other arguments.*{text}"):
+    with pytest.raises(ValueError, match=f"(?s)`fn` was converted for different arguments.*{text}"):
         call(converted)
 
 
@@ -243,7 +243,7 @@ def test_hidden_arrays_are_found_and_differentiated(name):
 def test_a_converted_function_is_returned_as_it_is():
     converted = filter_closure_convert(scale_by(W), X)
     assert filter_closure_convert(converted, SHAPE) is converted
-    with pytest.raises(ValueError, match="was converted for other arguments"):
+    with pytest.raises(ValueError, match="was converted for different arguments"):
         filter_closure_convert(converted, X.astype(int))
     plain = filter_closure_convert(jnp.sin, X)
     assert filter_closure_convert(plain, 2 * X) is plain
@@ -466,7 +466,7 @@ def test_functions_taken_apart_can_be_copied():
 def test_a_tree_of_axes_like_a_converted_function_is_not_a_function():
     fn = closure_to_pytree(functools.partial(jnp.dot, jnp.ones(3)))
     axes = vernal.tree_at(".values", fn, None)
-    with pytest.raises(AttributeError, match="a tree like this function, such as one of axes"):
+    with pytest.raises(AttributeError, match="a tree in the structure of this function"):
         axes(jnp.ones(3))
     assert not hasattr(axes, "__name__")
     # What looks for hidden arrays meets it among what functions close over.

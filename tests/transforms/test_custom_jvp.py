@@ -355,7 +355,7 @@ def test_a_keyword_argument_that_is_differentiated_is_refused_by_name():
     for transform in (lambda f: f, jax.jit):
         with pytest.raises(
             ValueError,
-            match=r"`scaled` is differentiated with respect to an argument that its rule knows "
+            match=r"`scaled` is differentiated with respect to an argument that its rule does "
             r"nothing about\n  where: argument `by\['k'\]`[\s\S]*give it by position",
         ):
             transform(jax.grad(lambda k: scaled(X, by={"k": k})))(Y)
@@ -642,7 +642,7 @@ MISTAKES = {
     ),
     "shape": (
         lambda x, t: (whole(x), {"a": t, "b": (jnp.zeros((3, 2)), None)}),
-        r"does not fit what it belongs to\n  where: tangent_out\['b'\]\[0\]\n  expected: f32\[2,3\]",
+        r"does not fit the value it belongs to\n  where: tangent_out\['b'\]\[0\]\n  expected: f32\[2,3\]",
     ),
     "zero_shape": (
         lambda x, t: (whole(x), {"a": ZeroTangent((1,), jnp.float32), "b": None}),
@@ -677,7 +677,8 @@ def test_a_rule_with_another_value_than_the_function_is_refused():
     f = filter_custom_jvp(lambda x: (x, "text"))
     f.def_jvp(lambda primals, tangents: ((primals[0], "other"), (tangents[0], None)))
     with pytest.raises(
-        TypeError, match=r"returns something else than `<lambda>`[\s\S]*out\[1\]: expected 'text'"
+        TypeError,
+        match=r"returns a result that does not match `<lambda>`[\s\S]*out\[1\]: expected 'text'",
     ):
         jax.grad(jax.jit(lambda x: f(x)[0]))(X)
 

@@ -108,7 +108,9 @@ def test_prefix_trees_give_each_part_its_own_sharding(kind):
 
 def test_what_cannot_be_placed_is_told_by_path():
     auto = NamedSharding(MESHES["auto"], P("a", "b"))
-    with pytest.raises(ValueError, match=r"(?s)cannot be placed like this.*where: x\['b'\]"):
+    with pytest.raises(
+        ValueError, match=r"(?s)cannot be placed with this sharding.*where: x\['b'\]"
+    ):
         filter_shard({"b": X[0], "w": X}, auto)
     with pytest.raises(ValueError, match=r"(?s)where: x\.bias.*a placement that fits f32\[2\]"):
         jax.jit(lambda m: filter_shard(m, auto))(MODEL)
@@ -117,7 +119,7 @@ def test_what_cannot_be_placed_is_told_by_path():
         jax.jit(lambda x: filter_shard([x], explicit))(X[0])
     with pytest.raises(ValueError, match="(?s)where: x\n.*jax.set_mesh"):
         filter_shard(X, P("a"))
-    with pytest.raises(TypeError, match=r"(?s)not a place for an array.*or_shardings\[1\].*'a'"):
+    with pytest.raises(TypeError, match=r"(?s)cannot be placed on this.*or_shardings\[1\].*'a'"):
         filter_shard((X, X), (None, "a"))
     with pytest.raises(ValueError, match=r"(?s)`device_or_shardings` does not fit.*f32\[8,2\]"):
         filter_shard((X, X), (auto,))
@@ -287,7 +289,7 @@ WRONG = {
     "count": (
         lambda: filter_shard_map(shift, in_specs=(P(), P()), out_specs=None, **AUTO_MESH)(X),
         ValueError,
-        "`in_specs` does not have one entry for each positional argument",
+        "`in_specs` does must have one entry for each positional argument",
     ),
     "prefix": (
         lambda: filter_shard_map(shift, in_specs=((P(),),), out_specs=None, **AUTO_MESH)(X),
@@ -312,19 +314,19 @@ WRONG = {
     "parts that are not equal": (
         lambda: filter_shard_map(shift, in_specs=P("a"), out_specs=None, **AUTO_MESH)(X[:7]),
         ValueError,
-        r"(?s)cannot be cut into equal parts.*argument x.*f32\[7,2\]",
+        r"(?s)cannot be split into equal parts.*argument x.*f32\[7,2\]",
     ),
     "too few axes": (
         lambda: filter_shard_map(
             shift, in_specs=(P(None, None, "a"),), out_specs=None, **AUTO_MESH
         )(X),
         ValueError,
-        r"(?s)cannot be cut into equal parts.*at least 3 axes",
+        r"(?s)cannot be split into equal parts.*at least 3 axes",
     ),
     "nothing to infer from": (
         lambda: filter_shard_map(shift, out_specs=None, **AUTO_MESH)(X),
         ValueError,
-        "in_specs can only be left out where types say",
+        "in_specs can only be left out on a mesh with explicit axes",
     ),
     "no mesh": (
         lambda: filter_shard_map(shift, out_specs=None)(X),

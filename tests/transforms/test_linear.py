@@ -206,7 +206,7 @@ def test_tangents_of_another_module_structure_are_refused_by_path(getkey):
     ("primals", "tangents", "name"), [(jnp.ones(2), (None,), "primals"), ((1.0,), 1.0, "tangents")]
 )
 def test_arguments_that_are_not_tuples_are_refused(primals, tangents, name):
-    with pytest.raises(TypeError, match=f"filter_jvp takes its {name} as a tuple"):
+    with pytest.raises(TypeError, match=f"the {name} of filter_jvp must be a tuple"):
         vernal.filter_jvp(lambda x: x, primals, tangents)
 
 

@@ -177,7 +177,7 @@ WRONG = {
     "too few devices": (
         lambda: filter_pmap(lambda x: x)(jnp.ones((jax.device_count() + 1, 2))),
         ValueError,
-        "(?s)there are fewer devices than parts.*8 at most.*got: 9",
+        "(?s)the mapped axis is larger than the number of devices.*size 8 at most.*got: 9",
     ),
     "not callable": (lambda: filter_pmap(X), TypeError, "filter_pmap needs a function"),
     "option": (

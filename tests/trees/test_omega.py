@@ -168,15 +168,15 @@ def test_other_leaves_by_is_leaf_are_an_error_that_names_it():
 @pytest.mark.parametrize("other", [[1.0], "text", None, {"a": 1}], ids=short)
 def test_an_operand_that_is_not_wrapped_is_an_error(other):
     with pytest.raises(
-        TypeError, match=r"ω arithmetic cannot use this operand(.|\n)*each tree needs"
+        TypeError, match=r"the other operand of ω arithmetic must be(.|\n)*each tree needs"
     ):
         {"a": 1} ** ω + other
 
 
 def test_a_tree_is_wrapped_only_once():
-    with pytest.raises(TypeError, match="this tree is wrapped in ω already"):
+    with pytest.raises(TypeError, match="the tree is already wrapped in ω"):
         ([1.0] ** ω) ** ω
-    with pytest.raises(TypeError, match="this tree is wrapped in ω already"):
+    with pytest.raises(TypeError, match="the tree is already wrapped in ω"):
         ω([1.0] ** ω)
 
 

@@ -227,7 +227,7 @@ def test_a_miss_is_told_alike_everywhere(function, tmp_path):
     for path, near in MISSES.items():
         said = f"(Net, {path!r})" if function is initialised_within else repr(path)
         line = re.escape(f"got: {said}: no leaf there; {near}")
-        with pytest.raises(ValueError, match=rf"the paths do not fit the tree\n[\s\S]*{line}"):
+        with pytest.raises(ValueError, match=rf"the paths do not match the tree\n[\s\S]*{line}"):
             chosen(function, [path], tmp_path)
 
 
@@ -235,7 +235,7 @@ def test_a_miss_is_told_alike_everywhere(function, tmp_path):
 def test_a_rule_for_parts_says_how_to_reach_the_leaves(function, tmp_path):
     for path in (".layers[*]", "layers.*", "{layers}.[01]"):
         end = "[01]" if "01" in path else "*"
-        line = re.escape(f": no leaf but a part; for the leaves in it, write 'layers.{end}.**'")
+        line = re.escape(f": a part, not a leaf; for the leaves in it, write 'layers.{end}.**'")
         with pytest.raises(ValueError, match=line):
             chosen(function, [path], tmp_path)
 
@@ -245,7 +245,7 @@ def test_two_rules_for_one_leaf_are_told_alike_everywhere(function, tmp_path):
     two = [".layers[0].weight", "layers.0.weight"]
     texts = [f"(Net, {path!r})" if function is initialised_within else repr(path) for path in two]
     line = re.escape(f"layers.0.weight: more than one path matches it, {' and '.join(texts)}")
-    with pytest.raises(ValueError, match=rf"the paths do not fit the tree[\s\S]*{line}"):
+    with pytest.raises(ValueError, match=rf"the paths do not match the tree[\s\S]*{line}"):
         chosen(function, two, tmp_path)
 
 

@@ -195,9 +195,9 @@ def test_a_pattern_that_cannot_be_read_is_an_error(pattern, problem):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('a."b', '" without its end'),
-        ("a.`b", "` without its end"),
-        ("a[0", r"\[ without its end"),
+        ('a."b', '" that is not closed'),
+        ("a.`b", "` that is not closed"),
+        ("a[0", r"\[ that is not closed"),
         (r'"\q"', "which is not JSON"),
     ],
 )
@@ -242,7 +242,7 @@ def test_leaves_without_a_rule_get_the_default():
 
 def test_leaves_without_a_rule_are_an_error():
     expected = "blocks.0.attn.q.bias: no path matches it\n    blocks.1.attn.q.bias: no"
-    with pytest.raises(ValueError, match=f"the paths do not fit the tree(.|\n)*{expected}"):
+    with pytest.raises(ValueError, match=f"the paths do not match the tree(.|\n)*{expected}"):
         match_paths(_MODEL, {"**.weight": 1})
 
 
@@ -263,7 +263,7 @@ def test_a_rule_without_a_leaf_is_an_error_that_shows_the_leaves():
 def test_a_rule_for_a_part_is_for_its_leaves_if_it_has_no_wildcards():
     whole = match_paths(_MODEL, {"heads.**": 1}, default=0)
     assert match_paths(_MODEL, {"heads": 1}, default=0) == whole
-    expected = r"no leaf but a part; for the leaves in it, write 'heads.\*.\*\*'"
+    expected = r"a part, not a leaf; for the leaves in it, write 'heads.\*.\*\*'"
     with pytest.raises(ValueError, match=expected):
         match_paths(_MODEL, {"heads.*": 1}, default=0)
 

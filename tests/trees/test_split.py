@@ -85,7 +85,7 @@ def test_partition_and_combine_a_module():
 )
 def test_a_specification_of_something_else_is_refused(spec, where):
     with pytest.raises(
-        ValueError, match=rf"a filter specification must be made of bools[\s\S]*{where}"
+        ValueError, match=rf"a filter specification must consist of bools[\s\S]*{where}"
     ):
         vernal.filter(TREE, spec)
 
@@ -133,7 +133,7 @@ def test_combine_needs_a_tree():
     "trees", [([1], [1, 2]), ([1], (1,)), ({"a": 1}, {"b": 1}), ([1, [2]], [None, 3, 4])], ids=short
 )
 def test_combine_refuses_trees_of_different_structure(trees):
-    with pytest.raises(ValueError, match="combine needs trees of one structure"):
+    with pytest.raises(ValueError, match="the trees to combine must have the same structure"):
         combine(*trees)
 
 

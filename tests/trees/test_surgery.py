@@ -294,7 +294,7 @@ BAD_WHERE = {
 @pytest.mark.parametrize("where", BAD_WHERE.values(), ids=BAD_WHERE)
 def test_where_may_only_pick(where):
     with pytest.raises(
-        ValueError, match="`where` must use just the structure of the tree, not the values in it"
+        ValueError, match="`where` must use only the structure of the tree, not the values in it"
     ):
         tree_at(where, net(), 0)
 

@@ -118,8 +118,8 @@ class Estimate(Module):
                     where="Estimate.interval()",
                     expected="a real value",
                     got=spec_text(leaf),
-                    instead="`standard_error` is of the modulus of the error; if the operator equals its conjugate "
-                    "transpose, say `symmetric=True`, and its trace is real",
+                    instead="`standard_error`, which is that of the modulus of the error; if the operator equals its "
+                    "conjugate transpose, declare `symmetric=True`, and its trace is real",
                 )
         quantile = student_quantile(level, self.degrees_of_freedom)
 

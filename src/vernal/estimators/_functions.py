@@ -142,7 +142,7 @@ def function_estimate(
     """The trace of a function that has not been checked."""
     if wanted.matvecs is not None and wanted.max_matvecs is not None:
         raise value_error(
-            "`max_matvecs` is for a tolerance here: every number of products is another compilation",
+            "`max_matvecs` goes with a tolerance only: each value of `matvecs` is compiled separately",
             where=where,
             expected="`matvecs`; or `rtol` or `atol`, with `max_matvecs`",
             got="matvecs and max_matvecs",
@@ -263,7 +263,7 @@ class Checked(Module):
         out = self.f(x)
         if jnp.shape(out) != x.shape or not jnp.issubdtype(jnp.result_type(out), jnp.floating):
             raise type_error(
-                "the function does not act on real numbers element by element",
+                "the function must act on real numbers element by element",
                 where=f"`{callable_name(self.f)}`",
                 expected=spec_text(x),
                 got=spec_text(out),

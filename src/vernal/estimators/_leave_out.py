@@ -57,7 +57,7 @@ class LeaveOneOut(TraceMethod):
         name, probes = type(self).__name__, type(self.probes).__name__
         if self.resphered and isinstance(self.probes, Rademacher | Steinhaus):
             raise value_error(
-                "signs cannot be resphered: it needs probes of which every direction is equally likely",
+                "signs cannot be resphered: all directions of a probe must be equally likely",
                 where=name,
                 expected="resphered=False, or probes such as Normal() or Sphere()",
                 got=f"probes={probes}(), resphered=True",

@@ -89,12 +89,12 @@ def logdet(
     operator = as_operator(operator, where)
     if not operator.positive_semidefinite:
         raise value_error(
-            "the operator is not declared positive semidefinite, and the logarithm needs positive eigenvalues",
+            "the operator is not declared positive semidefinite, but the logarithm needs positive eigenvalues",
             where=where,
             expected="an operator with `positive_semidefinite=True`",
             got=short(operator),
             instead="`MatrixOperator(matrix, positive_semidefinite=True)` or `FunctionOperator(fn, example, "
-            "positive_semidefinite=True)`, if that is true of it",
+            "positive_semidefinite=True)`, if it has no negative eigenvalues",
         )
     if preconditioner is not None:
         _check_preconditioner(preconditioner, operator, least_eigenvalue, rtol)
@@ -112,7 +112,7 @@ def _check_preconditioner(
 ) -> None:
     if rtol is not None:
         raise value_error(
-            "`rtol` would be relative to what the preconditioner leaves, and not to the value",
+            "`rtol` would be relative to what the preconditioner leaves, not to the value",
             where="logdet(rtol, preconditioner)",
             expected="an absolute tolerance",
             got="rtol",
@@ -120,9 +120,9 @@ def _check_preconditioner(
         )
     if least is not None:
         raise value_error(
-            "`least_eigenvalue` would be ignored: the preconditioner says how small eigenvalues may be",
+            "`least_eigenvalue` would be ignored: the preconditioner determines how small eigenvalues may be",
             where="logdet(least_eigenvalue, preconditioner)",
-            expected="one of the two",
+            expected="at most one of the two",
             got="both",
         )
     if preconditioner.operator.in_structure() != operator.in_structure():

@@ -148,11 +148,11 @@ def _check_way(where: str, wanted: Wanted) -> None:
         given = " and ".join(name for name in names if getattr(wanted, name) is not None)
         call = where.removesuffix(")")
         raise value_error(
-            "both a number of products and a tolerance"
+            "both a number of products and a tolerance were given"
             if asked
-            else "neither a number of products nor a tolerance",
+            else "neither a number of products nor a tolerance was given",
             where=where,
-            expected="`matvecs`, or `rtol` and `atol` or one of them; `max_matvecs` goes with both",
+            expected="`matvecs`, or a tolerance: `rtol`, `atol` or both; `max_matvecs` goes with either",
             got=given or "none of them",
             instead=f"`{call}, matvecs=100)`, or `{call}, rtol=1e-2, max_matvecs=200)`",
         )
@@ -168,10 +168,10 @@ def check_tags(
             where=where,
             expected="an operator that is declared positive semidefinite",
             got=f"{type(operator).__name__} with symmetric={operator.symmetric}, positive_semidefinite=False",
-            instead="if it has no negative eigenvalues, say so: "
+            instead="if it has no negative eigenvalues, declare it so: "
             "`MatrixOperator(matrix, positive_semidefinite=True)`, "
             "`FunctionOperator(fn, example, positive_semidefinite=True)`; "
-            f"or a method for every operator: `{otherwise}`",
+            f"or a method that works for every operator: `{otherwise}`",
         )
 
 

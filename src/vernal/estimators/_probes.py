@@ -175,9 +175,9 @@ class Steinhaus(Probes):
         """
         if not jnp.issubdtype(dtype, jnp.complexfloating):
             raise type_error(
-                "complex probes for a real operator",
+                "Steinhaus probes are complex, but the operator is real",
                 where="Steinhaus().draw(key, size, count, dtype)",
-                expected="a complex dtype, which is that of the operator",
+                expected="a complex dtype, the dtype of the operator",
                 got=jnp.dtype(dtype).name,
                 instead="`Rademacher()`",
             )

@@ -86,7 +86,7 @@ class LanczosQuadrature(Module):
     def __check_init__(self):
         if self.steps is not None and self.steps < 2:
             raise value_error(
-                "one step says nothing about its own error",
+                "the quadrature needs at least two steps to estimate its error",
                 where="LanczosQuadrature(steps)",
                 expected="steps >= 2, or None",
                 got=f"steps={self.steps}",

@@ -87,7 +87,7 @@ def spectral_density(
         points = positive_int(points, "points", "spectral_density(points)", minimum=2)
     elif jnp.ndim(points) != 1:
         raise value_error(
-            "the points are not a line of numbers",
+            "the points must be a one-dimensional array",
             where="spectral_density(points)",
             expected="an array of shape (k,), or a Python int",
             got=spec_text(points),

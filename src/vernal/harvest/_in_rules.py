@@ -143,8 +143,8 @@ def custom_vjp(
         back = _traced(lambda floats: _floats(pull(_spread(floats, of_out)), of_args))(floats)
         if touches(back.jaxpr):
             raise unknown(
-                "a function whose derivative rule runs it again on the way back",
-                "the layer outside of it; for a loop, `kind='bounded'` or `jax.lax.scan`",
+                "a function whose derivative rule recomputes it in the backward pass",
+                "call the layer outside of it; for a loop, use `kind='bounded'` or `jax.lax.scan`",
             )
         inner = empty.inside(empty.told, told)
         out, _ = evaluate(back.jaxpr, back.consts, floats, [None] * len(floats), inner)
@@ -184,9 +184,9 @@ def by_transpose(evaluate: Evaluate, eqn: Any, args: list[Any], slots: Slots) ->
 
 def in_derivative() -> NotImplementedError:
     return unknown(
-        "the derivative of a checkpointed loop, which makes its steps again",
-        "a loop of kind 'bounded', or a scan of kind 'lax'; if it is the random keys of nn.apply(model, x, key=key): "
-        "nn.keys(model, key)(x), which gives each layer one key for all steps",
+        "the derivative of a checkpointed loop, which recomputes its steps",
+        "a loop with kind='bounded', or a scan with kind='lax'; if the state is the random keys of "
+        "nn.apply(model, x, key=key), nn.keys(model, key)(x), which gives each layer one key for all steps",
     )
 
 

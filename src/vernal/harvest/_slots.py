@@ -97,8 +97,8 @@ class Slots:
         """
         if (inner.sown - inner.read) & self.read:
             raise unknown(
-                "a loop that is differentiated inside of the function, with one state for all steps",
-                "the derivative outside of `vernal.nn.apply`, or a layer for each step (a stack)",
+                "a loop that is differentiated inside the function, with one state for all steps",
+                "differentiate `vernal.nn.apply` from outside, or give each step its own layer (`nn.Stack`)",
             )
         self.read |= inner.read
         self.sown |= inner.sown
@@ -164,7 +164,7 @@ def unknown(what: str, instead: str) -> NotImplementedError:
     """The error for a place where state cannot be sown."""
     return NotImplementedError(
         message(
-            f"a state is used inside {what}",
+            f"state cannot be used inside {what}",
             where=current_scope() or "vernal.harvest.reap",
             expected="jit, scan, while_loop, cond, switch, vmap, grad, checkpoint, shard_map, or a function with a "
             "derivative rule",
@@ -177,10 +177,10 @@ def unknown_capture(operation: str) -> NotImplementedError:
     """The error for a place where values cannot be captured."""
     return NotImplementedError(
         message(
-            f"something is to be captured inside the operation `{operation}`",
+            f"values cannot be captured inside the operation `{operation}`",
             where=current_scope() or "vernal.harvest.reap",
-            expected="jit, scan, checkpoint, vmap and grad around what is captured, and nothing that decides how "
-            "often it runs",
-            instead="capture what is around it",
+            expected="only jit, scan, checkpoint, vmap and grad around the captured value, and nothing that decides "
+            "how often it is computed",
+            instead="capture a value or a layer outside of the operation",
         )
     )

@@ -52,10 +52,10 @@ def _not_reaped(where: str) -> RuntimeError:
         message(
             "the new value of a state would be lost",
             where=where,
-            expected="a caller that keeps the new state of a layer that changes it",
-            instead="y, model = vernal.nn.apply(model, x), for a whole model; y, state = layer(x, state), with "
-            "vernal.nn.make_with_state; or, to use a model without changing it, vernal.nn.inference_mode(model), for "
-            "layers with a field `inference`",
+            expected="a caller that keeps the new state of the layer",
+            instead="y, model = vernal.nn.apply(model, x) for a whole model; y, state = layer(x, state) with "
+            "vernal.nn.make_with_state; or vernal.nn.inference_mode(model), with which layers that have a field "
+            "`inference` leave their state unchanged",
         )
     )
 
@@ -77,12 +77,12 @@ def _sow_batch(
             raise value_error(
                 "the elements of `jax.vmap` disagree about a state that they share",
                 where=where,
-                expected="one new value for all elements, or a state for each of them",
-                got=f"a new value that depends on the element of axis {axis.name!r}"
+                expected="one new value for all elements, or a separate state for each",
+                got=f"a new value that differs along axis {axis.name!r}"
                 if isinstance(axis.name, str)
-                else "a new value that depends on the element",
-                instead="give the layer `axis_name`, and the same to `jax.vmap`; or call the model on a batch "
-                "instead of mapping it; or map `vernal.nn.apply` as a whole: one model for each element",
+                else "a new value that differs between elements",
+                instead="give the layer and `jax.vmap` the same `axis_name`; or call the model on the whole batch, "
+                "without `jax.vmap`; or map `vernal.nn.apply` itself, with one model for each element",
             )
         if slot is not None:
             if value is None:
@@ -187,18 +187,18 @@ def sow(
     alike = all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(old, new, strict=False))
     if structure != new_structure or not alike:
         raise value_error(
-            "a state and its new value differ in kind",
+            "the new value of a state has another structure, shape or dtype than the old one",
             where=where,
             expected="the same structure, shapes and dtypes as before",
             got=diff_text(slot, value, weak_type=False, root="value"),
-            instead="cast with `.astype`, and keep shape and structure",
+            instead="cast it with `.astype`, and keep the structure and shapes",
         )
     arrays, rest = split(through)
     if not arrays:
         raise value_error(
-            "a new value of a state needs something to be tied to",
+            "`through` must contain an array, to which the new value of the state is tied",
             where=where,
-            expected="`through`: a tree with an array in it, that the function goes on with",
+            expected="a tree with at least one array, whose result the function uses afterwards",
             got=repr(through),
             instead="y = sow(slot, value, y), and then use y",
         )

@@ -77,7 +77,7 @@ def whole_number(value: Any, name: str, where: str, *, minimum: int, most: int) 
             where=where,
             expected=f"{name} <= {most}",
             got=f"{name}={number}",
-            instead=f"a greater `max_{name}`: shapes are made for that many",
+            instead=f"a larger `max_{name}`, for which shapes are allocated",
         )
     return jnp.asarray(number, int)
 
@@ -152,11 +152,11 @@ def _check_least(number: int, name: str, where: str, minimum: int) -> None:
 
 def _instead(name: str) -> str:
     text = (
-        f"compute `{name}` with Python's `min` and `max` (not `jnp.minimum`, which makes a traced array of Python "
-        "numbers too)"
+        f"compute `{name}` with Python's `min` and `max` (not `jnp.minimum`, which returns a traced array even for "
+        "Python numbers)"
     )
     return (
-        text + "; or give `max_matvecs` as well, for which shapes are made"
+        text + "; or give `max_matvecs` as well, for which shapes are allocated"
         if name == "matvecs"
         else text
     )

@@ -156,7 +156,7 @@ def gauss_newton_operator(
     outputs = jax.eval_shape(product.value, product.moving)
     if not jtu.tree_leaves(outputs):
         raise type_error(
-            "the function has no derivative: its result holds no floating-point arrays",
+            "the function has no derivative: its result has no floating-point arrays",
             where=where,
             expected="a tree of floating-point arrays",
             got=short(filter_eval_shape(f, x, *args)),
@@ -246,6 +246,6 @@ def _differentiated(
             where=where,
             expected="real floating-point arrays in `x`",
             got=short(moving),
-            instead="a function of real and imaginary parts, two real arrays",
+            instead="a function of the real and imaginary parts, as two real arrays",
         )
     return closure_to_pytree(f), moving, closure_to_pytree(rest), closure_to_pytree(args)

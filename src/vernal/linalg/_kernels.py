@@ -74,7 +74,7 @@ def kernel_operator(
             where=where,
             expected="an array of shape ()",
             got=short(value),
-            instead="a function of two single points, `kernel(points[i], points[j])`",
+            instead="a function of two points, called as `kernel(points[i], points[j])`",
         )
     real = jnp.finfo(value.dtype).dtype
     added = jnp.asarray(noise, real)
@@ -160,7 +160,7 @@ def _count(points: Any, where: str) -> int:
         if len(lengths) == 1 and 0 not in lengths:
             return lengths.pop()
     raise value_error(
-        "the points are not arrays of one length",
+        "the points must be arrays of the same length",
         where=where,
         expected="an array of shape (n, ...), or a tree of such arrays, with n at least 1",
         got=short(points),

@@ -102,7 +102,7 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
     steps = positive_int(steps, "steps", "lanczos(steps)")
     if steps > operator.size:
         raise value_error(
-            "there are more steps than dimensions",
+            "more steps were asked for than the operator has dimensions",
             where="lanczos(steps)",
             expected=f"at most {operator.size} steps for vectors of that size",
             got=f"steps={steps}",
@@ -130,12 +130,12 @@ def symmetric_operator(operator: Any, where: str) -> Operator:
     operator = as_operator(operator, where)
     if not operator.symmetric:
         raise value_error(
-            "the operator is not declared symmetric, and the method is for symmetric ones only",
+            "the operator is not declared symmetric, but the method needs a symmetric operator",
             where=where,
             expected="an operator with `symmetric=True`, equal to its conjugate transpose",
             got=short(operator),
             instead="`MatrixOperator(matrix, symmetric=True)` or `FunctionOperator(fn, example, "
-            "symmetric=True)`, if that is true of it",
+            "symmetric=True)`, if it is symmetric",
         )
     return operator
 

@@ -176,7 +176,7 @@ class Operator(Module):
         """The transpose of a real operator. `TypeError` for a complex one, where `H` is nearly always meant."""
         if jnp.issubdtype(self.dtype, jnp.complexfloating):
             raise type_error(
-                "the operator is complex, and has a transpose and a conjugate transpose",
+                "`T` is ambiguous for a complex operator: transpose or conjugate transpose",
                 where=f"{type(self).__name__}.T",
                 expected="a real operator",
                 got=short(self),
@@ -379,7 +379,7 @@ def _number(value: Any, dtype: Any, where: str) -> Array:
     real = jnp.issubdtype(dtype, jnp.floating)
     if not is_number or jnp.shape(value) != () or (real and jnp.iscomplexobj(value)):
         raise type_error(
-            "an operator is multiplied by numbers, and multiples of the identity are added",
+            "an operator can only be multiplied by, or shifted by, a number",
             where=where,
             expected="a real number, or a complex one for a complex operator",
             got=short(value),

@@ -208,9 +208,9 @@ def as_operator(operator: Any, where: str) -> Operator:
         )
     is_function = callable(operator)
     raise type_error(
-        "a function alone does not say what it multiplies"
+        "a function needs an example of the vectors that it multiplies"
         if is_function
-        else "this is not an operator",
+        else "not an operator",
         where=where,
         expected="a square matrix, an operator of vernal.linalg, or an object with `mv` and `in_structure()`",
         got=callable_name(operator) if is_function else short(operator),

@@ -174,32 +174,32 @@ def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Precondi
     operator = as_operator(operator, where)
     if not isinstance(operator, KernelOperator | MatrixOperator):
         raise type_error(
-            "the operator does not give single rows",
+            "the operator cannot compute single rows",
             where=where,
             expected="an operator made by `kernel_operator`, or a matrix",
             got=short(operator),
         )
     if not operator.positive_semidefinite:
         raise value_error(
-            "the operator is not declared positive semidefinite, and has no Cholesky factor then",
+            "the operator is not declared positive semidefinite, as a Cholesky factorisation needs",
             where=where,
             expected="an operator with `positive_semidefinite=True`",
             got=short(operator),
-            instead="`MatrixOperator(matrix, positive_semidefinite=True)`, if that is true of it",
+            instead="`MatrixOperator(matrix, positive_semidefinite=True)`, if it has no negative eigenvalues",
         )
     rank, size = positive_int(rank, "rank", where), operator.size
     if rank > size:
         raise value_error(
-            "the rank is greater than the size",
+            "the rank is larger than the size of the operator",
             where=where,
             expected=f"at most {size}",
             got=f"rank={rank}",
         )
     if isinstance(operator, KernelOperator) == (noise is not None):
         raise value_error(
-            "the noise must be known, and known once",
+            "the noise must be given for a matrix, and only for a matrix",
             where="pivoted_cholesky(noise)",
-            expected="`noise` for a matrix, and None for a kernel, which has its own",
+            expected="`noise` for a matrix; None for a kernel operator, which has its own",
             got=f"noise={'None' if noise is None else 'given'} for {type(operator).__name__}",
         )
     given = jnp.asarray(operator.noise if isinstance(operator, KernelOperator) else noise)

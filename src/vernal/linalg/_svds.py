@@ -123,9 +123,9 @@ def _map_of(linear: Any, example: Any) -> tuple[Callable[[Any], Any], Any]:
         structure = jax.ShapeDtypeStruct(linear.shape[1:], linear.dtype)
         return lambda v: jnp.matmul(linear, v, precision=jax.lax.Precision.HIGHEST), structure
     raise value_error(
-        "it is not known what is multiplied",
+        "svds needs an operator, a matrix, or a function with an example of its vectors",
         where="svds(linear, k, example=...)",
-        expected="an operator or a matrix without an example, or a function with one",
+        expected="an operator or a matrix without `example`, or a function with it",
         got=f"{type(linear).__name__}, example={'None' if example is None else 'given'}",
         instead="`svds(fn, k, example=vector)`",
     )

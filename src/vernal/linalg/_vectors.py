@@ -25,7 +25,7 @@ def structure_of(example: Any, where: str) -> Structure:
     else."""
     if not all(_has_shape(leaf) for leaf in jtu.tree_leaves(example)):
         raise type_error(
-            "the example of a vector holds something that is not an array",
+            "the example of a vector contains a leaf that is not an array",
             where=where,
             expected="a tree of arrays",
             got=short(example),
@@ -46,11 +46,11 @@ def dtype_of(structure: Structure, where: str) -> Any:
     kinds = {jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes}
     if len(kinds) > 1 or not all(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes):
         raise type_error(
-            "the vectors of an operator are trees of floating-point arrays",
+            "the vectors of an operator must be trees of floating-point arrays",
             where=where,
-            expected="arrays of real, or only of complex, floating-point numbers",
+            expected="floating-point arrays, either all real or all complex",
             got=short(structure),
-            instead="convert the matrix or the example first, such as `x.astype(float)`",
+            instead="convert the matrix or the example first, e.g. with `x.astype(float)`",
         )
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(jnp.float32, *dtypes)
@@ -93,7 +93,7 @@ def check_product(structure: Structure, tree: Any, where: str) -> None:
         return
     got = jtu.tree_map(lambda x: _spec(x) if _has_shape(x) else x, tree)
     raise type_error(
-        "the operator is not square: a product does not look like the vector that was multiplied",
+        "the operator is not square: its product does not have the form of the vector",
         where=where,
         expected="a product with the structure, shapes and kind of numbers of the vector",
         got=diff_text(structure, got, root="product"),

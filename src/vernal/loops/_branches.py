@@ -189,12 +189,12 @@ def _disagreement(
 
 def _disagreement_text(transform: str, first: str, expected: Any, other: str, got: Any) -> str:
     return message(
-        f"{transform}: the branches return different things",
+        f"{transform}: the branches return results that do not match",
         where=f"{first} and {other}",
-        expected="results of one structure, with equal shapes, dtypes and non-array parts",
+        expected="results with the same structure, shapes, dtypes and non-array values",
         got=f"(expected: {first}, got: {other})\n"
         + diff_text(expected, got, weak_type=False, root="result"),
-        instead="return the same structure from every branch; make numbers that differ arrays, "
+        instead="return the same structure from every branch; convert Python numbers that differ with "
         "`jnp.asarray(x)`, and cast to one dtype with `.astype`",
     )
 
@@ -238,12 +238,12 @@ def filter_cond(
     """
     if not _is_scalar(pred, bool, np.bool_):
         raise type_error(
-            "filter_cond needs a scalar bool to choose by",
+            "the predicate of filter_cond must be a scalar bool",
             where="argument `pred`",
             expected="bool[], or a Python bool",
             got=short(pred),
             instead="`x > 0` for a number; `jnp.any(mask)` or `jnp.all(mask)` for an array; "
-            "`filter_vmap` to choose for every element",
+            "`filter_vmap` to choose for each element",
         )
     return _call(
         "filter_cond",
@@ -283,7 +283,7 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., T]], /, *operands
     """
     if not _is_scalar(index, int, np.integer):
         raise type_error(
-            "filter_switch needs a scalar integer to choose by",
+            "the index of filter_switch must be a scalar integer",
             where="argument `index`",
             expected="i32[], or a Python int",
             got=short(index),

@@ -91,22 +91,22 @@ def note_write(state: Any, index: Any, value: Any, pred: Any) -> Any:
 
 
 def _explanation(index: tuple[int, ...], found: int) -> str:
-    did = {_READ: "after it was read", _WRITTEN: "twice"}.get(found, "twice by one write")
+    did = {_READ: "after it was read", _WRITTEN: "twice"}.get(found, "twice by a single write")
     return message(
         f"an element of a buffer is written {did}",
-        where=f"buffer.at[index].set(value), at {list(index)}",
-        expected="an element that is written once, and read only after that",
+        where=f"buffer.at[index].set(value), at index {list(index)}",
+        expected="an element that is written at most once, and read only after that",
         got=f"an element that is written {did}",
-        instead="keep what is overwritten in the carry, and leave it out of `buffers`",
+        instead="leave an array whose elements are overwritten out of `buffers`",
     )
 
 
 _OLD = message(
     "an element of a buffer is read before it is written",
     where="buffer[index]",
-    expected="the buffer that the last write has returned",
-    got="one from before a write, which a derivative sees as it is after it",
-    instead="go on with what `.set` returns; keep what is overwritten in the carry, and leave it out of `buffers`",
+    expected="a read from the buffer that the last `.set` returned",
+    got="a read from an older version of the buffer, in whose place the derivative sees the newer one",
+    instead="use the buffer that `.set` returns; leave an array whose elements are overwritten out of `buffers`",
 )
 
 

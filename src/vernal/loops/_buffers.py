@@ -142,11 +142,11 @@ class Buffer:
 
 def _refusal(operation: str) -> TypeError:
     return type_error(
-        f"a buffer of a loop has no `{operation}`",
+        f"a loop buffer does not support `{operation}`",
         where="the `cond` or `body` of a loop, in a part of the carry that `buffers` selects",
         expected="buffer[i], buffer.at[i].set(x), and its shape, dtype, ndim, size",
         got=operation,
-        instead="read what was written, buffer[i], and compute with that; or leave it out of `buffers`",
+        instead="read elements with buffer[i], and compute with those; or leave the array out of `buffers`",
     )
 
 
@@ -238,11 +238,11 @@ def _fitting(value: Any, array: Any, index: Any) -> Any:
         )
     if not fits or not can_broadcast:
         raise type_error(
-            "what is written to a buffer does not fit",
+            "a value does not fit the elements of the buffer that it is written to",
             where="buffer.at[index].set(value)",
-            expected=f"{short(place)}, or what can be promoted or broadcast to it",
+            expected=f"{short(place)}, or a value that can be promoted and broadcast to it",
             got=short(value),
-            instead="make the buffer of the dtype and shape of what it is to hold",
+            instead="create the buffer with the dtype and shape of the values it will hold",
         )
     if value.dtype != array.dtype:
         value = value.astype(array.dtype)

@@ -118,11 +118,11 @@ class Carry:
                 lambda slot, array: Buffer(array) if slot.is_buffer else array,
             )
             raise value_error(
-                "a loop must keep the structure of what it carries",
+                "the carry of a loop must keep its structure",
                 where=of,
-                expected="the structure that it was given, and everything in it that is not an array",
+                expected="the structure of the initial carry, with the same non-array values",
                 got=diff_text(example, _shapeless(tree), root=self.name),
-                instead="return the same containers, strings and functions; what changes must be an array",
+                instead="return the same containers, strings and functions; use arrays for values that change",
             )
         return self._lists(leaves)
 
@@ -200,9 +200,9 @@ class Carry:
         ]
         if lines:
             raise value_error(
-                "a loop must keep the type of every array that it carries",
+                "every array in the carry of a loop must keep its type",
                 where=of,
-                expected="the shapes, dtypes and shardings that it was given",
+                expected="the shapes, dtypes and shardings of the initial carry",
                 got="\n".join(lines),
                 instead="cast with `.astype(...)`; start from arrays of the final shape, dtype and sharding",
             )
@@ -242,6 +242,6 @@ def _select(
                 where="argument `buffers`",
                 expected="a function from the carry to some of its arrays: `lambda carry: carry[1]`",
                 got=short(leaf),
-                instead="return arrays, or trees of arrays, that are in the carry, in a tuple or list",
+                instead="return arrays of the carry, or subtrees of arrays; several in a tuple or list",
             )
     return frozenset(mark.index for mark in picked)

@@ -88,7 +88,7 @@ def checkpointed(
         The final carry, the final buffers, and the stacked results of a scan's steps.
     """
     if any(isinstance(x, jax.Ref) for x in consts):
-        raise computed_again("checkpointed", "writes to a `jax.Ref`, or reads one")
+        raise computed_again("checkpointed", "reads or writes a `jax.Ref`")
     z = Inputs(*[[jnp.asarray(x) for x in part] for part in (consts, carry, buffers, xs)])
     max_steps = length if cond is None else max_steps
     state_bytes = sum(x.size * x.dtype.itemsize for x in z.carry)

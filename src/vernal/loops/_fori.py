@@ -163,7 +163,7 @@ def _is_known(name: str, bound: Any) -> bool:
     array = is_array(bound) and bound.shape == () and jnp.issubdtype(bound.dtype, jnp.integer)
     if type(bound) is not int and not array:
         raise type_error(
-            "fori_loop goes from one integer to another",
+            "the bounds of fori_loop must be integers",
             where=f"argument `{name}` of fori_loop",
             expected="a Python int, or an integer array of shape ()",
             got=short(bound),

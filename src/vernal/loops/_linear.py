@@ -18,7 +18,7 @@ from ..transforms import call_with_jvp, chosen
 from ._machines import Inputs, Outputs, at
 from ._spread import spread_of
 
-CALLBACK = "calls `io_callback`, which may return something else the next time"
+CALLBACK = "calls `io_callback`, which may return something different the next time"
 
 Cond = Callable[..., Any] | None
 Step = Callable[..., Any]
@@ -63,10 +63,10 @@ def computed_again(kind: str, what: str) -> NotImplementedError:
         message(
             "a loop whose steps have effects cannot be differentiated",
             where=f'a loop of `kind="{kind}"`',
-            expected="steps that may be computed again: the derivative does so",
+            expected="steps without side effects, because the derivative recomputes them",
             got=f"a step that {what}",
-            instead="call it before the loop, and scan over the results; carry a value in place of a `Ref`; use "
-            '`pure_callback` if the function has no effects; or `kind="lax"`, which computes no step again',
+            instead="call it before the loop, and scan over the results; carry a value instead of a `Ref`; use "
+            '`pure_callback` if the function has no side effects; or use `kind="lax"`, which recomputes no step',
         )
     )
 

@@ -13,7 +13,7 @@ def check_kind(
     """Refuses an unknown kind of loop, and options that are wrong or that it does not use."""
     if kind not in kinds:
         raise value_error(
-            f"{loop} has no such kind",
+            f"{loop} was given an unknown kind",
             where=f"{loop}(..., kind=...)",
             expected=" or ".join(map(repr, kinds)),
             got=short(kind),
@@ -31,7 +31,7 @@ def check_unused(loop: str, kind: str, option: str, given: bool, used_by: str) -
     """Refuses an option that was given and that this kind of loop would ignore; `used_by` says what uses it."""
     if given:
         raise value_error(
-            f"{loop} of kind {kind!r} does not use `{option}`",
+            f"{loop} with kind={kind!r} does not use `{option}`",
             where=f"{loop}(..., kind={kind!r}, {option}=...)",
             expected=f"`{option}` only with {used_by}",
             instead=f"leave `{option}` out",
@@ -46,7 +46,7 @@ def check_count(loop: str, option: str, value: Any, least: int, also: str = "") 
             where=f"{loop}(..., {option}=...)",
             expected=f"a Python int{also}",
             got=short(value),
-            instead="int(...) of a number, or the size of a shape",
+            instead="int(n) for a NumPy integer; a Python int or a size from `x.shape` for a traced value",
         )
     if value < least:
         raise value_error(

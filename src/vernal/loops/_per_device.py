@@ -52,9 +52,9 @@ def without_gradient(x: Any, axes: frozenset[Any], where: str) -> Any:
         raise value_error(
             "an array that is the same on all devices has no gradient here",
             where=where,
-            expected=f"an array that varies over {_names(axes)}, as the condition or the choice does",
+            expected=f"an array that varies over {_names(axes)}, like the condition or the branch index",
             got=jax.typeof(x).str_short(),
-            instead="give it to the loop in the carry, or to the branch as an operand; or "
+            instead="pass it in the carry of the loop, or as an operand of the branch; or apply "
             "jax.lax.pcast(x, axes, to='varying') outside",
         )
 
@@ -78,11 +78,12 @@ def refuse_collectives(jaxpr: Any, axes: frozenset[Any], where: str) -> None:
     for name, over in _collectives(jaxpr):
         if axes & over:
             raise value_error(
-                "devices that take different ways cannot wait for each other",
+                "a collective would wait for devices that take another branch or number of steps",
                 where=where,
-                expected="no collective operation where the condition or the choice varies over its axis",
-                got=f"`{name}` over {_names(over)}, and a choice that varies over {_names(axes)}",
-                instead="one choice for all: `jax.lax.pmax(pred.astype(int), axis) > 0`; or the collective outside",
+                expected="no collective over an axis along which the condition or the branch index varies",
+                got=f"`{name}` over {_names(over)}, and a condition or branch index that varies over {_names(axes)}",
+                instead="make the condition the same on all devices, `jax.lax.pmax(pred.astype(int), axis) > 0`; or "
+                "move the collective outside",
             )
 
 

@@ -331,10 +331,10 @@ def _trace_cond(
 def _state_in_condition(cond: Any) -> NotImplementedError:
     return NotImplementedError(
         message(
-            "a state is changed in the condition of a loop",
+            "the condition of a loop cannot change state",
             where=f"`{callable_name(cond)}`",
-            expected="a condition that changes nothing: how often it is asked is not said",
-            instead="the layer in the body of the loop",
+            expected="a condition without side effects: how often it is evaluated is unspecified",
+            instead="call the layer in the body of the loop",
         )
     )
 
@@ -350,5 +350,5 @@ def _as_bool(pred: Any, name: str) -> Any:
         expected="bool[], or a Python bool",
         got=short(pred),
         instead="`x > 0` for a number; `jnp.any(mask)` or `jnp.all(mask)` for an array; "
-        "`jax.vmap` of the loop to stop every element by itself",
+        "`jax.vmap` of the loop to stop each element on its own",
     )

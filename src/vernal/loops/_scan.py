@@ -172,7 +172,7 @@ def run_scan(
 def _as_pair(returned: Any, of: str) -> tuple[Any, Any]:
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise type_error(
-            "the function of a scan must return a pair",
+            "the function that scan is given must return a pair",
             where=of,
             expected="(carry, y)",
             got=short(returned),
@@ -189,16 +189,16 @@ def number_of_steps(loop: str, xs: Any, length: int | None) -> int:
             text = path_text(path, "xs")
             if not x.shape:
                 raise value_error(
-                    f"{loop} has nothing to slice in a scalar",
+                    f"{loop} cannot slice a scalar",
                     where=text,
                     expected="arrays with one slice for each step along the first axis",
                     got=short(x),
-                    instead="close over what is the same in all steps",
+                    instead="close over values that are the same in every step",
                 )
             found.append((text, x.shape[0]))
     if not found:
         raise value_error(
-            f"{loop} does not know how many steps to take",
+            f"the number of steps of {loop} is unknown",
             where=f"the arguments of {loop}",
             expected="`xs` with arrays in it, or (for scan) `length`",
             got="neither",
@@ -208,7 +208,7 @@ def number_of_steps(loop: str, xs: Any, length: int | None) -> int:
         raise value_error(
             f"{loop} was given different numbers of steps",
             where=f"the arguments of {loop}",
-            expected="arrays in `xs` with equally many slices, and `length` equal to that",
+            expected="arrays in `xs` with the same length along the first axis, and a `length` equal to it",
             got=", ".join(f"{text}: {n}" for text, n in found),
         )
     return found[0][1]

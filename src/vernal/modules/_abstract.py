@@ -101,7 +101,7 @@ def take_abstract(class_name: str, namespace: dict[str, Any]) -> dict[str, str]:
             continue
         if name in namespace:
             raise type_error(
-                "an abstract attribute cannot have value",
+                "an abstract attribute cannot have a value",
                 where=f"{class_name}.{name}",
                 expected=f"{name}: {kind}[...]",
                 got=f"{name}: {kind}[...] = ...",

@@ -65,9 +65,9 @@ def field(
     """
     if static and not trainable:
         raise type_error(
-            "a static field holds no arrays that could be trained or not",
+            "a static field cannot be declared trainable=False: it holds no arrays",
             where="field(static=True, trainable=False)",
-            expected="one of the two",
+            expected="only one of the two",
             instead="field(static=True) for structure, field(trainable=False) for arrays that are buffers",
         )
     metadata = dict(kwargs.pop("metadata", None) or {})
@@ -80,7 +80,7 @@ def field(
             continue
         if key in metadata:
             raise type_error(
-                f"a field's metadata may not name `{key}` when `field` is given it too",
+                f"`{key}` was given to `field` and also in its metadata",
                 where=f"field(metadata={{'{key}': ...}})",
                 got=short(metadata[key]),
                 instead=f"field({key}=...)",

@@ -115,7 +115,7 @@ def _patterns(where: Any, transform: str) -> list[str]:
     patterns = [where] if isinstance(where, str) else where
     if not isinstance(patterns, (list, tuple)) or not all(isinstance(p, str) for p in patterns):
         raise type_error(
-            "`where` does not say which part of the model is meant",
+            "`where` does not pick a part of the model",
             where=f"{transform}(model, where)",
             expected="a path, a list of paths, or a function that picks parts of the model",
             got=short(where),
@@ -151,11 +151,11 @@ def _covered(
 
 def _only_buffers(idle: list[str], transform: str) -> ValueError:
     return value_error(
-        "buffers are never trained: their class declares so",
+        "only buffers match, which are never trained: their class declares them trainable=False",
         where=f"{transform}(model, where)",
-        expected="paths of at least one array that is not in such a field",
+        expected="paths that match at least one array that is not a buffer",
         got=", ".join(map(repr, idle)),
-        instead="a class whose field is not declared field(trainable=False)",
+        instead="to train such an array, declare its field without trainable=False",
     )
 
 

@@ -127,9 +127,9 @@ def remark(node: Any, chosen: Iterator[bool], change: Callable[[set[str], set[st
 
 def _unowned(names: set[str]) -> ValueError:
     return value_error(
-        "only arrays in a module can be frozen: it is their module that remembers it",
+        "only arrays in a module can be frozen: the module stores which of its arrays are",
         where=", ".join(sorted(names)[:_SHOWN]) or "the array itself",
         expected="arrays in a vernal.Module",
-        got="arrays that are in no module",
+        got="arrays outside of any module",
         instead="vernal.trainable(tree, where) makes a tree of bools for wrt= and for Optax's masks",
     )

@@ -54,7 +54,7 @@ class Partial(Module, Generic[Return]):
             raise type_error(
                 f"keyword argument `{twice[0]}` was given twice",
                 where="Partial.__call__",
-                expected="keywords that are not stored already: " + ", ".join(self.keywords),
+                expected="keywords other than the stored ones: " + ", ".join(self.keywords),
                 got=f"{twice[0]}=...",
                 instead="make a new Partial without it",
             )

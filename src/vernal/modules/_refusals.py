@@ -39,7 +39,7 @@ def frozen(cls: type, name: str, verb: str) -> str:
         f"cannot {verb} `{name}`: modules are immutable once they are built",
         where=_at(cls, name),
         instead=f"model = vernal.tree_at(lambda m: m.{name}, model, new_value), "
-        f"or dataclasses.replace(model, {name}=...); a state that calls change is a vernal.nn.Variable",
+        f"or dataclasses.replace(model, {name}=...); for state that calls change, a vernal.nn.Variable",
     )
 
 
@@ -58,7 +58,7 @@ def method_of_self(cls: type, name: str, method: str) -> ValueError:
         "Cannot assign methods in __init__: the module would contain itself",
         where=_at(cls, name),
         got=f"self.{name} = self.{method}",
-        instead=f"call `self.{method}` where it is needed, or define `def {name}(self, ...)` that does",
+        instead=f"call `self.{method}` where it is needed, or define a method `{name}` that calls it",
     )
 
 
@@ -67,7 +67,7 @@ def cycle(cls: type, name: str, path: tuple[Any, ...]) -> ValueError:
         "a module cannot contain itself: a cycle is not a tree",
         where=_at(cls, name, path),
         expected="a value that does not lead back to the module or container that holds it",
-        got="a reference to the one being built",
+        got="a reference to the object being built",
         instead="store an index, a name or a function of the module rather than the object",
     )
 
@@ -97,7 +97,7 @@ def hidden_in_callable(cls: type, name: str, path: tuple[Any, ...], value: Any) 
 def hidden_in_object(cls: type, name: str, path: tuple[Any, ...], value: Any) -> ValueError:
     kind = type(value).__qualname__
     return value_error(
-        f"arrays inside this object would be constants: JAX does not know `{kind}` as a tree",
+        f"arrays inside this object would be constants: `{kind}` is not a registered pytree",
         where=_at(cls, name, path),
         expected="an array, a module, a list, tuple or dict, or an object of a registered class",
         got=short(value),
@@ -110,7 +110,7 @@ def unhashable(cls: type, name: str, path: tuple[Any, ...], value: Any) -> Value
     return value_error(
         "structure is compared at every call of a compiled function, and this value can change in place",
         where=_at(cls, name, path),
-        expected="an array, a module, or a value with a hash that stays",
+        expected="an array, a module, or an immutable, hashable value",
         got=short(value),
         instead=_UNCHANGING.get(type(value), otherwise),
     )
@@ -164,9 +164,9 @@ def virtual_subclass(cls: type, subclass: Any) -> ValueError:
 
 def no_wrapped(cls: type) -> TypeError:
     return type_error(
-        "module_update_wrapper needs to know what is wrapped",
+        "module_update_wrapper needs a class with a property `__wrapped__`",
         where=f"{cls.__module__}.{cls.__qualname__}",
-        expected="a property named `__wrapped__`",
-        got="none",
+        expected="a property named `__wrapped__`, which returns what is wrapped",
+        got="no such property",
         instead="@property\n    def __wrapped__(self): return self.fn",
     )

@@ -20,7 +20,7 @@ def _settled(path: tuple[Any, ...], leaf: Any) -> Any:
     """The leaf, if it cannot change in place."""
     if is_traced(leaf):
         raise value_error(
-            "a traced value cannot be structure: every trace has another one",
+            "a traced value cannot be structure: it differs in every trace",
             where=f"Static(...): {path_text(path, 'value')}",
             expected="values that are known while tracing",
             got=short(leaf),

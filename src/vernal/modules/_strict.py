@@ -45,7 +45,7 @@ def check_strict(cls: Any, strict: bool | None) -> None:
                 cls,
                 f"`{base.__qualname__}` is final, because it can be instantiated",
                 "bases that are abstract",
-                f"put what both share into an abstract base, or hold a `{base.__qualname__}` in a field",
+                f"move what both share into an abstract base, or hold a `{base.__qualname__}` in a field",
             )
     for name, value in cls.__dict__.items():
         if not isinstance(value, _METHODS) or name.startswith("_vernal"):
@@ -76,6 +76,6 @@ def _check_override(cls: Any, name: str, bases: list[Any]) -> None:
         raise refuse.strict(
             cls,
             f"`{name}` is already implemented by `{base.__qualname__}`",
-            "each method is implemented once",
+            "each method to be implemented only once",
             f"make `{base.__qualname__}.{name}` abstract, or give the new method another name",
         )

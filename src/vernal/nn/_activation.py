@@ -87,11 +87,11 @@ def check_activation(layer: str, activation: Any, argument: str) -> None:
         )
     if needs_keys(activation):
         raise value_error(
-            f"an activation of `{layer}` is given no random key",
+            f"an activation of `{layer}` cannot be random: it is given no key",
             where=f"{layer}({argument}=...)",
             expected="a function, or a layer without randomness",
             got=short(activation),
-            instead="nn.Sequential([nn.Linear(...), jax.nn.relu, nn.Dropout(...)]), where it is a layer of its own",
+            instead="nn.Sequential([nn.Linear(...), jax.nn.relu, nn.Dropout(...)]), with the random layer on its own",
         )
 
 
@@ -101,7 +101,7 @@ def check_result(
     """Refuses the result of an activation that changed the shape of its array."""
     if jnp.shape(value) != shape:
         raise value_error(
-            f"an activation of `{layer}` changed the shape of its array",
+            f"an activation of `{layer}` changed the shape of its input",
             where=f"{layer}({argument}=...)",
             expected=f"{short(activation)} to keep {shape}",
             got=str(jnp.shape(value)),

@@ -86,7 +86,7 @@ class AdaptivePool(Module):
         least = self.target_shape if self.disjoint else (1,) * len(spatial)
         if any(n < t for n, t in zip(spatial, least, strict=True)):
             raise value_error(
-                f"`{layer}` has fewer entries than it needs for its parts",
+                f"`{layer}` was given an input that is too small",
                 where="argument `x`",
                 expected=f"spatial sizes of at least {least}",
                 got=str(spatial),

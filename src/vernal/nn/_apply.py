@@ -215,7 +215,7 @@ def _refuse_twice(model: Any) -> None:
             raise value_error(
                 "a layer with state appears twice in the model",
                 where=f"{path_text(seen[id(variable)], 'model')} and {path_text(path, 'model')}",
-                expected="every layer once: stored twice, it would become two, each with a state of its own",
-                instead="two layers; or one, and call it twice",
+                expected="each layer once: stored twice, it would become two layers, each with its own state",
+                instead="two layers; or one layer, called twice",
             )
         seen[id(variable)] = path

@@ -143,12 +143,12 @@ def attend(
             where="argument `implementation`",
             expected=obstacle,
             got='implementation="cudnn"',
-            instead="implementation=None, to have one chosen that can",
+            instead="implementation=None, which chooses one that can",
         )
     if drop is not None:
         if implementation not in (None, "dense"):
             raise value_error(
-                "weights can be dropped only where all of them are at hand",
+                "dropout of attention weights needs the dense implementation",
                 where="argument `implementation`",
                 expected='"dense" or None, while dropout is active',
                 got=short(implementation),
@@ -198,7 +198,7 @@ def check_sizes(query: Array, key: Array, value: Array) -> Sizes:
     )
     if not fit:
         raise value_error(
-            "the queries, keys and values of an attention do not fit each other",
+            "the shapes of the queries, keys and values do not match",
             where="arguments `query`, `key`, `value`",
             expected="shapes (..., T, heads, size), (..., S, key_value_heads, size) and "
             "(..., S, key_value_heads, value_size), with heads a multiple of key_value_heads",
@@ -207,10 +207,10 @@ def check_sizes(query: Array, key: Array, value: Array) -> Sizes:
     dtypes = {query.dtype, key.dtype, value.dtype}
     if len(dtypes) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
         raise value_error(
-            "the queries, keys and values of an attention must be of one floating-point type",
+            "the queries, keys and values must have the same floating-point dtype",
             where="arguments `query`, `key`, `value`",
             got=", ".join(str(a.dtype) for a in (query, key, value)),
-            instead="`.astype(...)` where they are not what you want to compute in",
+            instead="cast them with `.astype(...)` to the dtype to compute in",
         )
     *batch, queries, heads, _ = query.shape
     keys, key_value_heads = key.shape[-3:-1]
@@ -225,7 +225,9 @@ def _obstacle_to_cudnn(
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"float16 or bfloat16, not {query.dtype}"
     if size % 8 or not 0 < size <= 128 or value.shape[-1] != size:
-        return f"a size of heads up to 128 that is a multiple of 8, not {short((size, value.shape[-1]))}"
+        return (
+            f"a head size up to 128 that is a multiple of 8, not {short((size, value.shape[-1]))}"
+        )
     if 0 in (*sizes.batch, sizes.queries, sizes.keys):
         return "arrays that are not empty"
     if given or pairs.query_segments is not None or pairs.bias is not None:
@@ -233,9 +235,9 @@ def _obstacle_to_cudnn(
     if pairs.mask is not None and (sizes.queries % 2 or sizes.keys % 2):
         return "even numbers of queries and of keys, beside a mask"
     if pairs.window is not None and not pairs.causal:
-        return "`causal=True` beside a window"
+        return "`causal=True` together with a window"
     if pairs.causal and sizes.queries != sizes.keys:
-        return "as many queries as keys, if causal"
+        return "as many queries as keys, with `causal=True`"
     return None
 
 

@@ -99,11 +99,11 @@ def _known_window(window: Any) -> int | None:
             where="argument `window`",
             expected="a number of positions, known while tracing",
             got=short(window),
-            instead="mask=, an array of bools, for a window that is computed",
+            instead="mask=..., an array of bools, for a window that is computed",
         )
     if window < 1:
         raise value_error(
-            "a window of attention must hold at least the query's own position",
+            "an attention window must hold at least the query's own position",
             where="argument `window`",
             expected="a number of positions, at least 1, or None",
             got=str(window),
@@ -139,21 +139,21 @@ def make_pairs(
         mask = _of_pairs(sizes, "mask", mask)
         if mask.dtype != bool:
             raise value_error(
-                "a mask says True where a query sees a key, and False where it does not",
+                "a mask must be an array of bools: True where a query sees a key",
                 where="argument `mask`",
                 expected="an array of bools",
                 got=str(mask.dtype),
-                instead="`bias=...` for numbers that are added to the scores",
+                instead="`bias=...` for numbers to add to the scores",
             )
     if bias is not None:
         bias = _of_pairs(sizes, "bias", bias)
         if bias.dtype == bool:
             raise value_error(
-                "a bias is numbers that are added to the scores, not a mask",
+                "a bias must hold numbers to add to the scores, not bools",
                 where="argument `bias`",
                 expected="an array of numbers",
                 got="bool",
-                instead="`mask=...` for which query sees which key",
+                instead="`mask=...` to choose which query sees which key",
             )
     return Pairs(
         query_positions,
@@ -174,7 +174,7 @@ def _segments(sizes: Sizes, segments: Any) -> tuple[Array | None, Array | None]:
     both = segments if isinstance(segments, tuple) else (segments, segments)
     if len(both) != 2:
         raise value_error(
-            "the segments of queries and of keys are two arrays",
+            "a tuple of segments must hold two arrays, for the queries and for the keys",
             where="argument `segments`",
             expected="one array for both, or a tuple (query_segments, key_segments)",
             got=f"a tuple of {len(both)}",
@@ -203,7 +203,7 @@ def _line(sizes: Sizes, name: str, a: ArrayLike, axis: tuple[str, Any]) -> Array
     right = a.shape in ((axis[1],), (*sizes.batch, axis[1]))
     if not right or not jnp.issubdtype(a.dtype, jnp.integer):
         raise value_error(
-            f"positions and segments are integers, one for each of the {axis[0]}",
+            f"`{name}` must hold one integer for each of the {axis[0]}",
             where=f"argument `{name}`",
             expected=f"integers of shape ({axis[1]},) or {(*sizes.batch, axis[1])}",
             got=f"{a.dtype} of shape {a.shape}",
@@ -222,19 +222,19 @@ def _of_pairs(sizes: Sizes, name: str, a: ArrayLike) -> Array:
         n not in (1, size) for n, size in zip(a.shape, full[-a.ndim :], strict=True)
     ):
         raise value_error(
-            f"the {name} of an attention has one number for each pair of a query and a key",
+            f"the {name} must have one entry for each pair of a query and a key",
             where=f"argument `{name}`",
             expected=f"shape {full[-2:]}, {full[-3:]} with one for each head, or {full}; "
-            "any axis may be 1",
+            "any axis may have length 1",
             got=f"shape {a.shape}",
         )
     if a.ndim == 3 and a.shape[0] != 1 and sizes.batch[-1:] == a.shape[:1]:
         raise value_error(
-            f"the first axis of the {name} may be that of the heads or that of the batch",
+            f"the first axis of the {name} is ambiguous: heads or batch",
             where=f"argument `{name}`",
-            expected=f"as many axes as the batch has and three, because both have the length {a.shape[0]}",
+            expected=f"{len(full)} axes, because the heads and the batch both have length {a.shape[0]}",
             got=f"shape {a.shape}",
-            instead=f"{name}[:, None] for one of each example, {name}[None] for one of each head",
+            instead=f"{name}[:, None] for one {name} per example, {name}[None] for one per head",
         )
     a = a.reshape((1,) * (len(full) - a.ndim) + a.shape)
     if a.shape[-3] == 1:

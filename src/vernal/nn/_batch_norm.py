@@ -36,7 +36,9 @@ from ._precision import narrow, widen
 from ._state import State, StatefulLayer, check_state
 from ._variable import Variable
 
-_MOMENTUM = "how much is kept, from 0 to 1 (PyTorch's momentum=0.1 is 0.9 here)"
+_MOMENTUM = (
+    "the share of the old average that is kept, from 0 to 1 (PyTorch's momentum=0.1 is 0.9 here)"
+)
 
 
 class BatchNorm(StatefulLayer):
@@ -261,12 +263,12 @@ class BatchNorm(StatefulLayer):
         spatial = self.num_spatial_dims
         if spatial is None and self.axis_name is None and x.ndim > 2:
             raise value_error(
-                "`BatchNorm` does not know which axis has the channels",
+                "the channel axis of the input of `BatchNorm` is ambiguous",
                 where="argument `x`",
                 expected=f"(batch, channels={self.input_size}), or num_spatial_dims=...",
                 got=f"{x.shape}",
                 instead="BatchNorm(..., num_spatial_dims=2) for images, 1 for signals, "
-                "0 for vectors with several axes of batch",
+                "0 for vectors with several batch axes",
             )
         if spatial is None:
             spatial = 0 if self.axis_name is None else x.ndim - 1
@@ -280,7 +282,7 @@ class BatchNorm(StatefulLayer):
                 where="argument `x`",
                 expected=f"({expected})",
                 got=f"{x.shape}",
-                instead=f"BatchNorm(..., num_spatial_dims={behind[0]}), if what is behind channels are positions"
+                instead=f"BatchNorm(..., num_spatial_dims={behind[0]}), if the axes after the channels are positions"
                 if behind
                 else None,
             )
@@ -300,12 +302,12 @@ class BatchNorm(StatefulLayer):
         needed = 1 if self.mode == "ema" else 2
         if count < needed:
             raise value_error(
-                "there is no batch to take statistics of",
+                "the batch is too small for statistics",
                 where="argument `x` of BatchNorm, while training",
-                expected=f"at least {needed} values a channel",
+                expected=f"at least {needed} values per channel",
                 got=f"{count} in {x.shape}",
-                instead="batch axes in front, or jax.vmap(layer, axis_name=...) and that axis_name here; "
-                "or vernal.nn.inference_mode(model)",
+                instead="an input with batch axes in front; or jax.vmap(layer, axis_name=...), with the same axis_name "
+                "in BatchNorm; or vernal.nn.inference_mode(model)",
             )
         mean = average(x)
         return mean, average((x - mean) ** 2), count
@@ -334,7 +336,7 @@ def _check_momentum(momentum: Any) -> None:
 
 def _wrong(argument: str, expected: str, got: Any) -> ValueError:
     return value_error(
-        "a setting of `BatchNorm` is out of range",
+        "`BatchNorm` was given an invalid argument",
         where=f"argument `{argument}`",
         expected=expected,
         got=short(got),

@@ -76,11 +76,11 @@ def by_name(hooks: Mapping[str, Captured], caught: Mapping[Any, Any]) -> dict[st
     missing = [repr(text) for text in asked if text not in called]
     if missing:
         raise value_error(
-            "layers that are to be captured were not called",
+            "some layers to capture were not called",
             where=_WHERE,
-            expected="paths of layers that the model calls, and whose results it uses (an `apply` inside of it keeps "
-            "what it captures for itself)",
+            expected="paths of layers that the model calls, and whose results it uses (an inner `apply` keeps its "
+            "captures for itself)",
             got=listed(missing),
-            instead="the paths of others; debug.summary(model, x) shows what is called",
+            instead="the paths of other layers; debug.summary(model, x) shows which are called",
         )
     return {name: caught[hook] for name, hook in hooks.items() if hook in caught}

@@ -62,7 +62,7 @@ def _floating(where: str, dtype: DTypeLike | None) -> np.dtype | None:
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
         raise value_error(
-            "a precision is a floating-point dtype",
+            "a precision must be a floating-point dtype",
             where=where,
             expected="for example jnp.float32 or jnp.bfloat16, or None",
             got=short(dtype),

@@ -25,20 +25,20 @@ def check_cells(
     counts = [len(each) for each in cells]
     if counts != [directions] * len(sizes):
         raise value_error(
-            f"`{layer}` has another number of cells than of layers and directions",
+            f"the number of cells of `{layer}` does not match its layers and directions",
             where=f"`cells` of {layer}",
             expected=f"num_layers={len(sizes)} tuples of {directions}",
             got=f"tuples of {counts}",
-            instead=f"a new {layer}, which makes its cells",
+            instead=f"a new {layer}, which creates its own cells",
         )
     for i, (each, size) in enumerate(zip(cells, sizes, strict=True)):
         for j, cell in enumerate(each):
             fits = isinstance(cell, kind) and cell.input_size == size
             if not fits or cell.hidden_size != hidden_size:
                 raise value_error(
-                    f"a cell of `{layer}` is of another kind or size than the layer",
+                    f"a cell of `{layer}` has the wrong class or size",
                     where=f"`cells.{i}.{j}` of {layer}",
                     expected=f"{kind.__name__}({size}, {hidden_size})",
                     got=short(cell),
-                    instead=f"a new {layer}, which makes its cells",
+                    instead=f"a new {layer}, which creates its own cells",
                 )

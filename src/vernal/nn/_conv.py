@@ -85,7 +85,7 @@ class AbstractConv(Module):
                 raise value_error(
                     f"the channels of `{layer}` cannot be divided into its groups",
                     where=f"arguments `{name}` and `groups`",
-                    expected=f"`{name}` is a multiple of groups={self.groups}",
+                    expected=f"a multiple of groups={self.groups}",
                     got=f"{name}={count}",
                 )
 
@@ -129,14 +129,14 @@ class AbstractConv(Module):
             raise value_error(
                 f"the channels of `{layer}` cannot be divided into its groups",
                 where=f"`weight` of {layer}",
-                expected=f"as many out_channels as a multiple of groups={self.groups}",
+                expected=f"a first axis (out_channels) whose length is a multiple of groups={self.groups}",
                 got=str(self.weight.shape),
             )
         # For a NumPy array, this is the dtype that JAX will give it.
         dtype = jnp.result_type(self.weight)
         if x.dtype != dtype:
             raise type_error(
-                f"`{layer}` was given an input of another dtype than its weights",
+                f"`{layer}` was given an input whose dtype is not that of its weights",
                 where="argument `x`",
                 expected=str(dtype),
                 got=str(x.dtype),
@@ -177,14 +177,14 @@ def _parse_padding(layer: str, padding: Any, n: int) -> str | tuple[tuple[int, i
 def _parse_mode(layer: str, mode: str, padding: Any) -> str:
     if mode.upper() not in _PAD_MODES:
         raise value_error(
-            f"`{layer}` was given an unknown way of padding",
+            f"`{layer}` was given an unknown padding mode",
             where="argument `padding_mode`",
             expected=", ".join(map(repr, _PAD_MODES)),
             got=short(mode),
         )
     if mode.upper() != "ZEROS" and not isinstance(padding, str) and min(sum(padding, (0,))) < 0:
         raise value_error(
-            f"`{layer}` was given a negative padding, which crops, where it has values to fill in",
+            f"`{layer}` takes negative padding, which crops, only with padding_mode='ZEROS'",
             where=f"argument `padding`, with padding_mode={mode!r}",
             expected="integers of at least 0",
             got=short(padding),
@@ -290,7 +290,7 @@ class Conv(AbstractConv):
             # `REFLECT` does not repeat the edge itself. The other modes can repeat any values, but need at least one.
             if max(pair) > 0 and (n == 0 or reflects and max(pair) >= n):
                 raise value_error(
-                    f"`{type(self).__name__}` was given an input without enough values to pad it with",
+                    f"`{type(self).__name__}` was given an input too small for its padding",
                     where=f"argument `x`, with padding_mode={self.padding_mode!r}",
                     expected="each spatial size larger than its padding on either side"
                     if reflects

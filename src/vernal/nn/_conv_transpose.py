@@ -104,7 +104,7 @@ class ConvTranspose(AbstractConv):
         )
         if any(o >= s for o, s in zip(self.output_padding, self.stride, strict=True)):
             raise value_error(
-                f"the output padding of `{layer}` reaches its stride",
+                f"the output padding of `{layer}` must be smaller than its stride",
                 where="argument `output_padding`",
                 expected=f"less than stride={self.stride} in every dimension",
                 got=str(self.output_padding),
@@ -118,7 +118,7 @@ class ConvTranspose(AbstractConv):
         if self.padding_mode != "ZEROS" and not circular:
             raise NotImplementedError(
                 message(
-                    f"`{layer}` does not have this way of padding",
+                    f"`{layer}` does not support this padding",
                     where="argument `padding_mode`",
                     expected="'ZEROS', or 'CIRCULAR' with padding='SAME' or 'SAME_LOWER' and output_padding=0",
                     got=f"padding_mode={self.padding_mode!r}, padding={self.padding!r}, "

@@ -188,7 +188,7 @@ def drops(dropout: Any, inference: Any = None) -> bool:
     """
     if not isinstance(dropout, Dropout):
         raise type_error(
-            "the dropout inside of a layer is a `Dropout`",
+            "the dropout of a layer must be a `Dropout`",
             where="`dropout` of the layer",
             expected="a Dropout",
             got=short(dropout),
@@ -205,7 +205,7 @@ def _check_probability(layer: str, p: Any) -> None:
     is_number = isinstance(p, int | float | np.generic | np.ndarray | Array)
     if not is_number or np.ndim(p) != 0:
         raise (value_error if is_number else type_error)(
-            "a probability is one number",
+            "a probability must be one number",
             where=f"{layer}(p=...)",
             expected="a number from 0 to 1, or an array of shape ()",
             got=f"p={short(p)}",
@@ -214,7 +214,7 @@ def _check_probability(layer: str, p: Any) -> None:
     known = known_value(p)
     if known is not None and not np.all((known >= 0) & (known <= 1)):
         raise value_error(
-            "a probability is between 0 and 1",
+            "a probability must be between 0 and 1",
             where=f"{layer}(p=...)",
             expected="0 <= p <= 1, the share of elements that become zero",
             got=f"p={p}",

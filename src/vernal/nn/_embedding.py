@@ -97,7 +97,7 @@ class Embedding(Module):
             )
         if table.shape[0] == 0:
             raise value_error(
-                "an Embedding without rows has nothing to look up",
+                "an Embedding without rows cannot look up an index",
                 where="Embedding(num_embeddings=0, ...)(x)",
                 expected="a table with at least one row",
                 got=short(table),
@@ -137,7 +137,7 @@ class Embedding(Module):
         size = self.weight.shape[1]
         if x.shape[-1:] != (size,):
             raise value_error(
-                "features must be as long as the rows of the table",
+                "the features must be as long as the rows of the table",
                 where="argument `x` of Embedding.attend",
                 expected=f"shape (..., {size})",
                 got=short(x),
@@ -173,7 +173,7 @@ def _draw(
     if num_embeddings is None or embedding_size is None or key is None:
         given = {"num_embeddings": num_embeddings, "embedding_size": embedding_size, "key": key}
         raise value_error(
-            "Embedding needs a table, or what it takes to draw one",
+            "Embedding needs either a table or the arguments to draw one",
             where="Embedding(...)",
             expected="num_embeddings, embedding_size and key, or weight",
             got="no " + ", no ".join(name for name, value in given.items() if value is None),
@@ -194,7 +194,7 @@ def _check_table(weight: Array, num_embeddings: int | None, embedding_size: int 
         or embedding_size not in (None, shape[1])
     ):
         raise value_error(
-            "the table of an Embedding has one row for each thing and one column for each feature",
+            "the table of an Embedding must have one row for each index and one column for each feature",
             where="Embedding(weight=...)",
             expected=f"shape ({rows}, {columns})",
             got=short(weight),

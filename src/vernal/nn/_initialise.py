@@ -26,9 +26,7 @@ T = TypeVar("T")
 Initialiser = Callable[..., Any]
 Rule = str | type | tuple[type, str]
 
-_INSTEAD = (
-    "narrower rules where there are two; a path in the whole model goes before rules with classes"
-)
+_INSTEAD = "narrow the rules until only one matches; a path in the whole model takes precedence over rules with classes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +218,7 @@ def _check(rule: Any, initialiser: Any) -> None:
     """Refuses what is not a rule, or not an initialiser."""
     if not callable(initialiser):
         raise type_error(
-            "an initialiser is a function",
+            "an initialiser must be a function",
             where=f"initialise(model, {{{_text(rule)}: ...}}, key)",
             expected="a function (key, shape, dtype) -> array",
             got=short(initialiser),
@@ -229,7 +227,7 @@ def _check(rule: Any, initialiser: Any) -> None:
     owner, text = rule if isinstance(rule, tuple) and len(rule) == 2 else (rule, "")
     if not isinstance(rule, str) and not (isinstance(owner, type) and isinstance(text, str)):
         raise type_error(
-            "a rule says which arrays it is for",
+            "the key of a rule must say which arrays it is for",
             where="initialise(model, rules, key)",
             expected="a path, a class, or a pair of a class and a path",
             got=short(rule),
@@ -281,7 +279,7 @@ def _unfit(weight: _Weight, asked: tuple[int, ...], got: str) -> ValueError:
     return value_error(
         "the initialiser does not fit the array",
         where=weight.name,
-        expected=f"an array {weight.value.dtype.name}{list(asked)} of initialiser(key, {asked}, dtype)",
+        expected=f"an array {weight.value.dtype.name}{list(asked)} from initialiser(key, {asked}, dtype)",
         got=got,
     )
 

@@ -113,7 +113,7 @@ class InstanceNorm(Module):
                 where="argument `x` of InstanceNorm",
                 expected="more than one position for each channel",
                 got=f"shape {x.shape}",
-                instead="LayerNorm(shape), which is over the channels",
+                instead="LayerNorm(shape), which normalises over the channels",
             )
         y = _unit_size(widen(x), tuple(range(x.ndim - n, x.ndim)), self.eps, centre=True)
         return narrow(scale_and_shift(self, y, (self.channels,), n), x)

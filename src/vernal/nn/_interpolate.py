@@ -36,7 +36,7 @@ def _checked(
         )
     if method not in get_args(Method):
         raise value_error(
-            f"`{name}` does not know the method",
+            f"`{name}` was given an unknown method",
             where="argument `method`",
             expected=", ".join(map(repr, get_args(Method))),
             got=repr(method),
@@ -45,9 +45,9 @@ def _checked(
     smooth = method in ("linear", "cubic")
     if (align_corners or antialias) and not smooth or (align_corners and antialias):
         raise value_error(
-            f"settings of `{name}` do not go together",
+            f"these settings of `{name}` cannot be combined",
             where="arguments `method`, `align_corners` and `antialias`",
-            expected="one of `align_corners` and `antialias`, with the method linear or cubic",
+            expected="one of `align_corners` and `antialias`, with the method 'linear' or 'cubic'",
             got=f"method={method!r}, align_corners={align_corners}, antialias={antialias}",
         )
     if size is not None:
@@ -61,7 +61,7 @@ def _listed(name: str, argument: str, values: Any, kinds: Any, words: str) -> Se
     given = values if isinstance(values, Sequence) else ()
     if not given or not all(isinstance(v, kinds) and 0 < v < math.inf for v in given):
         raise value_error(
-            f"`{name}` was given a wrong `{argument}`",
+            f"`{name}` was given an invalid `{argument}`",
             where=f"argument `{argument}`",
             expected=f"a sequence of {words}, one for each of the last axes",
             got=short(values),
@@ -144,7 +144,7 @@ def _interpolated(
     dims = len(sizes or scales or ())
     if x.ndim < dims:
         raise value_error(
-            "`interpolate` cannot resize more axes than there are",
+            "`interpolate` cannot resize more axes than its input has",
             where="argument `x`",
             expected=f"at least {dims} axes",
             got=f"shape {x.shape}",
@@ -153,7 +153,7 @@ def _interpolated(
     new = sizes or tuple(math.floor(n * s) for n, s in zip(old, scales or (), strict=True))
     if not all(n > 0 for n in (*old, *new)):
         raise value_error(
-            "`interpolate` needs entries on every axis that it resizes, before and after",
+            "`interpolate` cannot resize an axis from or to length 0",
             where="argument `x`",
             expected="sizes of at least 1",
             got=f"from {old} to {new}",

@@ -134,7 +134,7 @@ class KVCache(Module):
                 "the cache is full",
                 where="KVCache.append",
                 expected=f"at most {self.max_length} tokens in all, its `max_length`",
-                got=f"{n} more than fit, or fewer" if n > 1 else "one more",
+                got=f"up to {n} tokens more" if n > 1 else "one token more",
                 instead="a larger `max_length`, or `ring=True` and attention with a window",
             )
             length = error_if(length, length + n > self.max_length, text)
@@ -199,7 +199,7 @@ class KVCache(Module):
         check_shape("KVCache", values, (*batch, n, ("num_heads", heads), value_size), "values")
         if n > max_length and not self.ring:
             raise value_error(
-                "more tokens were given to a cache at once than it has places",
+                "more tokens were appended at once than the cache can hold",
                 where="arguments `keys` and `values` of KVCache.append",
                 expected=f"at most {max_length} tokens, its `max_length`",
                 got=f"{n} tokens",

@@ -53,7 +53,7 @@ def _check_copies(activation: Activation, shape: tuple[int, ...], argument: str)
     for array in jtu.tree_leaves(partition(activation, is_array)[0]):
         if array.shape[: len(shape)] != shape:
             raise value_error(
-                "an activation of `MLP` has arrays of its own for every neuron",
+                "an activation of `MLP` must have its own arrays for every neuron",
                 where=f"`{argument}` of MLP",
                 expected=f"arrays with the leading axes {shape}",
                 got=short(activation),
@@ -190,11 +190,11 @@ class MLP(Module):
     def _hidden_by_scan(self, x: jax.Array) -> jax.Array:
         if len(self.layers) != 3:
             raise value_error(
-                "an `MLP` with scan=True has all layers between the first and the last as one",
+                "an `MLP` with scan=True must store the layers between the first and the last as one",
                 where="`layers` of MLP",
                 expected="three layers, the second with a leading axis in all of its arrays",
                 got=short(self.layers),
-                instead="MLP(..., scan=False), which has each layer by itself",
+                instead="MLP(..., scan=False), which stores each layer separately",
             )
         first, between, _ = self.layers
         x = first(x)

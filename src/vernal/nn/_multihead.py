@@ -129,7 +129,7 @@ class MultiheadAttention(Module):
         self.vo_size = size("vo_size", vo_size, query_size // num_heads)
         if self.num_heads % self.num_key_value_heads:
             raise value_error(
-                "the heads of queries cannot share those of keys and values evenly",
+                "the query heads cannot share the key and value heads evenly",
                 where="argument `num_key_value_heads` of MultiheadAttention",
                 expected=f"a divisor of num_heads={num_heads}",
                 got=short(num_key_value_heads),
@@ -326,7 +326,7 @@ def _check_cache(
         raise type_error(
             "`cache` must be a KVCache",
             where="MultiheadAttention.__call__(cache=...)",
-            expected="what `make_cache` returns, or the call before",
+            expected="the cache that `make_cache` or the previous call returned",
             got=short(cache),
             instead="cache = layer.make_cache(max_length)",
         )
@@ -342,7 +342,7 @@ def _check_cache(
         wrong.append(f"{queries.shape[-3]} queries for {keys.shape[-3]} keys")
     if wrong:
         raise value_error(
-            f"{' and '.join(wrong)} cannot be combined with {'a ring as ' if cache.ring else ''}a cache",
+            f"{' and '.join(wrong)} cannot be combined with a {'ring ' if cache.ring else ''}cache",
             where="MultiheadAttention.__call__(cache=...)",
             expected="tokens that follow those of the cache, each a query and a key; the cache counts positions",
             instead="`vernal.nn.attention` on `cache.keys` and `cache.values`, for anything else",

@@ -241,7 +241,7 @@ class GroupNorm(Module):
         groups = check_size("GroupNorm", "groups", groups)
         if channels is None and channelwise_affine:
             raise value_error(
-                "GroupNorm needs to know how many weights to make",
+                "GroupNorm needs `channels`, the number of its weights",
                 where="GroupNorm(channels=...)",
                 expected="an int, because channelwise_affine=True",
                 got="None",
@@ -249,7 +249,7 @@ class GroupNorm(Module):
             )
         if channels is not None and channels % groups:
             raise value_error(
-                "the channels cannot be divided into groups of one size",
+                "the channels cannot be divided into equal groups",
                 where="GroupNorm(groups, channels)",
                 expected=f"a number of channels that {groups} divides",
                 got=f"channels={channels}",
@@ -324,9 +324,9 @@ class GroupNorm(Module):
 def two_readings(layer: str, x: Array, axis: int) -> ValueError:
     """The error for an input that may be one example, or a batch with its channels in another axis."""
     return value_error(
-        "the channels may be in the first axis or in another one",
+        "the channel axis is ambiguous: the first axis or another one",
         where=f"argument `x` of {layer}",
-        expected="num_spatial_dims=..., because several axes are as long as there are channels",
+        expected="num_spatial_dims=..., because several axes have a length that fits the channels",
         got=f"shape {x.shape}",
         instead=f"{layer}(..., num_spatial_dims={x.ndim - 1}) if this is one example, "
         f"num_spatial_dims={x.ndim - 1 - axis} if it is a batch",

@@ -127,7 +127,7 @@ class Shared(Module):
             texts = picks if isinstance(picks, tuple) else (picks,)
             if not callable(picks) and not all(isinstance(text, str) for text in texts):
                 raise type_error(
-                    f"`{name}` does not pick a node",
+                    f"`{name}` must pick a node",
                     where="Shared(pytree, where, get)",
                     expected="the path of a node of `pytree`, a tuple of paths, or a function that picks it",
                     got=short(picks),
@@ -140,18 +140,18 @@ class Shared(Module):
                 where="Shared(pytree, where, get)",
                 expected="the same structure, shapes and dtypes in both places",
                 got=diff_text(taken, kept, root="node"),
-                instead="`where` and `get` that pick nodes which differ in nothing but their values",
+                instead="`where` and `get` that pick nodes of the same structure, shapes and dtypes",
             )
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
         self.where = where
         self.get = get
         if _shared_nodes(_pick(get, self.pytree, "get")) != _shared_nodes(kept):
             raise value_error(
-                "what is to be stored is itself taken out, so that nothing would be left of it",
+                "`where` takes out a node that `get` picks, so its value would be lost",
                 where="Shared(pytree, where, get)",
-                expected="a `get` that picks nothing of what `where` picks",
+                expected="a `get` that picks no node that `where` picks",
                 got="a node that both pick: shared with itself, a swap, or a chain",
-                instead="for a chain, the one that is stored for each: where = (a, b), get = (c, c)",
+                instead="for a chain, the stored node for each: where=(a, b), get=(c, c)",
             )
 
     def __call__(self) -> Any:
@@ -174,7 +174,7 @@ def _pick(picks: _Picks, pytree: Any, name: str) -> Any:
     found = picked_nodes(picks, pytree, name)
     if len(found) > 1:
         raise value_error(
-            "the path means several nodes",
+            "the path matches several nodes",
             where=f"Shared({name}={picks!r})",
             expected="one node for each path",
             got=listed(path_text(path, "pytree") for path, _ in found),
@@ -207,13 +207,13 @@ def _second(shared: Shared, path: Any, node: Any) -> ValueError:
         )
     except ValueError:
         # `get` computes something, such as a transpose.
-        stored = "what shared.get(shared.pytree) is made of"
+        stored = "the nodes that shared.get(shared.pytree) is computed from"
     return value_error(
-        "something was put in the place of a shared node, where nothing is stored",
+        "a value was put in the place of a shared node, where nothing is stored",
         where=path_text(path, "shared.pytree"),
-        expected=f"a SharedNode: what is used there is stored once, at {stored}",
+        expected=f"a SharedNode: its value is stored once, at {stored}",
         got=short(node),
-        instead=f"vernal.tree_at for {stored}; or, to share it no longer, a model of the layers of `shared()`",
+        instead=f"vernal.tree_at for {stored}; or, to stop sharing, build a model from the layers of `shared()`",
     )
 
 

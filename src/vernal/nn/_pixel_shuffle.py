@@ -67,9 +67,9 @@ class PixelShuffle(Module):
         channels = x.shape[-3]
         if channels % r**2:
             raise value_error(
-                "`PixelShuffle` cannot make whole squares of the channels",
+                "`PixelShuffle` cannot arrange the channels in squares",
                 where="argument `x`",
-                expected=f"a number of channels that factor**2={r**2} divides",
+                expected=f"a number of channels divisible by factor**2={r**2}",
                 got=f"{channels} channels, of shape {x.shape}",
             )
 
@@ -123,7 +123,7 @@ class PixelUnshuffle(Module):
             raise value_error(
                 "`PixelUnshuffle` cannot divide the image into whole squares",
                 where="argument `x`",
-                expected=f"a height and a width that factor={r} divides",
+                expected=f"a height and a width divisible by factor={r}",
                 got=f"{height} and {width}, of shape {x.shape}",
             )
 

@@ -93,7 +93,7 @@ class Pool(Module):
             for p in pair
         ):
             raise value_error(
-                f"`{layer}` was given a padding that crops its input, or holds a whole window",
+                f"`{layer}` was given a negative padding, or one as large as its kernel",
                 where="argument `padding`",
                 expected=f"at least 0 and less than kernel_size={self.kernel_size}",
                 got=str(self.padding),

@@ -98,8 +98,8 @@ def use_key(
                 where=f"{layer}.__call__(x, key=...)",
                 expected="a key given to the call, or one stored in the layer",
                 got="key=None, and no stored key",
-                instead="model(x, key=key); or vernal.nn.keys(model, key)(x), or "
-                "vernal.nn.apply(model, x, key=key), for all layers of a model; or, when not training, "
+                instead="model(x, key=key); vernal.nn.keys(model, key)(x) or "
+                "vernal.nn.apply(model, x, key=key) for all layers of a model; or, when not training, "
                 "vernal.nn.inference_mode(model)",
             )
         )

@@ -104,7 +104,7 @@ class Recurrent(Module, Generic[_State]):
         if length is not None:
             if not jnp.issubdtype(_dtype(length), jnp.integer):
                 raise type_error(
-                    f"`{name}` was given a length that is not a number of steps",
+                    f"`{name}` was given a length that is not an integer",
                     where="argument `length`",
                     expected="integers",
                     got=short(length),
@@ -149,7 +149,7 @@ class Recurrent(Module, Generic[_State]):
             raise value_error(
                 f"`{name}` was given a state of the wrong structure",
                 where="argument `state`",
-                expected="what it returns as its final state",
+                expected="the structure of the final state that it returns",
                 got=short(state),
             )
         for leaf in jax.tree.leaves(state):

@@ -89,11 +89,11 @@ def ring_attention(
         missing = varying_axes(lax.axis_index(axis_name)) - varying_axes(x)
         if missing:
             raise value_error(
-                "ring attention needs a part of a sequence, and this is the same on all devices",
+                "ring attention needs another part of the sequence on each device",
                 where=f"argument `{name}` of ring_attention",
                 expected=f"an array that varies over {axis_name!r}",
                 got=jax.typeof(x).str_short(),
-                instead=f"in_specs with {axis_name!r} at the axis of the sequence",
+                instead=f"in_specs with {axis_name!r} in the place of the sequence axis",
             )
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     devices = lax.axis_size(axis_name)

@@ -84,7 +84,7 @@ class Sequential(StatefulLayer):
                 where="Sequential(layers)",
                 expected="a list of layers",
                 got=short(layers),
-                instead="Sequential([layer]), also for a single one",
+                instead="Sequential([layer]), even for a single layer",
             )
         # Any entry is accepted here, so that a wrong one is refused below with its index.
         self.layers = tuple(layers)
@@ -119,7 +119,7 @@ class Sequential(StatefulLayer):
                 where="`layers` of Sequential",
                 expected="a tuple of layers",
                 got=short(self.layers),
-                instead="(layer,) for a single one",
+                instead="(layer,) for a single layer",
             )
         n = len(self.layers)
         key = None if key is None else check_key("Sequential", key)

@@ -129,7 +129,7 @@ class Stack(Module):
         _check_each(
             each,
             self.num_layers,
-            "what is the same for all layers: lambda key: Layer(key, name=value)",
+            "write values that all layers share into the function: lambda key: Layer(key, name=value)",
         )
         # By name: the signature does not say whether a second positional argument is wanted, and
         # `Block(key, size=4)` would take the number of the layer as its size.
@@ -221,7 +221,7 @@ class Stack(Module):
                 instead="y, model = nn.apply(model, x)",
             )
         each = {} if each is None else dict(each)
-        instead = "what is the same for all layers is an ordinary argument: stack(x, name=value)"
+        instead = "pass values that all layers share as ordinary arguments: stack(x, name=value)"
         _check_each(each, self.num_layers, instead)
         arrays, rest = partition(self.layers, is_array)
         self._check_stacked(arrays)
@@ -262,7 +262,7 @@ class Stack(Module):
             chosen = range(self.num_layers)[i]
             if not chosen:
                 raise value_error(
-                    "a `Stack` has at least one layer",
+                    "a `Stack` must have at least one layer",
                     where=f"stack[{i.start}:{i.stop}:{i.step}]",
                     expected=f"a slice that picks some of the {self.num_layers} layers",
                 )
@@ -270,7 +270,7 @@ class Stack(Module):
         is_index = is_array(i) and i.ndim == 0 and jnp.issubdtype(i.dtype, jnp.integer)
         if isinstance(i, bool) or not (isinstance(i, int) or is_index):
             raise type_error(
-                "a `Stack` is indexed by one integer, or by a slice",
+                "the index of a `Stack` must be one integer or a slice",
                 where="stack[i]",
                 expected="one layer, stack[i], or some of them, stack[i:j]",
                 got=short(i),
@@ -280,9 +280,9 @@ class Stack(Module):
         if isinstance(i, int) and not -self.num_layers <= i < self.num_layers:
             raise IndexError(
                 message(
-                    "no layer has this path",
+                    "the index of a `Stack` is out of range",
                     where=f"stack[{i}]",
-                    expected=f"an index below {self.num_layers}",
+                    expected=f"an index from {-self.num_layers} to {self.num_layers - 1}",
                 )
             )
         return self._pick(i)
@@ -293,11 +293,11 @@ class Stack(Module):
         for path, leaf in jtu.tree_leaves_with_path(arrays):
             if np.shape(leaf)[:1] != (self.num_layers,):
                 raise value_error(
-                    "a `Stack` has all its layers as one, with a leading axis over them in every array",
+                    "every array of a `Stack` must have a leading axis over its layers",
                     where=path_text(path, "stack.layers"),
                     expected=f"an array with a leading axis of length num_layers={self.num_layers}",
                     got=short(leaf),
-                    instead="nn.Stack.of(layers), which makes one of a list",
+                    instead="nn.Stack.of(layers), which stacks a list of layers",
                 )
 
     def _pick(self, i: Any) -> Any:
@@ -312,9 +312,9 @@ class Stack(Module):
                 # In a tree of masks or axes: the same for all layers.
                 return leaf
             raise value_error(
-                "a path cannot pick one layer of a `Stack`: its arrays are slices of stacked ones",
+                "one layer of a `Stack` cannot be picked: its arrays are slices of the stacked arrays",
                 where="stack[i] in a function that picks nodes",
-                expected="`stack.layers` and what is in it, which is all layers together",
+                expected="`stack.layers` or a part of it, which holds all layers together",
                 got=f"stack[{i}]",
                 instead="tree_at(lambda s: s.layers.weight, stack, replace_fn=lambda w: w.at[i].set(new))",
             )
@@ -359,11 +359,11 @@ def _check_alike(layers: Any) -> None:
         alike = jtu.tree_structure((first, rest)) == jtu.tree_structure((arrays, other))
         if not (alike and _types(first) == _types(arrays) and _same_leaves(rest, other)):
             raise value_error(
-                "the layers of a `Stack` differ in nothing but the values of their arrays",
+                "the layers of a `Stack` may differ only in the values of their arrays",
                 where=f"Stack.of(layers)[{i}]",
                 expected="a layer like layers[0]",
                 got=diff_text(layers[0], layer, weak_type=False, root="layer"),
-                instead="a Stack for each run of layers that are alike; vernal.unfreeze for one that is frozen",
+                instead="a Stack for each run of layers that are alike; vernal.unfreeze for a layer that is frozen",
             )
 
 
@@ -378,9 +378,9 @@ def _types(tree: Any) -> list[Any]:
 def _pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise value_error(
-            "with collect=True, every layer of a `Stack` returns a pair",
+            "with collect=True, every layer of a `Stack` must return a pair",
             where="stack(x, ..., collect=True)",
-            expected="(x, what is to be kept)",
+            expected="(x, what to collect)",
             got=short(result),
         )
     return result
@@ -389,9 +389,9 @@ def _pair(result: Any) -> tuple[Any, Any]:
 def _check_same(x: Any, y: Any) -> None:
     if jtu.tree_structure(x) != jtu.tree_structure(y) or _types(x) != _types(y):
         raise value_error(
-            "the layers of a `Stack` return what the next layer takes",
+            "each layer of a `Stack` must return what the next one takes",
             where="stack(x, ...)",
             expected="an output of the structure, shapes and dtypes of the input",
             got=diff_text(x, y, weak_type=False, root="output"),
-            instead="bring `x` to this shape and dtype before, or let the layers keep it",
+            instead="convert `x` to this shape and dtype before the stack, or let the layers keep those of `x`",
         )

@@ -67,9 +67,9 @@ def check_state(layer: Any, state: Any) -> None:
         raise type_error(
             f"`{type(layer).__name__}` was given something that is not a State",
             where="the second argument, `state`",
-            expected="the State that `make_with_state` or the last call returned; nothing if it is in the model",
+            expected="the State that `make_with_state` or the last call returned; nothing if the model holds its state",
             got=short(state),
-            instead="layer(x, key=key), if it is a key",
+            instead="layer(x, key=key) to pass a random key",
         )
 
 
@@ -124,19 +124,19 @@ class State:
     def _current(self) -> dict[Hashable, Any]:
         if self._values is None:
             raise value_error(
-                "this state is old: a newer one was made of it",
+                "this state is outdated: a newer one was made from it",
                 where="State",
                 expected="the state that the last call returned",
                 got=repr(self),
-                instead="y, state = layer(y, state), never state1, state2, ...; on purpose, make a copy first: "
-                "jax.tree.map(lambda x: x, state)",
+                instead="y, state = layer(y, state), never state1, state2, ...; to keep an old state on purpose, copy "
+                "it first: jax.tree.map(lambda x: x, state)",
             )
         return self._values
 
     def _marker(self, index: Any) -> Hashable:
         if not isinstance(index, Variable):
             raise value_error(
-                "only a `Variable` says which value of a state is meant",
+                "the values of a state are looked up by `Variable`",
                 where="State",
                 expected="an attribute of a layer that is a Variable",
                 got=short(index),
@@ -148,7 +148,7 @@ class State:
                     f"there is no value for the variable {index.marker!r} in this state",
                     where="State",
                     expected="one of " + ", ".join(map(repr, self._current())),
-                    instead="model, state = nn.make_with_state(Model)(...), and this model with this state",
+                    instead="model, state = nn.make_with_state(Model)(...), and use that model with that state",
                 )
             )
         return index.marker
@@ -191,11 +191,11 @@ class State:
             for a, b in zip(jtu.tree_leaves(old), jtu.tree_leaves(value), strict=True)
         ):
             raise value_error(
-                "old and new value of a state differ in kind",
+                "the new value of a state has another structure, shape or dtype than the old one",
                 where=f"State.set: {marker}",
                 expected="the same structure, shapes and dtypes as before",
                 got=diff_text(old, value, weak_type=False, root="value"),
-                instead="cast with `.astype`, and keep shape and structure",
+                instead="cast it with `.astype`, and keep the structure and shapes",
             )
         return self._with({marker: jtu.tree_map(_placed_as, value, old)})
 
@@ -230,9 +230,9 @@ class State:
         """
         if not isinstance(substate, State):
             raise value_error(
-                "a state can only be updated by a state",
+                "a state can only be updated with another state",
                 where="State.update(substate)",
-                expected="what `substate` returned, or a newer one",
+                expected="the state that `substate` returned, or a newer one",
                 got=short(substate),
                 instead="state.set(variable, value) for one value",
             )
@@ -267,7 +267,7 @@ def _placed_as(value: Any, old: Any) -> Any:
 
 def _no_state_of(model: Any, path: Any, why: str, got: str) -> ValueError:
     return value_error(
-        f"a state is not made of a model that is there already: {why}",
+        f"a State cannot be made from an existing model: {why}",
         where=f"State(model): {path_text(path, 'model')}",
         expected="the class of the model, or the function that makes it",
         got=f"{got} in {short(model)}",

@@ -90,7 +90,7 @@ class Variable(Module, Generic[V]):
     def __init__(self, value: V, *, marker: Hashable = None):
         if callable(value) and not isinstance(value, Module):
             raise value_error(
-                "a variable needs its first value, not a function",
+                "a variable needs an initial value, not a function",
                 where="Variable(value)",
                 expected="an array, or a tree of arrays",
                 got=short(value),
@@ -136,13 +136,13 @@ class Variable(Module, Generic[V]):
         if isinstance(self.stored, Elsewhere):
             raise RuntimeError(
                 message(
-                    "the state of this model is not in it",
+                    "the model does not hold its state",
                     where=str(self.marker),
                     expected="the `state` that `make_with_state` returned along with the model",
                     got="no state",
-                    instead="y, state = model(x, state), and in a layer state.get(variable); without make_with_state, "
-                    "nn.apply(model, x), if a layer on the way hands on no state (a Stack does not, a Sequential does "
-                    "so to a StatefulLayer)",
+                    instead="y, state = model(x, state), and in a layer state.get(variable); or build the model "
+                    "without make_with_state and call nn.apply(model, x), if a layer in between does not pass the "
+                    "state on (a Stack never does, a Sequential only to a StatefulLayer)",
                 )
             )
         for path, x in jtu.tree_leaves_with_path(self.stored):
@@ -157,7 +157,7 @@ def _as_array(path: Any, x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return x
     if not is_array_like(x):
-        raise _no_array(path, x, "keep what does not change in a field of the layer")
+        raise _no_array(path, x, "store a constant in an ordinary field of the layer")
     return strong(x)
 
 

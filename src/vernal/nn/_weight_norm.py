@@ -128,7 +128,7 @@ def _check_fits(weight: Array, g: Array) -> None:
     lengths = known_value(g)
     if lengths is not None and np.isinf(lengths).any() and bool(jnp.isfinite(weight).all()):
         raise value_error(
-            "`g` does not fit its dtype: the norm of a finite weight is infinite there",
+            "the norm of the weight is too large for its dtype",
             where="WeightNorm(layer)",
             expected=f"a norm of at most {float(jnp.finfo(g.dtype).max):.3g}, as the weight is {g.dtype.name}",
             got=f"entries up to {float(jnp.abs(weight).max()):.3g}",

@@ -65,7 +65,7 @@ def accumulate_gradients(
     check_callable(loss, "accumulate_gradients")
     if microbatches < 1:
         raise value_error(
-            "a batch has at least one micro-batch",
+            "`microbatches` must be at least 1",
             where="argument `microbatches` of accumulate_gradients",
             expected="1 or more",
             got=str(microbatches),
@@ -110,11 +110,11 @@ def _are_scalars(values: Any) -> bool:
 def _mean(out: Any, where: str) -> Any:
     if not _are_scalars([out]):
         raise type_error(
-            "a loss returns one number",
+            "the loss must return one number",
             where=where,
             expected="a real scalar",
             got=short(out),
-            instead="return jnp.mean(losses), without further results",
+            instead="return jnp.mean(losses) and nothing else",
         )
     return out
 
@@ -122,7 +122,7 @@ def _mean(out: Any, where: str) -> Any:
 def _total_and_weight(out: Any, where: str) -> tuple[Any, Any]:
     if not (isinstance(out, (tuple, list)) and len(out) == 2 and _are_scalars(out)):
         raise type_error(
-            "a weighted loss returns a sum and its weight",
+            "a weighted loss must return a sum and its weight",
             where=where,
             expected="(total, weight), two real scalars",
             got=short(out),
@@ -140,17 +140,17 @@ def _parts(batch: Any, n: int, where: str) -> Any:
         size = 1 if spread is None else _devices(x)
         if not x.ndim or x.shape[0] != rows or rows % (n * size):
             raise value_error(
-                "the rows of the batch do not make micro-batches of one size",
+                "the rows of the batch cannot be divided into equal micro-batches",
                 where=f"{where}, {path_text(path, root='batch')}",
                 expected=f"arrays with {rows} rows, a multiple of {n} micro-batches"
                 + (f" times {size} devices" if size > 1 else ""),
                 got=short(x),
-                instead="a padded batch with a mask and weighted=True, or another number of micro-batches; what is not "
-                "to be cut is another argument",
+                instead="a padded batch with a mask and weighted=True, or another number of micro-batches; pass arrays "
+                "that are not split as further arguments",
             )
     if not leaves:
         raise value_error(
-            "there is nothing in the batch to make micro-batches of",
+            "the batch has no arrays to split into micro-batches",
             where=f"{where}, the second argument",
             expected="arrays with one example per row",
             got=short(batch),

@@ -68,7 +68,7 @@ class FactoryCall(Module):
             raise type_error(
                 "the learning rate is a string",
                 where=f"{type(self).__name__}({known.name}, learning_rate)",
-                expected="a number, or a function from the number of steps to one",
+                expected="a number, or a function from the step count to a number",
                 got=repr(rate),
                 instead=f"float({rate!r})",
             )
@@ -143,7 +143,7 @@ class FactoryCall(Module):
             leaves, treedef = jtu.tree_flatten(self.settings, is_leaf=_is_call)
             found = [i for i, x in enumerate(leaves) if _is_call(x) and x._reaches(name)]
             if len(found) != 1:
-                raise factory.unknown(f"`{name}`, which {len(found)} nested ones have")
+                raise factory.unknown(f"`{name}`, which {len(found)} nested factories take")
             leaves[found[0]] = leaves[found[0]]._replace_one(name, value)
             values.update(treedef.unflatten(leaves))
         args, kwargs = factory.arguments(values)

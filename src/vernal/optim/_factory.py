@@ -13,10 +13,8 @@ from ..modules import Module
 from ..show import message, short, type_error
 from ._optax_table import row_of
 
-_KEPT_WHOLE = (
-    "Optimizer(optax.adam, learning_rate=...), whose settings can be replaced: from_optax "
-)
-_KEPT_WHOLE += "keeps an object whole"
+_KEPT_WHOLE = "Optimizer(optax.adam, learning_rate=...), whose settings can be replaced: those of an object in "
+_KEPT_WHOLE += "from_optax cannot"
 
 
 class Factory:
@@ -26,16 +24,16 @@ class Factory:
     def __init__(self, fn: Any):
         if not callable(fn) and hasattr(fn, "init") and hasattr(fn, "update"):
             raise type_error(
-                "an optimiser is given where its factory is expected",
+                "an optimiser was given where its factory is expected",
                 where="argument `factory`",
-                expected="a function such as `optax.adam`, followed by its settings",
+                expected="a factory such as `optax.adam`, followed by its settings",
                 got=short(fn),
                 instead="vernal.Optimizer(optax.adam, 1e-3), or vernal.optim.from_optax(optax.adam(1e-3))",
             )
         signature = signature_of(fn)
         if signature is None:
             raise type_error(
-                "a factory needs a signature, for its settings to have names",
+                "a factory needs a signature, which names its settings",
                 where=short(fn),
                 expected="a function such as `optax.adam`",
                 got=short(fn),
@@ -102,9 +100,9 @@ def _no_settings_in_the_state(name: str) -> str:
     return message(
         "an optimiser made by `optax.inject_hyperparams` reads its numbers from its state",
         where=f"Optimizer(optax.inject_hyperparams({name}), ...)",
-        expected="settings that belong to the optimiser: others would change nothing",
+        expected="a factory whose settings belong to the optimiser: changes of these would have no effect",
         got=f"optax.inject_hyperparams({name})",
-        instead=f"Optimizer({name}, ...), whose numbers are leaves; or, to go on with such states, "
+        instead=f"Optimizer({name}, ...), whose numbers are leaves; or, to keep using such states, "
         f"from_optax(optax.inject_hyperparams({name})(...))",
     )
 

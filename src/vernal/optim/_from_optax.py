@@ -38,11 +38,10 @@ def from_optax(transformation: Any) -> Optimizer:
     """
     if isinstance(transformation, Optimizer) or not is_transformation(transformation):
         raise type_error(
-            "from_optax takes a transformation of Optax",
+            "from_optax takes an Optax transformation",
             where="from_optax(transformation)",
             expected="an object with the methods `init` and `update`",
             got=short(transformation),
-            instead="call a factory first: from_optax(optax.adam(1e-3)). (An Optimizer is one "
-            "already.)",
+            instead="call a factory first: from_optax(optax.adam(1e-3)); use an Optimizer as it is",
         )
     return Optimizer(Whole(transformation))

@@ -34,11 +34,11 @@ def _build(opt: Any) -> Any:
     if not (hasattr(made, "init") and hasattr(made, "update")):
         name = callable_name(opt.factory)
         raise type_error(
-            "the factory of an Optimizer returns a transformation of gradients",
+            "the factory of an Optimizer must return a gradient transformation",
             where=f"Optimizer({name}, ...)",
             expected="a function such as `optax.adam`",
             got=f"{name}, which returns {short(made)}",
-            instead="Schedule(...) for a function of the count of steps",
+            instead="Schedule(...) for a function of the step count",
         )
     return made
 

@@ -76,11 +76,11 @@ class Schedule(FactoryCall):
             return made
         name = callable_name(self.factory)
         raise type_error(
-            "the factory of a Schedule returns a function of the count of steps",
+            "the factory of a Schedule must return a function of the step count",
             where=f"Schedule({name}, ...)",
             expected="a function such as `optax.cosine_decay_schedule`",
             got=f"{name}, which returns {short(made)}",
-            instead="Optimizer(...) for a transformation of gradients",
+            instead="Optimizer(...) for a gradient transformation",
         )
 
     def _as_setting(self) -> Any:

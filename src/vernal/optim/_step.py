@@ -54,7 +54,7 @@ def fill_missing(params: Any, grads: Any) -> Any:
             where="Optimizer.update(model, grads, state)",
             expected="a tree like the model, with NoGradient or None where nothing was differentiated",
             got=f"{diff_text(params, grads, leaves='ignore')}\n({error})",
-            instead="pass the model they were computed for, and the arguments in this order",
+            instead="pass the model that they were computed for, and the arguments in this order",
         ) from None
     for path, grad, part in misshapen:
         raise value_error(
@@ -62,7 +62,7 @@ def fill_missing(params: Any, grads: Any) -> Any:
             where=f"Optimizer.update: {path_text(path, 'grads')}",
             expected=f"shape {part.shape}",
             got=short(grad),
-            instead="the gradients of this very model",
+            instead="pass the gradients that were computed for this model",
         )
     return filled
 
@@ -75,7 +75,7 @@ def refuse_numbers(model: Any, grads: Any) -> None:
     for (path, leaf), grad in zip(leaves, given, strict=False) if len(leaves) == len(given) else ():
         if isinstance(leaf, (float, complex)) and not is_array(leaf) and grad is not None:
             raise type_error(
-                "a Python number is not optimised, and here is a gradient for one",
+                "a gradient was given for a Python number, which is not optimised",
                 where=f"Optimizer.update: {path_text(path, 'model')}",
                 expected="an array, or NoGradient for its gradient",
                 got=short(leaf),
@@ -104,7 +104,7 @@ def extra_arguments(
                 where=f"{where}.update(model, grads, state, ...)",
                 expected="model, grads and state",
                 got=", ".join(extra),
-                instead="leave it out; optax.with_extra_args_support makes one that ignores it",
+                instead="leave it out; optax.with_extra_args_support makes a transformation that ignores it",
             )
     structure = jtu.tree_structure(params)
 
@@ -136,7 +136,7 @@ def refuse_other_state(
     except Exception:
         return
     raise value_error(
-        "the state of the optimiser is not one for this model",
+        "the optimiser state does not fit the model",
         where="Optimizer.update(model, grads, state)",
         expected="what `init` or `update` returned for a model of this structure, with the same parts frozen",
         got=diff_text(expected, state, weak_type=False, root="state"),

@@ -137,19 +137,19 @@ def _refusal(call: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> TypeE
     return type_error(
         f"`{name}` looks at the value of a setting that is a leaf: {', '.join(names)}",
         where=f"{kind}({name}, ...)",
-        expected="settings that are only computed with: a leaf has no value while a step is "
+        expected="settings that are only used in arithmetic: a leaf has no value while a step is "
         "compiled",
         got="a comparison, or a conversion to a Python number",
-        instead=f"vernal.Static({shown}) for `{names[0]}`, with a number of Python: it is "
-        "structure, and each value is compiled for on its own",
+        instead=f"vernal.Static({shown}) for `{names[0]}`, with a Python number: it is "
+        "structure, and each value is compiled separately",
     )
 
 
 def _converts(name: str) -> str:
     return message(
-        f"`{name}` converts an array that it has computed, and it runs inside compiled functions",
+        f"`{name}` converts an array to a Python number, but it runs inside compiled functions",
         where=f"{name}(...)",
-        expected="a factory that computes with Python's numbers, or converts none",
+        expected="a factory that computes with Python numbers, or converts no array",
         got="for example `float(jnp.log(rate))`",
         instead="`math` or NumPy in place of `jax.numpy`; or from_optax of what the factory returns",
     )

@@ -42,11 +42,11 @@ def _refusal(p: Any, u: Any, where: str) -> TypeError | None:
     if expected is None:
         return None
     return type_error(
-        "an update does not fit what it updates",
+        "an update does not fit the value that it updates",
         where=where,
         expected=expected,
         got=f"{short(u)} for {short(p)}",
-        instead="give None where nothing is to change",
+        instead="give None where nothing should change",
     )
 
 
@@ -98,7 +98,7 @@ def _align(model: Any, updates: Any) -> list[Any]:
         raise value_error(
             "the updates do not have the structure of the model",
             where="apply_updates(model, updates)",
-            expected="the structure of the model, with NoGradient or None where nothing is to change",
+            expected="the structure of the model, with NoGradient or None where nothing should change",
             got=f"{diff_text(model, updates, leaves='ignore')}\n({problem})",
             instead="compute them from this model, for example with optax or jax.tree.map",
         )
@@ -113,12 +113,12 @@ def _refuse_frozen(model: Any, leaves: list[Any], moved: list[int]) -> None:
     if i is not None:
         path = jtu.tree_flatten_with_path(model, is_leaf=is_none)[0][i][0]
         raise type_error(
-            "there is an update for an array that is frozen",
+            "an update was given for a frozen array",
             where=path_text(path, "updates"),
-            expected="NoGradient() or None for buffers and what `vernal.freeze` was asked for",
+            expected="NoGradient() or None for buffers and for arrays frozen by `vernal.freeze`",
             got=f"an update of {short(leaves[i])}",
-            instead="gradients of vernal.filter_grad, and states of optimisers made from vernal.params(model); "
-            "to move it all the same, vernal.unfreeze or vernal.tree_at",
+            instead="gradients from vernal.filter_grad, and optimiser states made from vernal.params(model); "
+            "to change it anyway, vernal.unfreeze or vernal.tree_at",
         )
 
 

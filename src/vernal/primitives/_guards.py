@@ -91,7 +91,7 @@ def _batched(name: str | None, msg: str | None) -> str:
 
 def _nonconstant(name: str | None, msg: str | None) -> str:
     what = "Nonconstant batch. {} must be the same for every element of the batch."
-    return _text(what, name, msg, "a value that no element of the batch changes")
+    return _text(what, name, msg, "a value that is the same for every element of the batch")
 
 
 def _nonbatchable_batch(
@@ -160,7 +160,7 @@ def nonbatchable(
 
 
 def _perturbed(name: str | None, msg: str | None) -> str:
-    instead = "jax.lax.stop_gradient(x), if its derivative is to be left out"
+    instead = "jax.lax.stop_gradient(x), if its derivative is not needed"
     return _text("Unexpected tangent. {} cannot be differentiated.", name, msg, instead)
 
 
@@ -281,8 +281,8 @@ def _traced(name: str, transformation: str) -> NoReturn:
     raise RuntimeError(
         message(
             f"Detected {transformation} of {name}",
-            expected="a value that no `grad`, `jvp` or `vmap` reaches",
-            instead="pass the value as an argument, rather than closing over it",
+            expected="a value that is not differentiated, transposed or mapped",
+            instead="jax.lax.stop_gradient(x) if its derivative is not needed; in_axes=None where it is mapped",
         )
     )
 

@@ -77,8 +77,7 @@ class _Transposed:
             [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         )
         return message(
-            "linear_call: the transposed function returned something else than cotangents of the "
-            "tangents",
+            "linear_call: the transposed function did not return the cotangents of the tangents",
             where=f"result of `{callable_name(self._fn)}`",
             expected="the structure, shapes and dtypes of `tangents`; None or a ZeroTangent for "
             "zero",
@@ -171,8 +170,8 @@ def _transpose_forward(
         raise value_error(
             "linear_call cannot be transposed with respect to these residuals",
             where=f"transposition of the call with `{transposed!r}`",
-            expected="residuals in which `forward` is linear, too",
-            got=f"{type(error).__name__} where `forward` is transposed",
+            expected="residuals in which `forward` is also linear",
+            got=f"{type(error).__name__} while transposing `forward`",
             instead="`jax.vjp`, which linearises first, or pass the linear input as `tangents`",
         ) from error
     out: list[Any] = [None] * len(args)
@@ -277,8 +276,8 @@ def local_linear_call(
     _check_inexact(out, f"result of `{callable_name(forward)}`")
     if any(isinstance(const, Tracer) for const in jaxpr.consts):
         raise value_error(
-            "linear_call: the forward function holds a traced value",
-            where=f"what `{callable_name(forward)}` closes over",
+            "linear_call: the forward function closes over a traced value",
+            where=f"the closure of `{callable_name(forward)}`",
             expected="a function of its two arguments only",
             got=", ".join(short(x) for x in jaxpr.consts if isinstance(x, Tracer)),
             instead="pass the value in `residuals`, or in `tangents` if the function is linear "
@@ -293,9 +292,9 @@ def _check_inexact(tree: Any, where: str) -> None:
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise type_error(
-                "linear_call is linear in floating-point arrays only",
+                "linear_call takes and returns only floating-point arrays",
                 where=f"{where}, at {path_text(path)}",
                 expected="real or complex floating-point numbers",
                 got=short(leaf),
-                instead="leave out what has no derivative, or pass it in `residuals`",
+                instead="leave out values without a derivative, or pass them in `residuals`",
             )

@@ -272,9 +272,9 @@ def _matching(rest: Rest, tree: Any, rule: Callable[..., Any], what: str, owner:
             return [x for x, is_array in zip(flat, rest.mask, strict=True) if is_array]
         problem = f"{sum(x is not None for x in stray)} for leaves that are not arrays"
     raise type_error(
-        f"a rule of a primitive returned {what} that do not belong to {owner}",
+        f"a rule of a primitive returned {what} that do not match {owner}",
         where=f"rule `{callable_name(rule)}`",
-        expected=f"{what} in the structure of {owner}; None for zero, and for what is not an array",
+        expected=f"{what} in the structure of {owner}; None for zero, and for leaves that are not arrays",
         got=problem,
         instead="`jax.tree.map(lambda _: None, x)` for an argument or result `x` without any",
     )

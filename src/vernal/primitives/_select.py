@@ -103,11 +103,11 @@ def select_if_vmap(pred: Any, new: Any, old: Any) -> Any:
     pred = jnp.asarray(pred)
     if pred.shape or pred.dtype != bool:
         raise type_error(
-            "select_if_vmap needs a scalar bool to choose by",
+            "the predicate of select_if_vmap must be a scalar bool",
             where="argument `pred`",
             expected="bool[], one for each element of the batch",
             got=short(pred),
-            instead="`jnp.where` to choose for every element of an array",
+            instead="`jnp.where` to choose for each element of an array",
         )
     paths, treedef = jtu.tree_flatten_with_path(new)
     if treedef != jtu.tree_structure(old):
@@ -130,9 +130,9 @@ def _select(pred: Any, new: Any, old: Any, path: Any) -> Any:
 
 def _disagreement(new: Any, old: Any, path: Any = ()) -> str:
     return message(
-        "select_if_vmap can choose only between trees of one kind",
+        "the trees that select_if_vmap chooses between do not match",
         where=path_text(path, root="new"),
         expected="equal structures, shapes, dtypes and non-arrays in `new` and `old`",
         got=diff_text(new, old, weak_type=False, root="new"),
-        instead="cast with `.astype`, and keep the structure",
+        instead="cast arrays with `.astype`, and keep the structure",
     )

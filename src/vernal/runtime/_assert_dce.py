@@ -44,7 +44,7 @@ def assert_dce(x: T, msg: str, *, on_error: Literal["default", "raise", "off"] =
     """
     if on_error in ("nan", "breakpoint"):
         raise value_error(
-            "assert_dce only raises",
+            "assert_dce can only raise",
             where="argument `on_error`",
             expected="default, raise or off",
             got=on_error,
@@ -59,6 +59,6 @@ def assert_dce(x: T, msg: str, *, on_error: Literal["default", "raise", "off"] =
             where="argument `x`",
             expected="a tree with at least one array in it",
             got=short(x),
-            instead="the arrays that should not be computed",
+            instead="pass the arrays that should not be computed",
         )
     return rest.fill(fail_if(arrays, np.True_, explain=msg, kind="end compiled"))

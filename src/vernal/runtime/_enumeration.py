@@ -87,7 +87,7 @@ class EnumerationItem(Module):
     def __eq__(self, other: Any) -> Any:
         if type(other) is not EnumerationItem or other._enumeration is not self._enumeration:
             raise value_error(
-                "members of an enumeration compare with members of the same enumeration only",
+                "a member of an enumeration can only be compared with members of the same enumeration",
                 where=f"comparison with a member of {_name(self._enumeration)}",
                 expected=f"a member of {_name(self._enumeration)}",
                 got=short(other),
@@ -108,9 +108,9 @@ class EnumerationItem(Module):
     def __hash__(self) -> int:
         if not is_array(self._value) or self.is_traced() or self._value.shape != ():
             raise type_error(
-                "only a single, known member of an enumeration can be hashed",
+                "only a single member with a known value can be hashed",
                 where=f"hash of a member of {_name(self._enumeration)}",
-                expected="a member such as those of the class",
+                expected="a member such as the attributes of the class",
                 got=repr(self),
                 instead="compare with `==`, or choose with `jax.lax.switch`",
             )
@@ -160,7 +160,7 @@ def _messages(
         elif messages[index[key]] != text:
             warnings.warn(
                 f"the enumeration {name} has two messages for `{key}`, {messages[index[key]]!r} and "
-                f"{text!r}: the last one counts",
+                f"{text!r}: the last one is used",
                 stacklevel=4,
             )
             messages[index[key]] = text
@@ -179,7 +179,7 @@ def _check_members(name: str, own: dict[str, Any]) -> None:
             )
         if not isinstance(text, str):
             raise value_error(
-                "a member of an enumeration is declared by its message",
+                "a member of an enumeration must be declared by its message",
                 where=f"{name}.{key}",
                 expected="a string",
                 got=short(text),
@@ -237,7 +237,7 @@ else:
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             raise type_error(
-                "an enumeration has members, not instances",
+                "an enumeration cannot be instantiated",
                 where=f"{_name(cls)}(...)",
                 expected="one of " + ", ".join(cls._vernal_index),
                 got="a call of the class",
@@ -334,7 +334,7 @@ else:
                 is_array(pred) and pred.shape == () and pred.dtype == bool
             ):
                 raise value_error(
-                    f"{cls.__name__}.where chooses by a scalar bool",
+                    f"the predicate of {cls.__name__}.where must be a scalar bool",
                     where="argument `pred`",
                     expected="bool[], or a Python bool",
                     got=short(pred),
@@ -365,7 +365,7 @@ else:
             parent = item._enumeration if type(item) is EnumerationItem else None
             if parent is None or parent is cls or not issubclass(cls, parent):
                 raise value_error(
-                    "only members of an enumeration that this one inherits from can be promoted to it",
+                    f"only members of a parent enumeration can be promoted to {cls.__name__}",
                     where=f"{cls.__name__}.promote",
                     expected="a member of a parent of " + _name(cls),
                     got=short(item),

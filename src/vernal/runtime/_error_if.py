@@ -121,11 +121,11 @@ def branched_error_if(
         return x
     if index.ndim and index.shape != pred.shape:
         raise value_error(
-            "branched_error_if needs a message for every element of `pred`",
+            "`index` of branched_error_if must have one entry for all of `pred`, or one for each element",
             where="argument `index`",
-            expected=f"a scalar, or shape {pred.shape} as `pred`",
+            expected=f"a scalar, or shape {pred.shape} like `pred`",
             got=short(index),
-            instead="`vernal.filter_vmap` to treat a batch",
+            instead="`vernal.filter_vmap` for a batch of calls",
         )
     if not index.ndim:
         pred = pred.any()
@@ -140,7 +140,7 @@ def branched_error_if(
 def _choose(msgs: list[str], index: int) -> str:
     if 0 <= index < len(msgs):
         return msgs[index]
-    return f"branched_error_if: there is no message {index}; there are {len(msgs)}"
+    return f"branched_error_if: there is no message {index} in a list of {len(msgs)}"
 
 
 def _thread(
@@ -153,11 +153,11 @@ def _thread(
         check(pred, *operands, explain=explain)
         return x
     raise value_error(
-        f"{name} has no array to thread the check on",
+        f"{name} has no array to attach the check to",
         where="argument `x`",
         expected="a tree with at least one array in it",
         got=short(x),
-        instead="thread it on an array that the program uses afterwards",
+        instead="pass an array that the program uses afterwards",
     )
 
 
@@ -171,7 +171,7 @@ def _condition(pred: Any) -> Any:
         return np.bool_(pred)
     if not is_array(pred) or pred.dtype != bool:
         raise type_error(
-            "the condition of an error must be bool",
+            "the condition of an error must be a bool",
             where="argument `pred`",
             expected="a bool, or an array of bools",
             got=short(pred),
@@ -186,7 +186,7 @@ def _index(index: Any) -> Any:
         return np.int32(min(max(index, limits.min), limits.max))
     if not is_array(index) or not jnp.issubdtype(index.dtype, jnp.integer):
         raise type_error(
-            "a message is chosen by an integer",
+            "the index of a message must be an integer",
             where="argument `index`",
             expected="an int, or an array of integers",
             got=short(index),
@@ -207,9 +207,9 @@ def _check_messages(msgs: list[Any], where: str) -> None:
     for msg in msgs:
         if not isinstance(msg, str):
             raise type_error(
-                "a message of an error must be a string, known while tracing",
+                "the message of an error must be a string, known while tracing",
                 where=where,
                 expected="a string",
                 got=short(msg),
-                instead="a fixed text; values can be seen with `on_error='breakpoint'`",
+                instead="a fixed string; `on_error='breakpoint'` shows values",
             )

@@ -24,7 +24,7 @@ def choose(on_error: Any) -> str:
         on_error, where = os.environ.get(_VARIABLE, "raise"), f"environment variable {_VARIABLE}"
     if on_error not in _CHOICES:
         raise value_error(
-            "an unknown way to treat an error",
+            "unknown value of `on_error`",
             where=where,
             expected="raise, breakpoint, nan or off",
             got=short(on_error),

@@ -230,7 +230,7 @@ class DrawingMeter(AbstractProgressMeter):
     def __check_init__(self) -> None:
         if not 0.01 <= self.minimum_increase <= 1:
             raise value_error(
-                "a progress meter draws at most once for every percent",
+                "`minimum_increase` of a progress meter is out of range",
                 where=f"{type(self).__name__}(minimum_increase=...)",
                 expected="a number from 0.01 to 1",
                 got=repr(self.minimum_increase),
@@ -250,7 +250,7 @@ class DrawingMeter(AbstractProgressMeter):
         progress = jnp.asarray(progress)
         if progress.shape != () or not jnp.isrealobj(progress):
             raise value_error(
-                "the progress of a loop is one number",
+                "the progress of a loop must be one number",
                 where=f"argument `progress` of {type(self).__name__}.step",
                 expected="a real scalar from 0 to 1",
                 got=short(progress),

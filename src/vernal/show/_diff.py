@@ -295,7 +295,7 @@ def diff(
     """
     if leaves not in _MODES:
         raise value_error(
-            "unknown way to compare leaves",
+            "unknown value of `leaves`",
             where="argument `leaves` of diff",
             expected=" or ".join(map(repr, _MODES)),
             got=repr(leaves),

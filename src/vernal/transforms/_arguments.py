@@ -42,8 +42,7 @@ def check_names(fn: Callable[..., Any], given: Any, what: str) -> None:
             raise value_error(
                 f"`{what}` names an argument that `{callable_name(fn)}` does not have",
                 where=f"{what}[{name!r}]",
-                expected=", ".join(map(repr, names))
-                or "a function whose parameters Python can tell",
+                expected=", ".join(map(repr, names)) or "a function with a known signature",
                 got=short(name),
                 instead="use the names in the signature, or a tuple with one entry for each positional argument",
             )
@@ -103,11 +102,11 @@ def for_arguments(
         for name, prefix in given.items():
             if name not in bound and prefix is not None:
                 raise value_error(
-                    f"`{what}` names an argument of `{callable_name(fn)}` that the call leaves to its default",
+                    f"`{what}` names an argument of `{callable_name(fn)}` that the call does not pass",
                     where=f"{what}[{name!r}]",
                     expected=", ".join(map(repr, bound)) or "no name",
                     got=repr(name),
-                    instead=f"give `{name}` in the call; or say {name!r}: None",
+                    instead=f"pass `{name}` in the call; or write {name!r}: None",
                 )
         for name, tree in bound.items():
             if name in given:
@@ -122,7 +121,7 @@ def for_arguments(
 
 def _wrong_count(fn: Callable[..., Any], given: int, called: int, what: str) -> str:
     return message(
-        f"`{what}` does not have one entry for each positional argument",
+        f"`{what}` must have one entry for each positional argument",
         where=f"{what} of `{callable_name(fn)}`",
         expected=f"{called} entries: {', '.join(parameter_name(fn, i) for i in range(called))}",
         got=f"{given} entries",

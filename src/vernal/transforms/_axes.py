@@ -64,7 +64,7 @@ def check_axes(fn: Callable[..., Any], in_axes: Any, out_axes: Any) -> None:
                 raise TypeError(_no_axis(what + path_text(path) if path else what, leaf))
     if not (is_axis(in_axes) or isinstance(in_axes, (tuple, list, dict))):
         raise type_error(
-            "`in_axes` is a tree, but not one over the arguments",
+            "`in_axes` must be a prefix tree of the arguments",
             where=f"in_axes of `{callable_name(fn)}`",
             expected="an integer, None, a function of a leaf, a tuple with one prefix tree for each positional "
             "argument, or a dictionary by argument name",
@@ -80,7 +80,7 @@ def _no_axis(where: str, got: Any) -> str:
         where=where,
         expected="an integer, None (not mapped), or a function from a leaf to one of those",
         got=short(got),
-        instead="vernal.if_array(0) maps arrays and passes over everything else",
+        instead="vernal.if_array(0) to map arrays and leave everything else unmapped",
     )
 
 
@@ -169,7 +169,7 @@ def mapped_size(
             where="the arguments",
             expected="one size for all mapped axes",
             got=listed(lines, "\n"),
-            instead="do not map what all calls share: in_axes=None for that argument",
+            instead="do not map an argument that all calls share: in_axes=None for it",
         )
     return distinct.pop() if distinct else None
 
@@ -206,7 +206,7 @@ def result_axes(out: Any, out_axes: Any) -> list[int | None]:
         ndim = leaf.ndim + 1
         if axis is not None and not -ndim <= axis < ndim:
             raise value_error(
-                f"{name} has no place for the mapped axis {axis}",
+                f"{name} cannot have its mapped axis at position {axis}",
                 where="out_axes",
                 expected=f"an axis from {-ndim} to {ndim - 1}: each call's result has shape {tuple(leaf.shape)}",
                 got=f"axis {axis}",
@@ -250,9 +250,9 @@ def call_unmapped(fn: Callable[..., Any], rest: Rest, arrays: list[Any], out_axe
     paths = split(out)[1].paths()
     name = next(path_text(p, "result") for p, a in zip(paths, axes, strict=True) if a is not None)
     raise value_error(
-        f"nothing is mapped in this call of `{callable_name(fn)}`, so its result cannot be",
+        f"nothing is mapped in this call of `{callable_name(fn)}`, but `out_axes` maps its result",
         where=name,
         expected="a mapped argument, or axis_size=..., or out_axes=None",
         got=f"no argument with an array whose axis is mapped, and out_axes that map {name}",
-        instead="pass arrays rather than Python numbers, give axis_size=..., or say out_axes=None",
+        instead="pass arrays rather than Python numbers, give axis_size=..., or set out_axes=None",
     )

@@ -80,10 +80,10 @@ def _is_batched(fn: Callable[..., Any], rest: Rest, axes: Rest, index: int) -> s
     unmapped = [p for p, axis in zip(rest.paths(), axes.fill([]), strict=True) if axis is None]
     name = path_text(unmapped[index], root="result")
     return message(
-        f"out_axes says that {name} is the same for all calls of `{callable_name(fn)}`, but it is not",
+        f"out_axes declares that {name} is the same for all calls of `{callable_name(fn)}`, but it is not",
         where=name,
         expected="a result that does not depend on mapped arguments",
-        got="one that is computed from them",
+        got="a result that is computed from them",
         instead="out_axes=0 for this part of the result, or reduce it inside with a collective such as jax.lax.psum",
     )
 

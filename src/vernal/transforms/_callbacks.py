@@ -76,7 +76,7 @@ class _Host:
         expected = self.wanted_rest.fill(self.wanted)
         if diff(expected, seen, weak_type=False):
             raise value_error(
-                f"the callback `{self.name}` did not return what it was said to return",
+                f"the result of the callback `{self.name}` does not match result_shape_dtypes",
                 where=f"result of `{self.name}`",
                 expected="the structure, shapes, dtypes and non-array values of result_shape_dtypes",
                 got=diff_text(expected, seen, weak_type=False, root="result"),

@@ -83,7 +83,7 @@ def _check(name: str, expected: Rest, args: Any, kwargs: Any) -> None:
         if _with_shapes(a) != _with_shapes(b)
     ]
     raise value_error(
-        f"`{name}` was converted for other arguments",
+        f"`{name}` was converted for different arguments",
         where=f"the call of filter_closure_convert({name}, ...)",
         expected="arguments of the same structure, with equal shapes, dtypes and non-array parts",
         got="\n".join(differences),
@@ -217,7 +217,7 @@ class _Closure(_ByIdentity):
         if fn is None:
             if self.values is None:
                 raise AttributeError(
-                    "a tree like this function, such as one of axes, is not a function"
+                    "a tree in the structure of this function, such as a tree of axes, is not a function"
                 )
             fn = remembered["_rebuilt"] = self.recipe(self.values)
         return fn

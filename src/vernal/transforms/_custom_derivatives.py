@@ -143,7 +143,7 @@ class WithJvp:
             point = self._args.unflatten(map(as_jax, replaced(args, wanted, zeros)))
             marks = self._args.unflatten(wanted)
             if not all(map(is_inexact, avals)) or not self._is_linear(*point, *marks):
-                raise self._no_transpose("one that is not linear")
+                raise self._no_transpose("a function that is not linear")
         try:
             if self._is_linear is None:
                 found = jax.linear_transpose(of_wanted, *avals)(cts)
@@ -157,7 +157,7 @@ class WithJvp:
                     failed = jnp.any(jnp.array([jnp.isnan(x).any() for x in out]))
                     found = [poison(ct, failed) for ct in found]
         except Exception as error:
-            raise self._no_transpose(f"{type(error).__name__} where it is transposed") from error
+            raise self._no_transpose(f"{type(error).__name__} while transposing it") from error
         of_args: list[Any] = [None] * len(args)
         cts = [placed_like(ct, a.to_ct_aval()) for ct, a in zip(found, avals, strict=True)]
         return replaced(of_args, wanted, cts)
@@ -236,7 +236,7 @@ class _ByTranspose:
             where=f"`{self._fn_name}`",
             expected="reverse mode (`jax.grad`, `jax.vjp`), which is what its rule is for",
             got="forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`)",
-            instead="`filter_custom_jvp`, which serves both modes; `jax.jacrev` in place of `jax.jacfwd`",
+            instead="`filter_custom_jvp`, which works in both modes; `jax.jacrev` in place of `jax.jacfwd`",
         )
 
     def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:

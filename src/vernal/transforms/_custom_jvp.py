@@ -45,7 +45,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R", bound=Callable[..., Any])
 
-_KEYWORD = "give it by position: keyword arguments are never differentiated; or apply \
+_KEYWORD = "pass it by position: keyword arguments are never differentiated; or apply \
 `jax.lax.stop_gradient` to it"
 
 

@@ -98,9 +98,9 @@ class _CustomVjp(Transformed[P, T]):
         fwd, bwd = self.fwd.get(self.fn), self.bwd.get(self.fn)
         if not args:
             raise type_error(
-                f"`{callable_name(self.fn)}` is called without a positional argument",
+                f"`{callable_name(self.fn)}` was called without a positional argument",
                 where=f"the call of `{callable_name(self.fn)}`",
-                expected="the argument that is differentiated, by position",
+                expected="the differentiated argument, by position",
                 got="keyword arguments only" if kwargs else "no arguments",
                 instead=f"{callable_name(self.fn)}(x, ...)",
             )

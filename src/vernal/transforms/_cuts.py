@@ -28,11 +28,11 @@ def check_cut(array: Any, spec: PartitionSpec, sizes: Any, where: str) -> None:
     parts = [math.prod(sizes[name] for name in axis_names(entry)) for entry in spec]
     if len(spec) > len(shape) or any(n % k for n, k in zip(shape, parts, strict=False)):
         raise value_error(
-            "an array cannot be cut into equal parts like this",
+            f"an array cannot be split into equal parts by {spec}",
             where=where,
-            expected=f"at least {len(spec)} axes, whose sizes are multiples of {tuple(parts)}, for {spec}",
+            expected=f"at least {len(spec)} axes, whose sizes are multiples of {tuple(parts)}",
             got=short(array),
-            instead="pad or drop what is too much; None in place of an axis that is not cut",
+            instead="pad or truncate the array; None in the spec for an axis that is not split",
         )
 
 
@@ -50,9 +50,9 @@ def check_axes(spec: PartitionSpec, sizes: Any, where: str) -> None:
     unknown = [name for entry in spec for name in axis_names(entry) if name not in sizes]
     if unknown:
         raise value_error(
-            f"there is no axis {unknown[0]!r} to cut an array over",
+            f"there is no mesh axis {unknown[0]!r} to split an array over",
             where=where,
-            expected="axes of the mesh that are mapped: " + ", ".join(map(repr, sizes)),
+            expected="mesh axes that are mapped: " + ", ".join(map(repr, sizes)),
             got=str(spec),
         )
 

@@ -33,9 +33,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _INSTEAD_OF = {
-    "argnums": "say what to differentiate with `wrt`: wrt=1, wrt=(0, 2), wrt='x', or wrt=lambda model: model.weight",
-    "argnames": "say what to differentiate with `wrt`: wrt='x' or wrt=('x', 'y')",
-    "holomorphic": "make the result real by jnp.real; for a holomorphic function of arrays use JAX itself",
+    "argnums": "choose what to differentiate with `wrt`: wrt=1, wrt=(0, 2), wrt='x', or wrt=lambda model: model.weight",
+    "argnames": "choose what to differentiate with `wrt`: wrt='x' or wrt=('x', 'y')",
+    "holomorphic": "make the result real with jnp.real; for a holomorphic function of arrays use JAX itself",
     "allow_int": "leave it out: integers are not differentiated, and get NoGradient()",
 }
 
@@ -238,10 +238,10 @@ def _place(
     raise value_error(
         f"{what} to differentiate in this call of `{callable_name(fn)}`",
         where=f"{transform}({callable_name(fn)}, wrt=...)",
-        expected="the number or the name of an argument that the call gives",
+        expected="the number or the name of an argument that the call passes",
         got="a call with " + (", ".join(f"`{name}`" for name in given) or "no arguments"),
-        instead="count from 0; give the argument explicitly if it has a default; use the name, wrt='x', for an "
-        "argument that is given by keyword only",
+        instead="count from 0; pass the argument explicitly if it has a default; use the name, wrt='x', for an "
+        "argument that is passed by keyword",
     )
 
 
@@ -299,13 +299,13 @@ def _refuse_nothing(target: Target, fn: Any, transform: str) -> None:
             expected="at least one floating-point array",
             got=numbers or short(node),
             instead="make numbers arrays: annotate the field of the module as `jax.Array`, which converts the "
-            "number that is given for it, or write jnp.asarray(2.0); for integers, x.astype(float)",
+            "number it is given, or write jnp.asarray(2.0); for integers, x.astype(float)",
         )
 
 
 def _all_frozen(root: str, fn: Any, transform: str) -> TypeError:
     return type_error(
-        f"{transform} of `{callable_name(fn)}`: nothing to differentiate, what there is is frozen",
+        f"{transform} of `{callable_name(fn)}`: nothing to differentiate, every floating-point array is frozen",
         where=f"argument `{root}`",
         expected="at least one floating-point array that is not frozen",
         got="frozen arrays only",

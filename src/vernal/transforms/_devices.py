@@ -119,7 +119,7 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
     for path, leaf in jtu.tree_leaves_with_path(device_or_shardings, is_leaf=_is_placement):
         if not _is_placement(leaf):
             raise type_error(
-                "this is not a place for an array",
+                "an array cannot be placed on this",
                 where=path_text(path, root="device_or_shardings"),
                 expected="a jax.Device, a Sharding, a PartitionSpec, or None",
                 got=short(leaf),
@@ -143,7 +143,7 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
 
 def _misplaced(path: Any, leaf: Any, placement: Any, error: Exception) -> str:
     return message(
-        "an array cannot be placed like this",
+        "an array cannot be placed with this sharding",
         where=path_text(path, root="x"),
         expected=f"a placement that fits {short(leaf)}",
         got=f"{placement}\n{error}",
@@ -225,7 +225,7 @@ class _ShardMap(Transformed[P, T]):
         others = set(self.axis_names or mesh.axis_names) - _explicit(mesh)
         if others or mesh.empty:
             raise value_error(
-                "in_specs can only be left out where types say how arrays are spread",
+                "in_specs can only be left out on a mesh with explicit axes",
                 where=f"filter_shard_map of `{callable_name(self.fn)}`",
                 expected="a mesh with explicit axes only, as jax.make_mesh makes it",
                 got=f"{mesh}",
@@ -257,9 +257,9 @@ def _check_specs(what: str, specs: Any) -> None:
     for path, leaf in jtu.tree_leaves_with_path(specs, is_leaf=_is_spec):
         if not _is_spec(leaf):
             raise type_error(
-                "this is not a PartitionSpec",
+                "not a PartitionSpec",
                 where=path_text(path, root=what),
-                expected="a PartitionSpec, or None for what every device has whole",
+                expected="a PartitionSpec, or None for a value that every device has whole",
                 got=short(leaf),
                 instead="jax.P('axis')",
             )

@@ -30,10 +30,10 @@ _KEPT = 32
 # How many differences of one trace are reported.
 _TOLD = 6
 _NOT_SEEN = (
-    "nothing in the arguments or in the settings of JAX; its caches were cleared, or it is called "
-    "inside another transformation, or what a function captures is another object"
+    "nothing in the arguments or in JAX's settings; JAX's caches were cleared, or the function is called "
+    "inside another transformation, or captures a new object"
 )
-_FAILED = "nothing; the call that traced it before has failed"
+_FAILED = "nothing; the earlier call that traced it failed"
 _NAN = Difference("jax_debug_nans", "no NaN", "a NaN, so it runs operation by operation")
 
 

@@ -30,15 +30,15 @@ def _check_loss(fn: Any, value: Any, has_aux: bool, transform: str) -> Any:
         problem = "is not an array"
         instead = "return one number"
         if isinstance(value, (tuple, list)) and len(value) == 2 and not has_aux:
-            instead = "to return more beside the loss, use has_aux=True"
+            instead = "to return more than the loss, use has_aux=True"
     elif array.shape != ():
-        problem = f"has the shape {array.shape}"
-        instead = "reduce it by jnp.mean or jnp.sum; for the derivative of every element use filter_jacrev"
+        problem = f"has shape {array.shape}"
+        instead = "reduce it with jnp.mean or jnp.sum; for the derivative of each element, use filter_jacrev"
     elif jnp.issubdtype(array.dtype, jnp.complexfloating):
         problem = "is complex"
         instead = "return a real number: jnp.real(loss), or jnp.abs(loss) ** 2"
     else:
-        problem = f"has the dtype {array.dtype}"
+        problem = f"has dtype {array.dtype}"
         instead = "compute it with floating-point arrays; counts and comparisons have no gradient"
     raise type_error(
         f"the loss `{callable_name(fn)}` {problem}, so it has no gradient",
@@ -60,12 +60,12 @@ def _refuse_sum_over_devices(fn: Any, value: Any, chosen: list[Any], transform: 
         return
     names = ", ".join(map(repr, sorted(axes)))
     raise value_error(
-        f"the loss `{callable_name(fn)}` differs between devices, and what it is differentiated by does not",
+        f"the loss `{callable_name(fn)}` differs between devices, but the differentiated arrays do not",
         where=f"{transform}({callable_name(fn)}), along the mesh axes {names}",
-        expected="one loss of all devices together",
-        got="the loss of each device alone, of which JAX would differentiate the sum",
-        instead=f"end the loss with `return jax.lax.pmean(loss, {names})`, or with psum if you mean the sum; "
-        "the gradient needs no mean afterwards",
+        expected="one loss for all devices together",
+        got="a separate loss on each device; JAX would differentiate their sum",
+        instead=f"end the loss with `return jax.lax.pmean(loss, {names if len(axes) == 1 else f'({names})'})`, "
+        "or with psum if you mean the sum; the gradient needs no mean afterwards",
     )
 
 

@@ -33,7 +33,7 @@ def _check_inputs(call: Call, transform: str) -> None:
         for path, slot in zip(paths, target.slots, strict=True):
             if slot is not None and _is_complex(call.arrays[slot]):
                 raise type_error(
-                    f"{transform} of `{callable_name(call.fn)}`: what is to be differentiated is complex",
+                    f"{transform} of `{callable_name(call.fn)}`: a differentiated argument is complex",
                     where=f"argument `{path_text(path, target.name)}`",
                     expected="real floating-point arrays",
                     got=short(call.arrays[slot]),

@@ -40,13 +40,13 @@ def _unhashable(fn: Any, args: Any, kwargs: Any) -> ValueError | None:
             static_key(leaf)
         except TypeError:
             return value_error(
-                "Non-hashable static arguments: a compiled function is chosen by the values of "
-                "what is not an array",
+                "Non-hashable static arguments: every value that is not an array is part of the key of a "
+                "compiled program",
                 where=f"`{callable_name(fn)}`, argument {argument_text(fn, path)}",
                 expected="arrays, or hashable Python values",
                 got=short(leaf),
-                instead="pass an array, a tuple, a frozenset or a module; a dataclass must be frozen, another "
-                "class of yours needs `__hash__` and `__eq__`",
+                instead="pass an array, a tuple, a frozenset or a module; make a dataclass frozen; give any other "
+                "class of yours `__hash__` and `__eq__`",
             )
     return None
 

@@ -61,7 +61,7 @@ def _match(
     if given_def != treedef:
         skeletons = (d.unflatten([0] * d.num_leaves) for d in (treedef, given_def))
         raise value_error(
-            f"the {kind}s do not have the structure of what they belong to",
+            f"the {kind}s must have the structure of the values they belong to",
             where=f"`{names[0]}`",
             expected=f"the structure of `{names[1]}`, with an array or None at every leaf",
             got=diff_text(*skeletons, leaves="ignore", root=names[0]),
@@ -81,7 +81,7 @@ def _check(leaf: Any, spec: _Spec, kind: str, root: str, treedef: Any, index: in
     where = path_text(jtu.tree_flatten_with_path(numbered)[0][index][0], root)
     if spec is None:
         raise type_error(
-            f"there is a {kind} for something that is not a floating-point array",
+            f"a {kind} was given for a value that is not a floating-point array",
             where=where,
             expected="None",
             got=short(leaf),
@@ -95,7 +95,7 @@ def _check(leaf: Any, spec: _Spec, kind: str, root: str, treedef: Any, index: in
             where=where,
             expected=f"shape {shape} and dtype {dtype}, or None",
             got=short(leaf),
-            instead=f"convert it, e.g. by `.astype({dtype})` or jnp.broadcast_to",
+            instead=f"convert it, e.g. with `.astype({dtype})` or jnp.broadcast_to",
         )
     )
 
@@ -131,7 +131,7 @@ def _as_tuple(values: Any, name: str) -> tuple[Any, ...]:
     if isinstance(values, (tuple, list)):
         return tuple(values)
     raise type_error(
-        f"filter_jvp takes its {name} as a tuple, one for each positional argument",
+        f"the {name} of filter_jvp must be a tuple with one entry for each positional argument",
         where=f"argument `{name}` of filter_jvp",
         expected="a tuple or list",
         got=short(values),

@@ -104,7 +104,7 @@ class Compiled:
         differences = diff(self._call[1:], (args, kwargs))
         if differences:
             raise type_error(
-                f"`{callable_name(self._fn)}` was compiled for other arguments",
+                f"`{callable_name(self._fn)}` was compiled for different arguments",
                 where="a call of lower(...).compile()",
                 expected="arguments like those given to lower",
                 got=diff_text(self._call[1:], (args, kwargs)),

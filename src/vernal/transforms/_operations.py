@@ -275,9 +275,9 @@ class _Written:
         n = self._count
         if not all(isinstance(t, Zero) for t in tangents[:n]):
             raise value_error(
-                f"`{self.name}` has a derivative of its own, which does not know all that it depends on",
+                f"`{self.name}` has a custom derivative, which ignores a differentiated value that it reads",
                 where=f"`{self.name}`",
-                expected="values that are arguments, or that its functions close over",
+                expected="differentiated values that are arguments, or that its functions close over",
                 got=f"a derivative with respect to {_first_moving(primals, tangents)}, which it reads "
                 "from a global variable or from an object",
                 instead="pass the value as an argument",

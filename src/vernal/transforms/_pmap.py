@@ -88,11 +88,11 @@ class _Pmap(Transformed[P, T]):
         devices = options["devices"] or jax.devices(options["backend"])
         if size > len(devices):
             raise value_error(
-                "there are fewer devices than parts",
+                "the mapped axis is larger than the number of devices",
                 where=f"filter_pmap of `{callable_name(self.fn)}`",
-                expected=f"mapped axes of {len(devices)} at most",
+                expected=f"mapped axes of size {len(devices)} at most",
                 got=f"{size}",
-                instead="several parts for each device: filter_vmap inside of filter_pmap, or filter_jit and sharded "
+                instead="filter_vmap inside filter_pmap, to give each device several parts; or filter_jit with sharded "
                 "arrays",
             )
 

@@ -34,7 +34,7 @@ def broadcast_prefix(
         subtrees = treedef.flatten_up_to(tree)
     except (ValueError, TypeError, KeyError):
         raise value_error(
-            f"{what} does not fit: it is not a prefix of the tree it is for",
+            f"{what} is not a prefix of the tree that it applies to",
             where=root,
             expected="the same structure, with one value in place of any subtree",
             got=_reason(treedef, tree),
@@ -49,4 +49,4 @@ def _reason(treedef: Any, tree: Any) -> str:
         treedef.flatten_up_to(jtu.tree_map(short, tree))
     except (ValueError, TypeError, KeyError) as error:
         return str(error)
-    return "another structure"
+    return "a different structure"

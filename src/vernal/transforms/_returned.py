@@ -33,7 +33,7 @@ def check_hides_nothing(out: T, name: str) -> T:
         reached = itertools.islice(everything_in(leaf, objects=True), _MOST)
         if any(is_traced(x) and is_of_current_trace(x) for x in reached):
             raise value_error(
-                f"`{name}` returns an object that hides an array, which means nothing outside of the function",
+                f"`{name}` returns an object that hides a traced array, which has no value outside of the function",
                 where=path_text(path, "result"),
                 expected="arrays where JAX sees them: in lists, tuples, dicts and modules",
                 got=short(leaf),
@@ -64,7 +64,7 @@ def check_returned(out: T, name: str) -> T:
             raise value_error(
                 f"`{name}` returns a value that can change in place, and all calls would share it",
                 where=path_text(path, "result"),
-                expected="arrays, and values with a hash that stays; in lists, tuples, dicts and modules",
+                expected="arrays, and immutable, hashable values; in lists, tuples, dicts and modules",
                 got=short(leaf),
                 instead="return a list, a tuple, a dict, a frozenset, a frozen dataclass or a module",
             )

@@ -41,9 +41,9 @@ class Rule:
             if self.given is not None:
                 name = callable_name(fn)
                 raise value_error(
-                    f"`{name}` has its rule already",
+                    f"`{name}` already has a rule",
                     where=f"{name}.{self.option}(...)",
-                    expected="one rule for each function: what was compiled with the first one "
+                    expected="one rule for each function: programs compiled with the first one "
                     "would keep it",
                     got=f"{short(rule)} after {short(self.given)}",
                     instead=f"define `{name}` again, then give it the new rule",
@@ -62,8 +62,8 @@ class Rule:
                 f"`{name}` has no rule yet",
                 where=f"the call of `{name}`",
                 expected=f"a rule, given by `{name}.{self.option}`",
-                got="none",
-                instead=f"write `@{name}.{self.option}` above the function that is the rule",
+                got="no rule",
+                instead=f"decorate the rule with `@{name}.{self.option}`",
             )
         return self.given
 
@@ -128,7 +128,7 @@ def check_same_out(fn: Any, rule: Any, expected: Any, got: Any) -> None:
     if diff(expected, got, weak_type=False):
         text = diff_text(expected, got, weak_type=False, root="out")
         raise type_error(
-            f"the rule `{callable_name(rule)}` returns something else than `{callable_name(fn)}`",
+            f"the rule `{callable_name(rule)}` returns a result that does not match `{callable_name(fn)}`",
             where=f"the first of the two results of `{callable_name(rule)}`",
             expected=f"what `{callable_name(fn)}` returns",
             got=f"(expected: the function, got: the rule)\n{text}",
@@ -151,10 +151,10 @@ def refuse_differentiated(fn: Any, rest: Rest, is_alive: Sequence[bool], instead
         names = list(dict.fromkeys(argument_text(fn, path) for path in paths))
         raise value_error(
             f"`{callable_name(fn)}` is differentiated with respect to an argument that its "
-            "rule knows nothing about",
+            "rule does not handle",
             where=", ".join(f"argument `{name}`" for name in names),
             expected="an argument that is not differentiated",
-            got="one that is",
+            got="a differentiated argument",
             instead=instead,
         )
 
@@ -197,10 +197,14 @@ def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
     return message(
         f"the `{kind}` of the rule `{callable_name(rule)}` does not have the structure of {whole}",
         where=f"`{kind}`",
-        expected=f"the structure of {whole}, with None for what is zero or not an array",
+        expected=f"the structure of {whole}, with None for leaves that are zero or not arrays",
         got=diff_text(*skeletons, leaves="ignore", root=kind),
         instead=f"make it with jax.tree.map over {whole}"
-        + (", and not one for each argument in a tuple" if one_for_each else ""),
+        + (
+            ", and return it alone, not in a tuple with one for each argument"
+            if one_for_each
+            else ""
+        ),
     )
 
 
@@ -219,11 +223,11 @@ def _fitting(kind: str, rule: Any, path: Any, leaf: Any, tangent: Any) -> Any:
             elif have.weak_type and _gives_way(have, want):
                 return None if is_zero(tangent) else jnp.asarray(tangent, want.dtype)
     raise type_error(
-        f"the `{kind}` of the rule `{callable_name(rule)}` does not fit what it belongs to",
+        f"the `{kind}` of the rule `{callable_name(rule)}` does not fit the value it belongs to",
         where=path_text(path, kind),
         expected=f"{short(leaf)}, or None for zero" if _can_have(leaf) else "None",
         got=short(tangent),
-        instead="cast it with `.astype`, or sum over the axes that broadcasting has added",
+        instead="cast it with `.astype`, or sum over the axes that broadcasting added",
     )
 
 

@@ -171,8 +171,8 @@ class Report:
             return (np.False_,)
         error = self.error(condition, operands, loops)
         raise RuntimeCheckError(
-            f"{error}\n\n{post(error)} Compile with vernal.filter_jit instead of jax.jit to see this "
-            "error alone."
+            f"{error}\n\n{post(error)} Compile with vernal.filter_jit instead of jax.jit to see only "
+            "this error."
         )
 
     def leave(self, condition: Any, *operands: Any, loops: int = 0) -> tuple[Any, ...]:
@@ -260,11 +260,11 @@ def _check_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 def _check_transposed(ct: Any, *args: Any, report: Report, loops: int) -> Any:
     raise value_error(
-        "a check cannot be transposed with its condition",
+        "a check cannot be transposed: its condition depends on the linear inputs",
         where=str(report.place),
-        expected="a condition that does not depend on what is transposed",
-        got="one that does",
-        instead="make the check outside of the linear function",
+        expected="a condition that does not depend on the inputs of the transposed function",
+        got="a condition that does",
+        instead="move the check out of the linear function",
     )
 
 

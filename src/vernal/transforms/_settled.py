@@ -31,7 +31,7 @@ def settled(*packages: str) -> None:
     for package in packages:
         if package == "__main__" or not package.isidentifier():
             raise value_error(
-                "only a package as a whole can be settled",
+                "settled takes the name of a whole package",
                 where=f"settled({package!r})",
                 expected="the name of a top-level package, such as 'mypackage'",
                 got=repr(package),

@@ -33,7 +33,7 @@ def check_wrt(wrt: Any, transform: str) -> None:
     if wrt is None or type(wrt) in (int, str) or callable(wrt) or is_several(wrt) or is_mask(wrt):
         return
     raise type_error(
-        "`wrt` does not say what to differentiate",
+        "`wrt` must name or pick what to differentiate",
         where=f"{transform}(fn, wrt=...)",
         expected="the number or the name of an argument, a tuple of those, or, for the first argument, a function "
         "that picks nodes or a tree of bools",
@@ -50,9 +50,9 @@ def spread_mask(mask: Any, tree: Any, name: str, transform: str) -> list[bool]:
         return jtu.tree_leaves(jax.tree.broadcast(mask, tree))
     except ValueError as error:
         raise value_error(
-            "`wrt` is a tree of bools that does not fit what it is for",
+            "the tree of bools in `wrt` does not match the argument",
             where=f"{transform}(fn, wrt=...), for argument `{name}`",
             expected="the structure of that argument, or the upper part of it",
             got=str(error),
-            instead="make it from the argument itself, for example by vernal.trainable(model)",
+            instead="make it from the argument itself, for example with vernal.trainable(model)",
         ) from None

@@ -56,12 +56,11 @@ def _method(name: str) -> Callable[..., Any]:
 def _cannot(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     """Refuses an operation that needs an array."""
     raise type_error(
-        "a ZeroTangent is not an array, it stands for zeros that are never computed",
+        "a ZeroTangent is not an array: it stands for zeros that are never computed",
         where=repr(self),
         expected=_KNOWN,
         got="another operation",
-        instead="`materialise(z)` for an array of zeros, or `if is_zero(z): ...` to leave the "
-        "work out",
+        instead="`materialise(z)` for an array of zeros, or `if is_zero(z): ...` to skip the work",
     )
 
 
@@ -178,8 +177,8 @@ class ZeroTangent:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"a ZeroTangent has no `{name}`: it is not an array; `materialise(z).{name}` is that of "
-            "an array of zeros"
+            f"a ZeroTangent has no `{name}`: it is not an array; write `materialise(z).{name}` for an "
+            "array of zeros"
         )
 
 

@@ -13,8 +13,8 @@ def _cycle(outer: _Path, inner: _Path, node: Any) -> ValueError:
     return value_error(
         f"a node of type {type(node).__name__} contains itself",
         where=f"{path_text(inner, 'tree')} is {path_text(outer, 'tree')} again",
-        expected="a tree, in which every node is inside other nodes only",
-        instead="take the node out of itself; JAX would flatten it for ever",
+        expected="a tree, in which no node is inside itself",
+        instead="remove the inner reference; JAX would flatten the cycle for ever",
     )
 
 
@@ -83,8 +83,8 @@ def _check(
         raise value_error(
             f"one node of type {type(node).__name__} appears twice in the tree",
             where=f"{path_text(seen[id(node)][0], 'tree')} and {path_text(path, 'tree')}",
-            expected="every node once; JAX would make two independent copies of it",
-            instead="build two nodes; or, to share weights, keep one and use it twice",
+            expected="each node once; JAX would make two independent copies of it",
+            instead="build two nodes; or, to share weights, store one and use it twice",
         )
     # The node is kept along with its path: a node class may create its children during flattening,
     # and the address of a freed child would be reused by the next.

@@ -66,7 +66,7 @@ def _compare(
             where=f"{name}(*pytrees)",
             expected="at least one pytree, usually two",
             got="none",
-            instead=f"{name}(a, b), without a star before a list that may be empty",
+            instead=f"{name}(a, b); unpack a list with `*` only if it is not empty",
         )
     leaves, treedef = jtu.tree_flatten(pytrees[0])
     on_device: list[Bool[Array, ""]] = []

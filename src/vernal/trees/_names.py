@@ -89,8 +89,8 @@ def named_leaves(pytree: Any, is_leaf: _IsLeaf | None = None) -> dict[str, Any]:
             raise value_error(
                 f"two leaves have the name {name!r}",
                 where=f"{path_text(paths[name], 'tree')} and {path_text(path, 'tree')}",
-                expected="a name of its own for every leaf",
-                instead="rename one of the keys, so that they do not print alike",
+                expected="a different name for every leaf",
+                instead="rename one of the keys, so that they print differently",
             )
         found[name] = leaf
         paths[name] = path

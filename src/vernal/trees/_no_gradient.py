@@ -14,8 +14,8 @@ import jax.tree_util as jtu
 from ..show import type_error
 
 _INSTEAD = (
-    "make zeros, averages and states of optimisers from `vernal.params(model)` in place of `model`, "
-    "and change a model by `vernal.apply_updates(model, updates)`"
+    "make zeros, averages and optimiser states from `vernal.params(model)` instead of `model`, "
+    "and update a model with `vernal.apply_updates(model, updates)`"
 )
 
 
@@ -32,8 +32,8 @@ class _Told(type):
 def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     """Refuses arithmetic."""
     raise type_error(
-        "there is no gradient here to compute with: nothing was differentiated",
-        where="a tree of gradients, beside a tree that has a value there",
+        "NoGradient is not a number: nothing was differentiated here",
+        where="a tree of gradients, combined with a tree that has a value there",
         expected="trees that hold NoGradient in the same places, as gradients and vernal.params(model) do",
         got="NoGradient() as a number",
         instead=_INSTEAD,
@@ -91,8 +91,8 @@ class NoGradient(metaclass=_Told):
         text = f"NoGradient has no attribute `{name}`"
         if name[:2] != "__":
             text += (
-                "; gradients and `vernal.params(model)` are called as `vernal.combine(params, model)`, "
-                "which fills in what is not trained"
+                "; to call `vernal.params(model)` or a tree of gradients, fill in what is not trained: "
+                "`vernal.combine(params, model)`"
             )
         raise AttributeError(text)
 

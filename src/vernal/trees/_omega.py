@@ -27,13 +27,13 @@ def _refuse_structure(mine: "ω", other: "ω") -> NoReturn:
         "the trees on both sides of an ω operation have different structures",
         expected="the same nodes and leaves on both sides",
         got=got,
-        instead="bring both trees into one structure first; give both the same is_leaf",
+        instead="give both trees the same structure and the same `is_leaf`",
     )
 
 
 def _refuse_operand(other: Any) -> NoReturn:
     raise type_error(
-        "ω arithmetic cannot use this operand",
+        "the other operand of ω arithmetic must be an ω, an array or a number",
         expected="another ω, an array or a number",
         got=short(other),
         instead="x**ω + y**ω if it is a pytree: each tree needs its own **ω",
@@ -138,7 +138,7 @@ class ω(metaclass=_Omega):
     def __init__(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None):
         if isinstance(tree, ω):
             raise type_error(
-                "this tree is wrapped in ω already",
+                "the tree is already wrapped in ω",
                 where="tree**ω",
                 expected="a pytree",
                 got=short(tree),

@@ -71,7 +71,7 @@ def _tokens(text: str) -> list[str]:
         assert found is not None
         token = found[0]
         if token in '"`[':
-            raise _unreadable(text, f"{token} without its end", _CLOSE)
+            raise _unreadable(text, f"{token} that is not closed", _CLOSE)
         if token[0] == '"':
             try:
                 unquoted(token)
@@ -123,7 +123,7 @@ def _cut(text: str, tokens: Sequence[str]) -> list[list[str]]:
         elif token == ".":
             parts.append([])
         elif isinstance(before, _Key):
-            raise _unreadable(text, f"{token} behind {before}", "write a dot between them")
+            raise _unreadable(text, f"{token} directly after {before}", "write a dot between them")
         else:
             parts[-1].append(token)
     return parts

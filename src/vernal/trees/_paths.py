@@ -200,12 +200,12 @@ class Paths:
             names = map(shown_name, self.names)
             got.append(f"the {self._many} are:\n" + (listed(names, "\n") or "none"))
         return value_error(
-            "the paths do not fit the tree",
+            "the paths do not match the tree",
             where=where,
             expected=f"paths of {self._many}, or of parts with {self._many} in them"
-            + (f", and one path at most for each {self._one}" if several or none else ""),
+            + (f", and at most one path for each {self._one}" if several or none else ""),
             got="\n".join(got),
-            instead=instead or ("narrower paths where there are two" if several else None),
+            instead=instead or ("narrow the paths until only one matches" if several else None),
         )
 
     def near(self, path: str) -> str:
@@ -226,7 +226,7 @@ class Paths:
         meant = [self._rooted(parts) for parts in read(path)]
         for parts in meant:
             if self._leaves((*parts, DEEP)):
-                return f"no {self._one} but a part; for the {self._many} in it, write {_text(parts) + '.**'!r}"
+                return f"a part, not a {self._one}; for the {self._many} in it, write {_text(parts) + '.**'!r}"
             close += self._corrected(parts)
         if close:
             return f"no {self._one} there; did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"

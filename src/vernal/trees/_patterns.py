@@ -154,6 +154,6 @@ def match_paths(
             idle,
             found,
             unruled,
-            instead="a `default=` for leaves without a rule" if unruled else None,
+            instead="give `default=` for leaves without a rule" if unruled else None,
         )
     return treedef.unflatten([rules[texts[0]] if texts else default for texts in found])

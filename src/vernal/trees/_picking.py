@@ -58,11 +58,11 @@ def _by_id(ghost: Any) -> dict[int, Any]:
 
 def _bad_where(name: str, got: str, error: Exception | None = None) -> ValueError:
     return value_error(
-        f"`{name}` must use just the structure of the tree, not the values in it",
+        f"`{name}` must use only the structure of the tree, not the values in it",
         where=f"the function `{name}`",
         expected="a function that returns nodes of the tree it is given, e.g. `lambda m: m.layers[0].weight`",
         got=got if error is None else f"{type(error).__name__}: {error}",
-        instead="choose by name, index or type; to decide by value, decide beforehand",
+        instead="pick by name, index or type; if the choice depends on values, make it before the call",
     )
 
 

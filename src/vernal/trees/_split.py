@@ -15,7 +15,7 @@ IsLeaf = Callable[[Any], bool]
 
 def _spec_error(spec: Any, path: Any) -> ValueError:
     return value_error(
-        "a filter specification must be made of bools and of functions of a leaf",
+        "a filter specification must consist of bools and functions of a leaf",
         where=path_text(path, root="filter_spec"),
         expected="True, False, or a function such as `vernal.is_array`",
         got=short(spec),
@@ -167,7 +167,7 @@ def combine(*pytrees: Any, is_leaf: IsLeaf | None = None) -> Any:
             "combine needs at least one tree",
             where="combine()",
             expected="one or more trees",
-            got="none",
+            got="no trees",
             instead="combine(chosen, rest)",
         )
 
@@ -196,7 +196,7 @@ def _combine_prefixes(pytrees: tuple[Any, ...], is_leaf: IsLeaf | None) -> Any:
     except (ValueError, TypeError, KeyError):
         other = next(t for t in pytrees if jtu.tree_structure(t) != jtu.tree_structure(pytrees[0]))
         raise value_error(
-            "combine needs trees of one structure",
+            "the trees to combine must have the same structure",
             where="combine(...)",
             expected="trees that differ only in where they hold None",
             got=diff_text(pytrees[0], other, leaves="ignore"),

@@ -80,11 +80,11 @@ def _each(where: str, replace: Any, paths: list[Path]) -> list[Any]:
         return [replace]
     if not isinstance(replace, (list, tuple)) or len(replace) != len(paths):
         raise value_error(
-            "the path means several nodes, and there is not one new value for each",
+            "the path matches several nodes, and `replace` is not a list with one value for each",
             where=f"tree_at({where!r}, tree, replace)",
             expected=f"a list of {len(paths)} values, for {listed(path_text(path) for path in paths)}",
             got=short(replace),
-            instead="replace_fn=lambda old: ... for all of them",
+            instead="replace_fn=lambda old: ... to compute each value from the old one",
         )
     return list(replace)
 
@@ -113,11 +113,11 @@ def _at_paths(
     given = [replace] if isinstance(where, str) else replace
     if replace_fn is None and (not isinstance(given, (list, tuple)) or len(given) != len(texts)):
         raise value_error(
-            "there is not one replacement for each path",
+            "`replace` must be a list with one value for each path",
             where=f"tree_at({short(where)}, tree, replace)",
-            expected=f"a list of {len(texts)}",
+            expected=f"a list of length {len(texts)}",
             got=short(replace),
-            instead="replace_fn=lambda old: ... for all of them",
+            instead="replace_fn=lambda old: ... to compute each value from the old one",
         )
     paths: list[Path] = []
     new: list[Any] = []
@@ -269,9 +269,9 @@ def _refuse_static(node: Any, name: str) -> None:
     if fields is None or name in fields(node) or name not in vars(node):
         return
     raise type_error(
-        "a static field can only be set when its module is made",
+        "a static field can only be set when its module is created",
         where=f"{type(node).__name__}.{name}",
         expected="a field that is not declared static=True",
         got=f"{name}: ... = field(static=True)",
-        instead=f"declare `{name}` without static=True: a value that is not an array is structure all the same",
+        instead=f"declare `{name}` without static=True: a value that is not an array is structure anyway",
     )
