@@ -86,7 +86,7 @@ def test_what_is_not_floating_point_is_refused(example):
 def test_an_example_with_functions_in_it_is_refused():
     model = vernal.nn.MLP(2, 2, 3, 1, key=jax.random.key(0))
     example = [model, jnp.tanh]
-    with pytest.raises(TypeError, match="holds something that is not an array"):
+    with pytest.raises(TypeError, match="contains a leaf that is not an array"):
         FunctionOperator(lambda v: v, example)
     filtered = vernal.filter(example, vernal.is_inexact_array)
     assert FunctionOperator(lambda v: v, filtered).size == 17

@@ -25,30 +25,33 @@ def count(upper=5, **options):
 
 
 VALUES = {
-    "kind": (lambda: loop(kind="reverse"), "(?s)while_loop has no such kind.*'lax' or .*'reverse'"),
-    "scan kind": (lambda: total(kind="bounded"), "scan has no such kind"),
-    "fori kind": (lambda: count(kind=None), "(?s)fori_loop has no such kind.*got: None"),
+    "kind": (
+        lambda: loop(kind="reverse"),
+        "(?s)while_loop was given an unknown kind.*'lax' or .*'reverse'",
+    ),
+    "scan kind": (lambda: total(kind="bounded"), "scan was given an unknown kind"),
+    "fori kind": (lambda: count(kind=None), "(?s)fori_loop was given an unknown kind.*got: None"),
     "checkpoints with lax": (
         lambda: loop(checkpoints=3),
-        "(?s)while_loop of kind 'lax' does not use `checkpoints`.*only with kind=\"checkpointed\"",
+        "(?s)while_loop with kind='lax' does not use `checkpoints`.*only with kind=\"checkpointed\"",
     ),
     "checkpoints with bounded": (
         lambda: loop(kind="bounded", max_steps=3, checkpoints=3),
-        "of kind 'bounded' does not use `checkpoints`",
+        "with kind='bounded' does not use `checkpoints`",
     ),
-    "base with lax": (lambda: loop(base=16), "of kind 'lax' does not use `base`"),
+    "base with lax": (lambda: loop(base=16), "with kind='lax' does not use `base`"),
     "base with checkpointed": (
         lambda: loop(kind="checkpointed", base=4),
-        "of kind 'checkpointed' does not use `base`",
+        "with kind='checkpointed' does not use `base`",
     ),
     "scan checkpoints": (lambda: total(checkpoints="all"), "does not use `checkpoints`"),
     "scan unroll": (
         lambda: total(kind="checkpointed", unroll=2),
-        "scan of kind 'checkpointed' does not use `unroll`",
+        "scan with kind='checkpointed' does not use `unroll`",
     ),
     "fori unroll": (
         lambda: count(jnp.array(3), unroll=2),
-        "(?s)fori_loop of kind 'lax' does not use `unroll`.*known bounds",
+        "(?s)fori_loop with kind='lax' does not use `unroll`.*known bounds",
     ),
     "fori max_steps": (lambda: count(max_steps=9), "does not use `max_steps`"),
     "fori checkpoints": (lambda: count(checkpoints=9), "does not use `checkpoints`"),

@@ -338,7 +338,9 @@ def test_arrays_that_do_not_fit_each_other_are_refused():
         (query[None], key, value),
         (query, key[:, :0], value[:, :0]),
     ):
-        with pytest.raises(ValueError, match="(?s)do not fit each other.*heads a multiple of"):
+        with pytest.raises(
+            ValueError, match="(?s)queries, keys and values do not match.*heads a multiple of"
+        ):
             nn.attention(*wrong)
     for dtype in (jnp.bfloat16, int):
         with pytest.raises(ValueError, match="must have the same floating-point dtype"):
@@ -362,7 +364,7 @@ def test_conditions_that_do_not_fit_are_refused():
             ValueError, match="(?s)must hold one integer for each of the.*`segments`"
         ):
             attention(segments=wrong)
-    with pytest.raises(ValueError, match="(?s)one for each of the keys.*`key_positions`"):
+    with pytest.raises(ValueError, match="(?s)one integer for each of the keys.*`key_positions`"):
         attention(causal=True, key_positions=jnp.arange(T))
     with pytest.raises(ValueError, match="(?s)a mask must be an array of bools.*float32.*bias"):
         attention(mask=bias)

@@ -142,7 +142,7 @@ def test_jax_takes_the_layer_as_it_is(getkey):
 @pytest.mark.parametrize("output_padding", [2, 3])
 def test_an_output_padding_as_large_as_the_stride_is_refused(getkey, output_padding):
     with pytest.raises(
-        ValueError, match="the output padding of `ConvTranspose1d` reaches its stride"
+        ValueError, match="the output padding of `ConvTranspose1d` must be smaller than its stride"
     ):
         nn.ConvTranspose1d(1, 1, 3, 2, output_padding, key=getkey())
 

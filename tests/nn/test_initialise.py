@@ -168,7 +168,7 @@ def refuses(error, text, rules):
 
 def test_rules_that_would_be_ignored_are_refused_and_say_what_is_near():
     refuses(
-        ValueError, r"paths do not fit.*bais'.*did you mean '\*\*\.bias'", {"**.bais": init.ones}
+        ValueError, r"paths do not match.*bais'.*did you mean '\*\*\.bias'", {"**.bais": init.ones}
     )
     refuses(ValueError, r"the leaves are:\s+mlp\.layers\.0\.weight", {"**.gamma": init.ones})
     refuses(ValueError, r"'mlp\.\*'.*a part.*write 'mlp\.\*\.\*\*'", {"mlp.*": init.ones})

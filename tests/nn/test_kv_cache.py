@@ -192,7 +192,7 @@ def test_what_does_not_go_with_a_cache_is_refused(getkey):
         (
             ring,
             {"mask": jnp.ones((2, 4), bool)},
-            "`mask` cannot be combined with a ring as a cache",
+            "`mask` cannot be combined with a ring cache",
         ),
         (ring, {"bias": jnp.ones((2, 4)), "causal": False}, "`bias` and `causal=False` cannot"),
         (ring, {"window": 5}, "a window of 5, where 4 tokens are kept, cannot"),

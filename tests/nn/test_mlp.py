@@ -158,7 +158,7 @@ def test_negative_sizes_are_refused(getkey, argument):
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_an_activation_that_needs_a_key_is_refused(scan, getkey):
-    text = r"(?s)no random key.*MLP\((final_)?activation=.*Dropout.*nn\.Sequential"
+    text = r"(?s)cannot be random.*MLP\((final_)?activation=.*Dropout.*nn\.Sequential"
     random = nn.Sequential([jnp.tanh, nn.Dropout(0.5)])
     for activations in ((nn.Dropout(0.5),), (random,), (jnp.tanh, nn.Dropout(0.5, inference=True))):
         with pytest.raises(ValueError, match=text):

@@ -34,7 +34,7 @@ def test_what_does_not_divide_is_refused():
         ValueError, match=r"(?s)cannot arrange the channels in squares.*factor\*\*2=4.*got: 6"
     ):
         nn.PixelShuffle(2)(jnp.ones((6, 2, 2)))
-    with pytest.raises(ValueError, match=r"(?s)into whole squares.*factor=2 divides.*4 and 3"):
+    with pytest.raises(ValueError, match=r"(?s)into whole squares.*divisible by factor=2.*4 and 3"):
         nn.PixelUnshuffle(2)(jnp.ones((1, 4, 3)))
 
 

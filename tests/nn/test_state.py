@@ -124,7 +124,7 @@ def test_an_old_state_cannot_be_used():
         lambda: copied.update(state),
         lambda: jax.tree.leaves(state),
     ):
-        with pytest.raises(ValueError, match=r"(?s)this state is old.*State\(~old~\)"):
+        with pytest.raises(ValueError, match=r"(?s)this state is outdated.*State\(~old~\)"):
             use()
 
 

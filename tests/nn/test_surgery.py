@@ -298,7 +298,7 @@ def test_another_layer_in_the_place_of_a_dropout_is_refused(layer, getkey):
     else:
         model, args = nn.GRU(4, 4, num_layers=2, key=getkey()), (x,)
     model = vernal.tree_at("dropout", model, nn.Identity())
-    with pytest.raises(TypeError, match=r"(?s)is a `Dropout`.*vernal\.nn\.Dropout\(0\.0\)"):
+    with pytest.raises(TypeError, match=r"(?s)must be a `Dropout`.*vernal\.nn\.Dropout\(0\.0\)"):
         model(*args)
     whole = vernal.tree_at("dropout", model, nn.Dropout(0.0))(*args)
     assert all(jnp.isfinite(leaf).all() for leaf in (whole if layer == "recurrent" else [whole]))
@@ -317,7 +317,7 @@ def test_cells_of_another_kind_or_size_are_refused(getkey):
     ]:
         path = "cells.{}.{}".format(*place)
         other = vernal.tree_at(path, layer, cell)
-        text = rf"(?s)another kind or size.*`{path}` of LSTM.*expected: {expected}"
+        text = rf"(?s)wrong class or size.*`{path}` of LSTM.*expected: {expected}"
         with pytest.raises(ValueError, match=text):
             other(xs)
 

@@ -39,7 +39,7 @@ def test_the_message_is_chosen_by_the_index(compiled, index):
 def test_an_index_outside_of_the_messages_says_so(compiled, index):
     f = vernal.filter_jit(checked) if compiled else checked
     text = message_of(f, jnp.ones(2), jnp.array(True), jnp.array(index))
-    assert text == f"branched_error_if: there is no message {index}; there are 2"
+    assert text == f"branched_error_if: there is no message {index} in a list of 2"
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -345,12 +345,12 @@ WRONG = {
     "prefix": (
         lambda: filter_vmap(lambda a: 0, in_axes=((0, 0),))((X, X, X)),
         ValueError,
-        r"(?s)`in_axes` of `<lambda>` does not fit.*where: a\n.*f32\[3,2\]",
+        r"(?s)`in_axes` of `<lambda>` is not a prefix.*where: a\n.*f32\[3,2\]",
     ),
     "prefix of the result": (
         lambda: filter_vmap(lambda a: (a, a), out_axes=(0, 0, 0))(X),
         ValueError,
-        "`out_axes` does not fit",
+        "`out_axes` is not a prefix",
     ),
     "unmapped but mapped": (
         lambda: filter_vmap(lambda x: (X, {"k": x}), out_axes=(None, None))(X),

@@ -496,9 +496,9 @@ def test_a_function_without_a_rule_is_refused():
 
 
 def test_a_second_rule_is_refused():
-    with pytest.raises(ValueError, match="`square` has its rule already"):
+    with pytest.raises(ValueError, match="`square` already has a rule"):
         square.def_fwd(square_fwd)
-    with pytest.raises(ValueError, match="`square` has its rule already"):
+    with pytest.raises(ValueError, match="`square` already has a rule"):
         square.def_bwd(square_bwd)
 
 

@@ -121,7 +121,7 @@ def test_what_cannot_be_placed_is_told_by_path():
         filter_shard(X, P("a"))
     with pytest.raises(TypeError, match=r"(?s)cannot be placed on this.*or_shardings\[1\].*'a'"):
         filter_shard((X, X), (None, "a"))
-    with pytest.raises(ValueError, match=r"(?s)`device_or_shardings` does not fit.*f32\[8,2\]"):
+    with pytest.raises(ValueError, match=r"(?s)`device_or_shardings` is not a prefix.*f32\[8,2\]"):
         filter_shard((X, X), (auto,))
 
 
@@ -289,27 +289,27 @@ WRONG = {
     "count": (
         lambda: filter_shard_map(shift, in_specs=(P(), P()), out_specs=None, **AUTO_MESH)(X),
         ValueError,
-        "`in_specs` does must have one entry for each positional argument",
+        "`in_specs` must have one entry for each positional argument",
     ),
     "prefix": (
         lambda: filter_shard_map(shift, in_specs=((P(),),), out_specs=None, **AUTO_MESH)(X),
         ValueError,
-        r"(?s)`in_specs` of `shift` does not fit.*where: x\n.*f32\[8,2\]",
+        r"(?s)`in_specs` of `shift` is not a prefix.*where: x\n.*f32\[8,2\]",
     ),
     "prefix of the result": (
         lambda: filter_shard_map(shift, in_specs=P(), out_specs=(None,), **AUTO_MESH)(X),
         ValueError,
-        r"(?s)`out_specs` of `shift` does not fit.*where: the result",
+        r"(?s)`out_specs` of `shift` is not a prefix.*where: the result",
     ),
     "unknown axis": (
         lambda: filter_shard_map(shift, in_specs=P("z"), out_specs=None, **AUTO_MESH)(X),
         ValueError,
-        r"(?s)no axis 'z' to cut.*filter_shard_map of `shift`, argument x",
+        r"(?s)no mesh axis 'z' to split.*filter_shard_map of `shift`, argument x",
     ),
     "unknown axis of the result": (
         lambda: filter_shard_map(shift, in_specs=P(), out_specs=[P("z")], **AUTO_MESH)(X),
         ValueError,
-        r"(?s)no axis 'z' to cut.*out_specs\[0\]",
+        r"(?s)no mesh axis 'z' to split.*out_specs\[0\]",
     ),
     "parts that are not equal": (
         lambda: filter_shard_map(shift, in_specs=P("a"), out_specs=None, **AUTO_MESH)(X[:7]),

@@ -398,15 +398,15 @@ def test_a_number_for_a_field_annotated_as_an_array_is_differentiated():
 
 
 BAD_LOSSES = [
-    (lambda x: x, r"the loss `named` has the shape \(2,\)", "jnp.mean"),
-    (lambda x: jnp.argmax(x), "the loss `named` has the dtype int32", "floating-point"),
-    (lambda x: 3, "the loss `named` has the dtype int32", "floating-point"),
-    (lambda x: jnp.sum(x) > 0, "the loss `named` has the dtype bool", "floating-point"),
+    (lambda x: x, r"the loss `named` has shape \(2,\)", "jnp.mean"),
+    (lambda x: jnp.argmax(x), "the loss `named` has dtype int32", "floating-point"),
+    (lambda x: 3, "the loss `named` has dtype int32", "floating-point"),
+    (lambda x: jnp.sum(x) > 0, "the loss `named` has dtype bool", "floating-point"),
     (lambda x: jnp.sum(x).astype(complex), "the loss `named` is complex", "jnp.real"),
     (lambda x: "text", "the loss `named` is not an array, so it has no gradient", "one number"),
     (lambda x: None, "the loss `named` is not an array", "one number"),
     (lambda x: (jnp.sum(x), x), "the loss `named` is not an array", "has_aux=True"),
-    (lambda x: jax.random.key(0), "the loss `named` has the dtype key<fry>", "floating-point"),
+    (lambda x: jax.random.key(0), "the loss `named` has dtype key<fry>", "floating-point"),
 ]
 
 

@@ -162,8 +162,8 @@ def test_the_value_is_exact_when_nothing_changes():
 
 
 BAD_TANGENTS = [
-    ((None,), ValueError, "the tangents do not have the structure", "tangents[1]"),
-    (({}, None), ValueError, "the tangents do not have the structure", "tangents[0]"),
+    ((None,), ValueError, "the tangents must have the structure", "tangents[1]"),
+    (({}, None), ValueError, "the tangents must have the structure", "tangents[0]"),
     (
         ({"a": jnp.ones(2, jnp.int32), "b": None}, None),
         TypeError,
@@ -180,10 +180,10 @@ BAD_TANGENTS = [
     (
         ({"a": None, "b": jnp.ones(())}, None),
         TypeError,
-        "there is a tangent for something that is not a floating-point array",
+        "a tangent was given for a value that is not a floating-point array",
         "where: tangents[0]['b']",
     ),
-    (({"a": None, "b": None}, jnp.ones(())), TypeError, "there is a tangent for", "tangents[1]"),
+    (({"a": None, "b": None}, jnp.ones(())), TypeError, "a tangent was given for", "tangents[1]"),
 ]
 
 
@@ -313,7 +313,7 @@ def test_vjp_without_anything_to_differentiate_gives_no_gradient():
 @pytest.mark.parametrize(
     ("cotangent", "error", "match", "where"),
     [
-        (jnp.ones(()), ValueError, "the cotangents do not have the structure", "`f(...)`"),
+        (jnp.ones(()), ValueError, "the cotangents must have the structure", "`f(...)`"),
         ({"y": jnp.ones(3), "n": None}, ValueError, "a cotangent must have the shape", "['y']"),
         (
             {"y": 1, "n": None},
@@ -321,7 +321,7 @@ def test_vjp_without_anything_to_differentiate_gives_no_gradient():
             "a cotangent must have the shape and dtype",
             "shape () and dtype float32",
         ),
-        ({"y": None, "n": 1.0}, TypeError, "there is a cotangent for something", "cotangent['n']"),
+        ({"y": None, "n": 1.0}, TypeError, "a cotangent was given for a value", "cotangent['n']"),
     ],
 )
 def test_cotangents_that_do_not_fit_are_refused_by_path(cotangent, error, match, where):

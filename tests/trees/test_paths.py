@@ -227,7 +227,7 @@ def test_surgery_by_path_on_several_nodes():
             r"matches several nodes[\s\S]*a list of 2 values[\s\S]*replace_fn",
         ),
         ("layers.*.weight", [0.0], r"matches several nodes[\s\S]*\.layers\[0\]\.weight, \.layers"),
-        ("layers.0.wieght", 0.0, r"do not fit[\s\S]*tree_at[\s\S]*mean 'layers\.0\.weight'"),
+        ("layers.0.wieght", 0.0, r"do not match[\s\S]*tree_at[\s\S]*mean 'layers\.0\.weight'"),
         ("dropout.q", 0.0, r"'dropout.q': no leaf there[\s\S]*dropout.p"),
         ("{layers,layers.0}", [0, 0], r"is ambiguous: one picked node is inside another"),
     ],
