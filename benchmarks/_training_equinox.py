@@ -149,7 +149,7 @@ MODELS = {Mlp: MlpModel, Cnn: cnn_model, Lstm: LstmModel, Gpt: GptModel, ResNet:
 
 def training(size: Any, half: bool) -> Training:
     make = eqx.nn.make_with_state(lambda key: MODELS[type(size)](size, key))
-    model, buffers = eqx.filter_jit(make)(jax.random.key(0))
+    model, buffers = make(jax.random.key(0))
     optimiser = optax.adamw(RATE)
 
     def lower(a: Any) -> Any:
@@ -173,4 +173,4 @@ def training(size: Any, half: bool) -> Training:
     state = optimiser.init(eqx.filter(model, eqx.is_array))
     count = sum(a.size for a in jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array)))
     once = stepping(lambda *state: step(data, *state), model, buffers, state)
-    return Training(Work(once), count)
+    return Training(Work(once), lambda: count)

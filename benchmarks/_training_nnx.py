@@ -144,4 +144,4 @@ def training(size: Any, half: bool) -> Training:
 
     x, y = jnp.asarray(x), jnp.asarray(y)
     count = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    return Training(Work(lambda: step(model, optimiser, x, y)), count)
+    return Training(Work(lambda: step(model, optimiser, x, y)), lambda: count)

@@ -140,11 +140,11 @@ class Training(NamedTuple):
 
     Attributes:
         work: starts a step of training, which keeps the new model and returns the loss.
-        parameters: how many numbers are trained.
+        parameters: computes how many numbers are trained.
     """
 
     work: Work
-    parameters: int
+    parameters: Callable[[], int]
 
 
 def stepping(step: Callable[..., tuple[Any, ...]], *state: Any) -> Callable[[], Any]:

@@ -132,4 +132,4 @@ def training(size: Any, half: bool, compiled: bool = False) -> Training:
         if DEVICE == "cuda":
             torch.cuda.synchronize()
 
-    return Training(Work(step, wait), sum(p.numel() for p in trained))
+    return Training(Work(step, wait), lambda: sum(p.numel() for p in trained))

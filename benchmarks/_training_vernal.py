@@ -134,9 +134,7 @@ MODELS = {Mlp: mlp_model, Cnn: cnn_model, Lstm: LstmModel, Gpt: GptModel, ResNet
 
 
 def training(size: Any, half: bool, **options: Any) -> Training:
-    model = vernal.filter_jit(lambda key: MODELS[type(size)](size, key, **options))(
-        jax.random.key(0)
-    )
+    model = MODELS[type(size)](size, jax.random.key(0), **options)
     if half:
         policy = nn.Policy(params=jnp.float32, compute=jnp.bfloat16, output=jnp.float32)
         model = nn.cast(model, policy)
@@ -154,7 +152,10 @@ def training(size: Any, half: bool, **options: Any) -> Training:
         return value, *optimiser.update(model, gradients, state)
 
     data = tuple(map(jnp.asarray, size.data()))
-    _, trained = jax.eval_shape(slopes, model, *data)
-    count = sum(a.size for a in jax.tree.leaves(trained))
+
+    def count() -> int:
+        _, trained = jax.eval_shape(slopes, model, *data)
+        return sum(a.size for a in jax.tree.leaves(trained))
+
     once = stepping(lambda *state: step(data, *state), model, optimiser.init(model))
     return Training(Work(once), count)

@@ -51,7 +51,7 @@ def steps(size: Any, half: bool, libraries: Sequence[str], budget: float) -> dic
                 f"({type(size).__name__}, {name}: {type(error).__name__}: {reason[0][:300]})",
                 flush=True,
             )
-    counts = {name: training.parameters for name, training in found.items()}
+    counts = {name: training.parameters() for name, training in found.items()}
     assert len(set(counts.values())) <= 1, counts
     return by_the_clock({name: training.work for name, training in found.items()}, budget)
 
