@@ -78,7 +78,7 @@ GOOD = {
 TWICE, READ, ONE = (
     "is written twice",
     "is written after it was read",
-    "is written twice by one write",
+    "is written twice by a single write",
 )
 BAD = {
     "twice": (over(4, lambda b, i, xs: b.at[i // 2].set(xs[i])), TWICE, 0, 1),
@@ -145,7 +145,7 @@ def test_what_keeps_the_contract_is_as_always(fn, way):
 def test_what_breaks_it_is_an_error(fn, text, place, step, way):
     text = (
         re.escape(f"an element of a buffer {text}\n")
-        + rf"(?s:.)*at \[{place}\]\n(?s:.)*at step {step}\n"
+        + rf"(?s:.)*at index \[{place}\]\n(?s:.)*at step {step}\n"
     )
     fn = way(fn)
     with debug_buffers(), pytest.raises(RuntimeCheckError, match=f"^{text}"):
@@ -160,7 +160,10 @@ def test_the_element_of_a_batch_is_told():
             0, 2, lambda k, b: b.at[jnp.where(k == 0, i, j)].set(1.0), jnp.zeros(4), **BUFFER
         )
 
-    with debug_buffers(), pytest.raises(RuntimeCheckError, match=r"at \[3\]\n(?s:.)*index \(1,\)"):
+    with (
+        debug_buffers(),
+        pytest.raises(RuntimeCheckError, match=r"at index \[3\]\n(?s:.)*index \(1,\)"),
+    ):
         jax.block_until_ready(
             vernal.filter_jit(jax.vmap(write))(jnp.array([0, 3]), jnp.array([1, 3]))
         )

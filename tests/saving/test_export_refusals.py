@@ -161,7 +161,7 @@ REFUSED = {
     "an order": (ValueError, "vjp_order", lambda: export(jnp.sin, X, vjp_order=-1)),
     "a shape of no argument": (
         ValueError,
-        "(?s)the paths do not fit.*where: export.*'y'",
+        "(?s)the paths do not match.*where: export.*'y'",
         lambda: export(jnp.sin, X, shapes={"y": "b, ..."}),
     ),
     "a shape of a number": (

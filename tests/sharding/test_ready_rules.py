@@ -151,7 +151,7 @@ def test_what_the_ready_rules_cannot_do_is_refused():
         ValueError, match=r"(?s)the mesh does not have this axis.*tensor_parallel.*'rows'"
     ):
         tensor_parallel(model, MESH, "rows")
-    with pytest.raises(ValueError, match=r"(?s)the paths do not fit.*fsdp\(tree, mesh, rules\)"):
+    with pytest.raises(ValueError, match=r"(?s)the paths do not match.*fsdp\(tree, mesh, rules\)"):
         fsdp(model, MESH, "data", rules={"*.mlp": P()})
     with pytest.raises(
         ValueError, match="heads or features do not divide into equal parts"

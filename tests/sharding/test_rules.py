@@ -111,10 +111,12 @@ def test_a_spec_is_no_longer_than_its_array_and_many_lines_are_cut_short():
     assert "0, f32[4]: 2 entries for 1 axes, in '*': P(None, 'data')" in text
     assert "and 3 more" in text
     with pytest.raises(
-        ValueError, match=r"(?s)paths do not fit.*12, f32\[\]: 1 entries for 0 axes"
+        ValueError, match=r"(?s)paths do not match.*12, f32\[\]: 1 entries for 0 axes"
     ):
         shardings(tree, MESH, {"12": P("data")}, default=P())
-    with pytest.raises(ValueError, match=r"(?s)paths do not fit.*0, f32\[4\].*in default=P\(None"):
+    with pytest.raises(
+        ValueError, match=r"(?s)paths do not match.*0, f32\[4\].*in default=P\(None"
+    ):
         shardings(tree, MESH, {}, default=P(None, "data"))
 
 
