@@ -129,6 +129,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("fn", GOOD.values(), ids=GOOD)
+@pytest.mark.sample(2)
 def test_what_keeps_the_contract_is_as_always(fn, way):
     fn = way(fn)
     expected = jax.tree.leaves(jax.jit(fn)(XS))

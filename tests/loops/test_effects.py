@@ -83,6 +83,7 @@ def test_a_callback_with_effects_is_called_once_for_each_step(loop, kind, ordere
 @pytest.mark.parametrize("callback", [by_jax, by_vernal])
 @pytest.mark.parametrize("derivative", [jax.grad, forward, second])
 @pytest.mark.parametrize(("loop", "kind"), KINDS)
+@pytest.mark.sample(2)
 def test_steps_that_call_python_with_effects_are_never_computed_again(
     loop, kind, derivative, callback
 ):
@@ -205,6 +206,7 @@ DERIVATIVES = {
     ("kind", "max_steps"),
     [("lax", None), ("checkpointed", None), ("checkpointed", 9), ("bounded", 9)],
 )
+@pytest.mark.sample(3)
 def test_a_condition_needs_no_derivative(kind, max_steps, condition, derivative):
     def shrink(x):
         return 0.6 * x * jnp.cos(x)

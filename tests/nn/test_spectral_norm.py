@@ -290,6 +290,7 @@ def test_the_first_step_with_a_new_weight_has_norm_one(kind, shape):
 @pytest.mark.parametrize(
     "shape", [(1, 3), (2, 2), (2, 9), (3, 3), (5, 4), (8, 8), (30, 8)], ids=str
 )
+@pytest.mark.sample(3)
 def test_few_dimensions_have_their_bound_after_any_surgery(shape, nearness, train, most):
     @jax.jit
     @jax.vmap

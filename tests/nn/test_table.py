@@ -299,12 +299,14 @@ def layer(request, getkey):
 
 
 @claim()
+@pytest.mark.sample(2)
 def test_plain_jit_accepts_the_layer_and_changes_nothing(case):
     as_argument = jax.jit(lambda m, x: m(x, key=case.key))(case.layer, case.x)
     return (jax.jit(case.layer)(case.x, key=case.key), as_argument), (case.y, case.y)
 
 
 @claim()
+@pytest.mark.sample(2)
 def test_vmap_is_a_loop_over_examples(case):
     def one(x_and_key):
         x, key = x_and_key
@@ -315,6 +317,7 @@ def test_vmap_is_a_loop_over_examples(case):
 
 
 @claim()
+@pytest.mark.sample(2)
 def test_vmap_makes_an_ensemble_and_runs_it(case):
     # Making one is not compiled again: only the types are compared.
     made = jax.eval_shape(jax.vmap(case.row.make, axis_size=3), jax.random.split(case.key, 3))
@@ -324,6 +327,7 @@ def test_vmap_makes_an_ensemble_and_runs_it(case):
 
 
 @claim()
+@pytest.mark.sample(2)
 def test_it_can_be_carried_by_scan_and_chosen_by_cond(case):
     layer, x, y, key = case.layer, case.x, case.y, case.key
     after, outputs = jax.lax.scan(lambda m, _: (m, m(x, key=key)), layer, length=2)
@@ -336,6 +340,7 @@ def test_it_can_be_carried_by_scan_and_chosen_by_cond(case):
 
 
 @claim(tolerance=0.1)
+@pytest.mark.sample(2)
 def test_weights_and_inputs_of_half_precision_give_half_precision(case):
     def half(dtype):
         layer, x = cast((case.layer, case.x), dtype)
@@ -358,6 +363,7 @@ def as_function(case, layer):
 
 
 @claim("float64")
+@pytest.mark.sample(2)
 def test_the_gradient_is_the_slope_along_a_random_direction(case):
     call, point = as_function(case, case.layer)
     rng = np.random.default_rng(case.seed)
@@ -374,6 +380,7 @@ def test_the_gradient_is_the_slope_along_a_random_direction(case):
 
 
 @claim("float64", about=lambda row: row.batches)
+@pytest.mark.sample(2)
 def test_batch_axes_mean_vmap_in_values_and_gradients(case):
     # In inference, because random layers draw for every example by itself where `vmap` would repeat one draw.
     call, point = as_function(case, nn.inference_mode(case.layer))
@@ -390,6 +397,7 @@ def test_batch_axes_mean_vmap_in_values_and_gradients(case):
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.sample(2)
 def test_in_double_precision_the_weights_are_double_too(row):
     with jax.enable_x64(True):
         leaves = jax.tree.leaves(jax.eval_shape(row.make, jax.random.key(0)))
@@ -403,12 +411,14 @@ def same(back, layer):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.sample(2)
 def test_a_pickled_layer_comes_back_equal(layer):
     back = pickle.loads(pickle.dumps(layer))
     same(back, layer)
     assert back == layer
 
 
+@pytest.mark.sample(2)
 def test_a_saved_layer_comes_back_equal(layer, tmp_path):
     vernal.save(tmp_path / "layer", layer)
     same(vernal.load(tmp_path / "layer", jax.eval_shape(lambda: layer)), layer)
@@ -438,6 +448,7 @@ def test_masks_and_specifications_keep_the_structure(layer):
 
 
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.sample(2)
 def test_optax_trains_it(name, getkey):
     case = claim.case(name, getkey.seed)
     optimiser = optax.adam(1e-3)

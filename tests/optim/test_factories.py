@@ -85,6 +85,7 @@ def other_instances(row):
 
 
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.sample(3)
 def test_new_instances_and_new_numbers_have_one_type(name):
     def type_of(opt):
         leaves, treedef = jax.tree.flatten(opt)
@@ -249,6 +250,7 @@ def dtypes(tree):
 
 
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.sample(3)
 def test_types_of_updates_and_states_are_those_of_optax_in_bfloat16(name):
     row, model = ROWS[name], start(name, jnp.bfloat16)
     opt, transformation = row.make(Optimizer), row.make(of_optax)

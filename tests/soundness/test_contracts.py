@@ -62,6 +62,7 @@ USERS = {
 @pytest.mark.parametrize("cls", [Holder, StaticHolder])
 @pytest.mark.parametrize("pass_on", PASSED_ON.values(), ids=PASSED_ON)
 @pytest.mark.parametrize("make", USERS.values(), ids=USERS)
+@pytest.mark.sample(3)
 def test_a_users_function_keeps_its_identity(make, pass_on, cls):
     others = [cls(ONE, make()) for _ in range(3)]
     f = make()

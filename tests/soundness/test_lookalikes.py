@@ -128,6 +128,7 @@ if slice.__hash__ is None:
 @pytest.mark.parametrize("cls", [Holder, StaticHolder])
 @pytest.mark.parametrize("wrap", [vernal.filter_jit, jax.jit])
 @pytest.mark.parametrize(("values", "read"), ALIKE.values(), ids=ALIKE)
+@pytest.mark.sample(3)
 def test_alike_values_in_fields_are_told_apart(values, read, wrap, cls, order):
     step = wrap(lambda model, x: x * read(model.f))
     for value in (values * 2)[::order]:
@@ -147,6 +148,7 @@ def test_alike_values_as_arguments_are_told_apart(values, read, order):
 
 @pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
 @pytest.mark.parametrize(("values", "read"), ALIKE.values(), ids=ALIKE)
+@pytest.mark.sample(3)
 def test_alike_values_in_partials_and_closures_are_told_apart(values, read, order, answers):
     def apply(value, x):
         return x * read(value)

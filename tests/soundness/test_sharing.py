@@ -139,6 +139,7 @@ def test_fresh_library_objects_as_arguments_are_traced_once(make):
 @pytest.mark.parametrize(
     "make", (FRESH | SCHEDULES | FUNCTIONS).values(), ids=FRESH | SCHEDULES | FUNCTIONS
 )
+@pytest.mark.sample(3)
 def test_fresh_library_objects_in_fields_are_traced_once(make, wrap, cls):
     count = traces_of(make, wrap, lambda value: cls(ONE, value))
     assert count == 1, f"four models that hold fresh ones were traced {count} times"

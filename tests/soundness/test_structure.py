@@ -233,6 +233,7 @@ LISTS: dict[str, Callable[[list], Any]] = {
 @pytest.mark.parametrize(
     "change", [_set_first, _append, _append_array, _number_to_array, _retype, _swap, _clear]
 )
+@pytest.mark.sample(3)
 def test_a_list_that_is_changed_in_place_is_read_at_every_flatten(change, hold, wrap):
     items: list[Any] = [1.0, 2.0]
     model = Holder(ONE, hold(items))
