@@ -189,5 +189,7 @@ def test_jit_and_vmap_over_keys_and_operators_agree_with_single_calls():
 
 
 def test_what_is_no_operator_is_refused():
-    with pytest.raises(TypeError, match=r"a function alone[\s\S]*trace\(operator, key\)"):
+    with pytest.raises(
+        TypeError, match=r"a function needs an example[\s\S]*trace\(operator, key\)"
+    ):
         estimators.trace(lambda v: v, KEY, matvecs=3)

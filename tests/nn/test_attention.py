@@ -368,7 +368,7 @@ def test_conditions_that_do_not_fit_are_refused():
         attention(causal=True, key_positions=jnp.arange(T))
     with pytest.raises(ValueError, match="(?s)a mask must be an array of bools.*float32.*bias"):
         attention(mask=bias)
-    with pytest.raises(ValueError, match="(?s)added to the scores.*`bias`.*bool.*mask="):
+    with pytest.raises(ValueError, match="(?s)add to the scores, not bools.*`bias`.*bool.*mask="):
         attention(bias=bias > 0)
     for wrong in (bias[:2], bias[0, 0], bias[None, None], bias[:, 1:]):
         with pytest.raises(ValueError, match="(?s)the bias must have one entry"):

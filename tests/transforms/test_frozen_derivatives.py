@@ -180,7 +180,7 @@ def test_a_mask_that_chooses_nothing_or_does_not_fit_is_refused():
 
 
 def test_a_mask_of_another_marking_does_not_fit_either():
-    with pytest.raises(ValueError, match=r"does not fit what it is for[\s\S]*__frozen__"):
+    with pytest.raises(ValueError, match=r"does not match the argument[\s\S]*__frozen__"):
         filter_grad(loss, wrt=trainable(make()))(freeze(make(), "layers.0"))
 
 
