@@ -65,8 +65,8 @@ def tree_check(pytree: Any) -> None:
             ...
         ValueError: one node of type list appears twice in the tree
           where: tree['decoder'] and tree['encoder']
-          expected: every node once; JAX would make two independent copies of it
-          instead: build two nodes; or, to share weights, keep one and use it twice
+          expected: each node once; JAX would make two independent copies of it
+          instead: build two nodes; or, to share weights, store one and use it twice
     """
     _check(pytree, (), {}, [])
 
