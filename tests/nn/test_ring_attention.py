@@ -148,7 +148,7 @@ def test_a_sequence_that_all_devices_have_whole_is_refused():
         run, mesh=mesh, in_specs=(P("sequence"), P()), out_specs=P("sequence")
     )
     with pytest.raises(
-        ValueError, match=r"another part of the sequence on each device(.|\n)*argument `key`"
+        ValueError, match=r"a different part of the sequence on each device(.|\n)*argument `key`"
     ):
         mapped(shard_batch(x, mesh, "sequence"), x)
 

@@ -89,7 +89,7 @@ def ring_attention(
         missing = varying_axes(lax.axis_index(axis_name)) - varying_axes(x)
         if missing:
             raise value_error(
-                "ring attention needs another part of the sequence on each device",
+                "ring attention needs a different part of the sequence on each device",
                 where=f"argument `{name}` of ring_attention",
                 expected=f"an array that varies over {axis_name!r}",
                 got=jax.typeof(x).str_short(),
