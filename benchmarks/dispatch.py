@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from _measure import Column, relative, show_grid
 from flax import nnx
 
@@ -27,6 +28,7 @@ BARS = {
     "loop": (1.3, 1.2, 1.1),
 }
 VARIANTS, VARIANTS_BAR, MANY = 1_000, 1.5, "1,000 variants"
+PACKED, PACKED_BARS = "`vernal.pack`", {100: 0.6, 300: 0.4, 1000: 0.25}
 DICT, CAPTURED_BAR = "a dict of 2,000 floats", 1.1
 
 
@@ -225,9 +227,44 @@ def closures() -> bool:
     return show_grid("`filter_jit`: what a function captures that is an argument", columns, DICT)
 
 
+def packed(step: Callable[[Any], Any], tree: Any) -> dict[str, Callable[[], Any]]:
+    """A loop over a step of a tree: as a flat list in `jax.jit`, and packed."""
+    leaves, structure = jax.tree.flatten(tree)
+
+    def flat(leaves: list[Any]) -> list[Any]:
+        return jax.tree.leaves(step(jax.tree.unflatten(structure, leaves)))
+
+    ours = vernal.filter_jit(lambda packed: vernal.pack(step(packed.unpack())))
+    floor, packed = Way(leaves, number, jax.jit(flat)), Way(vernal.pack(tree), number, ours)
+    return {"`jax.jit`, flat list": training(floor), PACKED: training(packed)}
+
+
+def packing(sizes: Sequence[int]) -> bool:
+    """The table of `vernal.pack`. Returns whether every bar is met."""
+    adam = optax.adam(1e-3)
+
+    def with_adam(both: Any) -> Any:
+        model, state = both
+        changes, state = adam.update(jax.tree.map(jnp.ones_like, model), state)
+        return optax.apply_updates(model, changes), state
+
+    columns: list[Column] = []
+    for size in sizes:
+        model = module_model(vernal.Module, size // 10)
+        fns = packed(updated, model)
+        columns.append(relative(f"{size} arrays", fns, PACKED_BARS[size]))
+        if size < 1000:  # which XLA would compile for minutes
+            arrays = jax.tree.leaves(model)
+            fns = packed(with_adam, (arrays, adam.init(arrays)))
+            columns.append(relative(f"Adam on {size}", fns, PACKED_BARS[size]))
+    return show_grid("`vernal.pack` in a loop: time over that of a flat list", columns, PACKED)
+
+
 def main() -> int:
     quick = "--quick" in sys.argv
-    met = [dispatch(SIZES[:2] if quick else SIZES), closures(), quick or variants()]
+    sizes = SIZES[:2] if quick else SIZES
+    met = [dispatch(sizes), closures(), packing((100,) if quick else tuple(PACKED_BARS))]
+    met.append(quick or variants())
     return 0 if all(met) else 1
 
 

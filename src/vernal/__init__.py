@@ -76,12 +76,14 @@ try:
     from .transforms import if_array as if_array
     from .transforms import settled as settled
     from .trees import NoGradient as NoGradient
+    from .trees import Packed as Packed
     from .trees import combine as combine
     from .trees import filter as filter
     from .trees import is_array as is_array
     from .trees import is_array_like as is_array_like
     from .trees import is_inexact_array as is_inexact_array
     from .trees import is_inexact_array_like as is_inexact_array_like
+    from .trees import pack as pack
     from .trees import partition as partition
     from .trees import tree_allclose as tree_allclose
     from .trees import tree_at as tree_at

@@ -54,10 +54,14 @@ def test_the_state_of_a_cell_with_memory_is_a_pair(getkey):
 def test_layers_come_in_a_list(getkey):
     layer = nn.Linear(3, 3, key=getkey())
     for wrong in (layer, jnp.tanh, 3):
-        with pytest.raises(TypeError, match=r"(?s)must be in a list.*Sequential\(\[layer\]\)"):
+        with pytest.raises(TypeError, match=r"(?s)must be in a list.*Sequential\(\[a\]\)"):
             unchecked(nn.Sequential.__init__, object.__new__(nn.Sequential), wrong)
         with pytest.raises(TypeError, match=r"(?s)must be in a list.*Stack.of\(\[layer, layer\]\)"):
             unchecked(nn.Stack.of.__func__, nn.Stack, wrong)
+    with pytest.raises(
+        TypeError, match=r"(?s)must be in a list.*2 arguments.*Sequential\(\[a, b\]\)"
+    ):
+        unchecked(nn.Sequential.__init__, object.__new__(nn.Sequential), layer, layer)
 
 
 def test_a_policy_is_not_a_dtype(getkey):

@@ -18,7 +18,7 @@ from ..modules import Module, field
 from ..show import short, type_error
 from ._activation import check_activation, check_result
 from ._batch import batched
-from ._init import limit, uniform, weight_dtype
+from ._init import limit, uniforms, weight_dtype
 from ._layer_arguments import (
     as_flag,
     check_key,
@@ -52,19 +52,20 @@ class RecurrentCell(Module, Generic[_State]):
 
     def _draw(
         self, input_size: int, hidden_size: int, use_bias: bool, dtype: Any, key: Any
-    ) -> tuple[Any, Any]:
-        """Sets the fields that all cells have; returns the dtype, and a key for further weights."""
+    ) -> Array | None:
+        """Sets the fields that all cells have; returns a second bias, of shape `(hidden_size,)`."""
         name = type(self).__name__
         dtype = weight_dtype(name, dtype)
         self.input_size = check_size(name, "input_size", input_size)
         self.hidden_size = check_size(name, "hidden_size", hidden_size)
         self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
-        keys = jax.random.split(check_key(name, key), 4)
-        rows, lim = self._rows, limit(self.hidden_size)
-        self.weight_ih = uniform(keys[0], (rows, self.input_size), lim, dtype)
-        self.weight_hh = uniform(keys[1], (rows, self.hidden_size), lim, dtype)
-        self.bias = uniform(keys[2], (rows,), lim, dtype) if use_bias else None
-        return dtype, keys[3]
+        rows = self._rows
+        weights = (rows, self.input_size), (rows, self.hidden_size)
+        biases = ((rows,), (self.hidden_size,)) if self.use_bias else (None, None)
+        self.weight_ih, self.weight_hh, self.bias, second = uniforms(
+            check_key(name, key), (*weights, *biases), limit(self.hidden_size), dtype
+        )
+        return second
 
     @abc.abstractmethod
     def zero_state(self, dtype: DTypeLike) -> _State:
@@ -248,9 +249,7 @@ class GRUCell(RecurrentCell[Array]):
         *,
         key: PRNGKeyArray,
     ):
-        dtype, last = self._draw(input_size, hidden_size, use_bias, dtype, key)
-        lim = limit(hidden_size)
-        self.bias_n = uniform(last, (hidden_size,), lim, dtype) if use_bias else None
+        self.bias_n = self._draw(input_size, hidden_size, use_bias, dtype, key)
 
     def zero_state(self, dtype: DTypeLike) -> Array:
         """Zeros of shape `(hidden_size,)`."""

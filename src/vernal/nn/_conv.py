@@ -15,7 +15,7 @@ from ..modules import Module, field
 from ..show import short, type_error, value_error
 from ._batch import batched
 from ._convolve import convolve
-from ._init import limit, uniform, weight_dtype
+from ._init import limit, uniforms, weight_dtype
 from ._layer_arguments import (
     as_array,
     as_flag,
@@ -94,13 +94,10 @@ class AbstractConv(Module):
         dtype = weight_dtype(layer, dtype)
         inputs = self.in_channels // self.groups
         lim = limit(inputs * math.prod(self.kernel_size))
-        weight_key, bias_key = jax.random.split(check_key(layer, key))
         self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
-        self.weight = uniform(
-            weight_key, (self.out_channels, inputs, *self.kernel_size), lim, dtype
-        )
-        bias_shape = (self.out_channels,) + (1,) * self.num_spatial_dims
-        self.bias = uniform(bias_key, bias_shape, lim, dtype) if use_bias else None
+        weight = (self.out_channels, inputs, *self.kernel_size)
+        bias = (self.out_channels,) + (1,) * self.num_spatial_dims if self.use_bias else None
+        self.weight, self.bias = uniforms(check_key(layer, key), (weight, bias), lim, dtype)
 
     @property
     def _window(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
-from ._init import limit, uniform, weight_dtype
+from ._init import limit, uniforms, weight_dtype
 from ._layer_arguments import (
     Axis,
     as_flag,
@@ -88,9 +88,8 @@ class Linear(Module):
         self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
         n_in = 1 if self.in_features == "scalar" else self.in_features
         n_out = 1 if self.out_features == "scalar" else self.out_features
-        weight_key, bias_key = jax.random.split(check_key("Linear", key))
-        self.weight = uniform(weight_key, (n_out, n_in), limit(n_in), dtype)
-        self.bias = uniform(bias_key, (n_out,), limit(n_in), dtype) if use_bias else None
+        shapes = (n_out, n_in), (n_out,) if self.use_bias else None
+        self.weight, self.bias = uniforms(check_key("Linear", key), shapes, limit(n_in), dtype)
 
     @jax.named_scope("vernal.nn.Linear")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> jax.Array:

@@ -19,6 +19,7 @@ from ._layer_arguments import as_flag, check_key, check_shape, check_size
 from ._linear import Linear, features, vector_shape
 from ._mesh import along, like, stacked
 from ._places import Unrolled
+from ._random import split_keys
 
 Activation = Callable[[Any], Any]
 
@@ -140,7 +141,7 @@ class MLP(Module):
         self.use_bias = as_flag(type(self).__name__, "use_bias", use_bias)
         self.use_final_bias = as_flag(type(self).__name__, "use_final_bias", use_final_bias)
         self.scan = as_flag(type(self).__name__, "scan", scan)
-        keys = jax.random.split(check_key("MLP", key), self.depth + 1)
+        *inner, last = split_keys(check_key("MLP", key), self.depth + 1)
 
         def hidden(key: PRNGKeyArray) -> Linear:
             return self._linear(width, width, use_bias, dtype, key=key)
@@ -148,10 +149,15 @@ class MLP(Module):
         before_last = self.in_size
         layers: list[Linear] = []
         if self.depth > 0:
-            layers.append(self._linear(self.in_size, width, use_bias, dtype, key=keys[0]))
-            layers.extend([jax.vmap(hidden)(keys[1:-1])] if scan else map(hidden, keys[1:-1]))
+            first, *inner = inner
+            layers.append(self._linear(self.in_size, width, use_bias, dtype, key=first))
+            layers.extend(
+                [jax.vmap(hidden)(jax.random.split(key, self.depth + 1)[1:-1])]
+                if scan
+                else map(hidden, inner)
+            )
             before_last = width
-        layers.append(self._linear(before_last, self.out_size, use_final_bias, dtype, key=keys[-1]))
+        layers.append(self._linear(before_last, self.out_size, use_final_bias, dtype, key=last))
         self.layers = tuple(layers)
         self.activation = _copies(activation, (self.depth, width))
         self.final_activation = _copies(

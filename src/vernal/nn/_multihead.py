@@ -19,6 +19,7 @@ from ._kv_cache import KVCache
 from ._layer_arguments import as_flag, check_key, check_shape, check_size
 from ._linear import Linear
 from ._mesh import in_heads
+from ._random import split_keys
 from ._rotary import RotaryPositionalEmbedding
 
 ProcessHeads = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
@@ -147,7 +148,7 @@ class MultiheadAttention(Module):
         )
         self.query_proj, self.key_proj, self.value_proj, self.output_proj = (
             self._linear(*shape, dtype, key=k)
-            for shape, k in zip(shapes, jax.random.split(check_key(name, key), 4), strict=True)
+            for shape, k in zip(shapes, split_keys(check_key(name, key), 4), strict=True)
         )
         self.dropout = Dropout(dropout_p, inference)
 

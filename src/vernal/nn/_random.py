@@ -111,3 +111,12 @@ def use_key(
 def _two(key: PRNGKeyArray) -> tuple[Any, ...]:
     """Two keys from one. (Compiled, so that JAX caches the trace: every use of a layer needs it.)"""
     return tuple(jnp.unstack(jax.random.split(key)))
+
+
+def split_keys(key: PRNGKeyArray, n: int) -> tuple[PRNGKeyArray, ...]:
+    """`n` keys from one, for the parts of a layer that is constructed.
+
+    (By index: unpacking compiles a program with `n` results, which takes longer than drawing the weights.)
+    """
+    keys = jax.random.split(key, n)
+    return tuple(keys[i] for i in range(n))

@@ -26,7 +26,7 @@ from ._check_cells import check_cells
 from ._dropout import Dropout, drops
 from ._layer_arguments import as_flag, check_key, check_shape, check_size, known_value
 from ._mesh import whole
-from ._random import use_key
+from ._random import split_keys, use_key
 
 _State = TypeVar("_State")
 
@@ -80,11 +80,10 @@ class Recurrent(Module, Generic[_State]):
         self.num_layers = check_size(name, "num_layers", num_layers)
         self.bidirectional = as_flag(type(self).__name__, "bidirectional", bidirectional)
         self.dropout = Dropout(dropout_p)
-        keys = jax.random.split(check_key(name, key), num_layers)
+        keys = split_keys(check_key(name, key), self.num_layers)
         self.cells = tuple(
             tuple(
-                make_cell(size, hidden_size, key=k)
-                for k in jax.random.split(layer_key, self._directions)
+                make_cell(size, hidden_size, key=k) for k in split_keys(layer_key, self._directions)
             )
             for size, layer_key in zip(self._sizes(), keys, strict=True)
         )

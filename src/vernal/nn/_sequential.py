@@ -58,9 +58,10 @@ class Sequential(StatefulLayer):
 
     Args:
         layers: an iterable of callables of one argument.
+        *others: refused; the layers must be in one list.
 
     Raises:
-        TypeError: if `layers` is a single layer or not iterable, or a layer cannot be called.
+        TypeError: if the layers are not in one list, or a layer cannot be called.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -77,14 +78,15 @@ class Sequential(StatefulLayer):
 
     layers: tuple[Any, ...]
 
-    def __init__(self, layers: Iterable[Any]):
-        if callable(layers) or not isinstance(layers, Iterable):
+    def __init__(self, layers: Iterable[Any], *others: Any):
+        # `others` is here for its error alone: in PyTorch, the layers are the arguments.
+        if others or callable(layers) or not isinstance(layers, Iterable):
             raise type_error(
                 "the layers of `Sequential` must be in a list",
                 where="Sequential(layers)",
                 expected="a list of layers",
-                got=short(layers),
-                instead="Sequential([layer]), even for a single layer",
+                got=f"{1 + len(others)} arguments" if others else short(layers),
+                instead="Sequential([a, b]), and Sequential([a]) for a single layer",
             )
         # Any entry is accepted here, so that a wrong one is refused below with its index.
         self.layers = tuple(layers)

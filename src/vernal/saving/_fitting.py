@@ -12,9 +12,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..show import short, shown_name, type_error, value_error
-from ..trees import named_leaves
 from ._file import Entry
-from ._leaves import Spec, is_key, place, spec_of
+from ._leaves import Spec, is_key, leaves_by_name, place, spec_of
 from ._links import every_source, load_link
 from ._report import LoadReport
 from ._torch_rules import Link, Rules, links_of
@@ -152,7 +151,7 @@ def fill(store: Store, like: Any, strict: bool, rename: Rules | None, cast: bool
             got=short(like),
             instead="jax.eval_shape(Net, key), a model whose arrays take no memory",
         )
-    leaves = named_leaves(like)
+    leaves = leaves_by_name(like, "`like`")
     filling = _Filling(store, leaves, cast)
     links = links_of(filling.wanted, rename or {})
     unused = dict(store.entries)

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..show import is_traced, short, type_error, value_error
-from ..trees import has_shape, is_array
+from ..show import is_traced, short, shown_name, type_error, value_error
+from ..trees import Packed, has_shape, is_array, named_leaves
 
 # Subclasses (an `IntEnum`, say) are structure: in general they cannot be rebuilt from a number.
 PYTHON: dict[type, np.dtype] = {
@@ -33,6 +33,21 @@ class Spec(NamedTuple):
 
     def __str__(self) -> str:
         return short(jax.ShapeDtypeStruct(self.shape, self.dtype)).removesuffix("(struct)")
+
+
+def leaves_by_name(tree: Any, where: str) -> dict[str, Any]:
+    """The leaves of a tree by their names in a file."""
+    leaves = named_leaves(tree, is_leaf=lambda node: isinstance(node, Packed))
+    for name, leaf in leaves.items():
+        if isinstance(leaf, Packed):
+            raise type_error(
+                "the arrays of a packed tree have no names",
+                where=f"{shown_name(name)} of {where}",
+                expected="a tree that is not packed",
+                got=repr(leaf.layout),
+                instead="save(path, packed.unpack()), and pack(load(path, tree))",
+            )
+    return leaves
 
 
 def is_key(leaf: Any) -> bool:

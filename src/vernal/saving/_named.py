@@ -11,11 +11,10 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from ..show import short, shown_name, type_error
-from ..trees import named_leaves
 from ._encoding import encode
 from ._file import Entry, StoredFile, read, write
 from ._fitting import Store, fill
-from ._leaves import spec_of
+from ._leaves import leaves_by_name, spec_of
 from ._replacing import replacing
 from ._report import LoadReport
 from ._torch_rules import Rules
@@ -52,7 +51,7 @@ def check_plain(value: Any, where: str) -> None:
 def data_of(tree: Any) -> dict[str, Any]:
     """The leaves of a tree that are stored, by name. Raises `TypeError` if one cannot be stored, and `ValueError`
     if two have the same name."""
-    leaves = named_leaves(tree)
+    leaves = leaves_by_name(tree, "the tree to save")
     return {n: leaf for n, leaf in leaves.items() if spec_of(leaf, shown_name(n)) is not None}
 
 

@@ -1,5 +1,6 @@
 """Layers in which every field that is not static is a child, as in Equinox, including fields that a subclass adds."""
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from .... import nn
@@ -30,6 +31,9 @@ class Embedding(nn.Embedding, metaclass=LayerMeta, layout="fields"):
 
 class Sequential(nn.Sequential, metaclass=LayerMeta, layout="fields"):
     """`vernal.nn.Sequential`, whose functions are leaves."""
+
+    def __init__(self, layers: Iterable[Any]):
+        super().__init__(layers)
 
     def __getitem__(self, i: int | slice) -> Any:
         return Sequential(self.layers[i]) if isinstance(i, slice) else self.layers[i]

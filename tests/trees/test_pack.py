@@ -1,0 +1,292 @@
+"""`pack`: the same numbers to the bit, whatever is in the tree, wherever it is packed and unpacked."""
+
+import copy
+import inspect
+import pickle
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import vernal
+from vernal import nn
+
+
+def bits(tree):
+    """What `pack` must not change: structure, and of each leaf type, dtype, weak type and bytes."""
+    leaves, structure = jax.tree.flatten(tree)
+    told = []
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            told.append(np.asarray(jax.random.key_data(leaf)).tobytes())
+        elif isinstance(leaf, jax.Array):
+            shape = (leaf.shape, leaf.dtype, leaf.weak_type, leaf.committed)
+            told.append((*shape, np.asarray(leaf).tobytes()))
+        else:
+            told.append((type(leaf), np.asarray(leaf).tobytes()))
+    return structure, told
+
+
+def everything():
+    return {
+        "f32": jnp.array([jnp.nan, -0.0, jnp.inf, 1e-45]),
+        "scalar": jnp.asarray(2.5, jnp.float32),
+        "again": jnp.arange(6.0).reshape(3, 2),
+        "empty": jnp.zeros((0, 3)),
+        "bf16": jnp.arange(3, dtype=jnp.bfloat16),
+        "f8": jnp.arange(3, dtype=jnp.float8_e4m3fn),
+        "i8": jnp.arange(4, dtype=jnp.int8),
+        "i4": jnp.arange(4, dtype=jnp.int4),
+        "bool": jnp.array([True, False]),
+        "complex": jnp.array([1 + 2j]),
+        "key": jax.random.key(3),
+        "keys": jax.random.split(jax.random.key(3), 4),
+        "weak": jnp.asarray(3.0),
+        "large": jnp.arange(5000.0),
+        "numpy": np.arange(3),
+        "numbers": (1, 2.5, True, None),
+    }
+
+
+def model():
+    keys = jax.random.split(jax.random.key(0), 3)
+    net = nn.Sequential(
+        [
+            nn.Linear(3, 8, key=keys[0]),
+            nn.BatchNorm(8),
+            jax.nn.relu,
+            nn.Dropout(0.1),
+            nn.WeightNorm(nn.Linear(8, 8, key=keys[1])),
+            nn.Linear(8, 2, key=keys[2]),
+        ]
+    )
+    return vernal.freeze(net, "layers[0].bias")
+
+
+def test_a_tree_of_everything_is_the_same_to_the_bit():
+    tree = everything()
+    packed = vernal.pack(tree)
+    assert {buffer.ndim for buffer in packed.buffers} == {1}
+    assert len(packed.buffers) == 7, "one for each dtype"
+    assert bits(packed.unpack()) == bits(tree)
+
+
+def test_what_stays_as_it_is_is_the_same_object():
+    tree = everything()
+    new = vernal.pack(tree).unpack()
+    for name in ("key", "keys", "weak", "large", "numpy"):
+        assert new[name] is tree[name]
+
+
+@pytest.mark.parametrize("inside", ["pack", "unpack", "both"])
+def test_inside_jit_it_is_the_same_to_the_bit(inside):
+    tree = {name: leaf for name, leaf in everything().items() if name not in ("numpy", "numbers")}
+    if inside == "pack":
+        new = jax.jit(vernal.pack)(tree).unpack()
+    elif inside == "unpack":
+        new = jax.jit(vernal.Packed.unpack)(vernal.pack(tree))
+    else:
+        new = jax.jit(lambda tree: vernal.pack(tree).unpack())(tree)
+    assert bits(new) == bits(tree)
+
+
+def test_with_64_bits():
+    with jax.enable_x64(True):
+        tree = {"a": jnp.arange(3, dtype=jnp.float64) / 3, "b": jnp.arange(2), "c": jnp.float32(1)}
+        assert bits(vernal.pack(tree).unpack()) == bits(tree)
+
+
+def training():
+    optimiser = vernal.Optimizer(optax.adamw, learning_rate=1e-2)
+    net, key = model(), jax.random.key(1)
+    x = jax.random.normal(jax.random.key(2), (16, 3))
+
+    def loss(net, key):
+        y, net = nn.apply(net, x, key=key)
+        return jnp.mean((y - x[:, :2]) ** 2), net
+
+    def step(net, state, key):
+        key, now = jax.random.split(key)
+        (value, net), slopes = vernal.filter_value_and_grad(loss, has_aux=True)(net, now)
+        net, state = optimiser.update(net, slopes, state)
+        return value, (net, state, key)
+
+    return step, (net, optimiser.init(net), key)
+
+
+def test_a_thousand_steps_with_frozen_parts_and_statistics_are_equal_to_the_bit():
+    step, start = training()
+    plain = vernal.filter_jit(step)
+
+    @vernal.filter_jit(donate="all")
+    def short(packed):
+        value, new = step(*packed.unpack())
+        return value, vernal.pack(new)
+
+    now, packed = start, vernal.pack(start)
+    for i in range(1000):
+        value, now = plain(*now)
+        packed_value, packed = short(packed)
+        assert packed_value == value
+        if i % 300 == 0:
+            looked = packed.unpack()
+            assert bits(looked) == bits(now)
+            assert looked[0].layers[1].eps == start[0].layers[1].eps
+    assert bits(packed.unpack()) == bits(now)
+    assert short.trace_count == 1
+
+
+def test_packing_outside_and_inside_is_one_layout():
+    tree = model()
+    eager, traced = vernal.pack(tree), jax.jit(vernal.pack)(tree)
+    assert eager.layout is traced.layout
+    assert hash(eager.layout) == hash(vernal.pack(tree, max_size=500).layout)
+    assert vernal.pack(tree, max_size=500).layout == eager.layout
+    assert vernal.pack(tree, max_size=1).layout != eager.layout
+    assert eager.layout != "layout"
+
+
+def test_layouts_are_dropped():
+    from vernal.trees._pack import _layouts
+
+    kept = vernal.pack({"a unique name": jnp.ones(7)})
+    before = len(_layouts)
+    del kept
+    assert len(_layouts) == before - 1
+
+
+def test_gradients_reach_the_arrays():
+    tree = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2)), "large": jnp.ones(5000)}
+
+    def f(tree):
+        return jnp.sum(tree["a"] ** 2) + jnp.sum(tree["b"]) * tree["large"][3]
+
+    through = jax.grad(lambda packed: f(packed.unpack()))(vernal.pack(tree)).unpack()
+    assert vernal.tree_equal(through, jax.grad(f)(tree))
+    packing = jax.grad(lambda tree: f(vernal.pack(tree).unpack()))(tree)
+    assert vernal.tree_equal(packing, jax.grad(f)(tree))
+
+
+def test_vmap_sees_one_tree_at_a_time():
+    trees = {"a": jnp.arange(12.0).reshape(4, 3), "b": jnp.arange(4.0)}
+    packed = jax.vmap(vernal.pack)(trees)
+    assert packed.buffers[0].shape == (4, 4)
+    assert vernal.tree_equal(jax.vmap(vernal.Packed.unpack)(packed), trees)
+    with pytest.raises(ValueError, match=r"(?s)have changed their shape.*\(4,\).*vmap"):
+        packed.unpack()
+
+
+def test_a_scan_carries_it():
+    packed = vernal.pack(everything() | {"numpy": None, "numbers": None})
+
+    def step(packed, _):
+        tree = packed.unpack()
+        return vernal.pack(tree | {"again": tree["again"] * 2}), None
+
+    new, _ = jax.lax.scan(step, packed, None, length=3)
+    assert vernal.tree_equal(new.unpack()["again"], everything()["again"] * 8)
+    assert vernal.tree_equal(new.unpack()["bf16"], everything()["bf16"])
+
+
+def test_donating_the_buffers_leaves_what_was_unpacked_alone():
+    packed = vernal.pack({"a": jnp.arange(64.0)})
+    looked = packed.unpack()
+    jax.jit(lambda packed: jax.tree.map(lambda x: x + 1, packed), donate_argnums=0)(packed)
+    assert looked["a"].tolist() == list(range(64))
+
+
+def test_arrays_of_a_device_stay_there():
+    device = jax.devices()[3]
+    tree = {"a": jax.device_put(jnp.ones(3), device), "b": jnp.zeros(2)}
+    packed = vernal.pack(tree)
+    assert packed.buffers[0].devices() == {device}
+    new = packed.unpack()
+    assert new["a"].devices() == new["b"].devices() == {device}
+    with pytest.raises(ValueError, match=r"(?s)on different devices cannot be packed.*device_put"):
+        vernal.pack(tree | {"b": jax.device_put(tree["b"], jax.devices()[1])})
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_arrays_on_several_devices_are_refused(kind):
+    mesh = jax.make_mesh((8,), ("batch",), axis_types=(kind,))
+    array = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("batch")))
+    with pytest.raises(ValueError, match=r"(?s)more than one device cannot be packed.*f32\[8"):
+        vernal.pack({"a": array})
+    if kind is AxisType.Explicit:
+        with pytest.raises(ValueError, match="more than one device cannot be packed"):
+            jax.jit(vernal.pack)({"a": array})
+    assert vernal.pack({"a": array}, max_size=4).unpack()["a"] is array
+
+
+def test_a_check_inside_still_raises():
+    @vernal.filter_jit
+    def step(packed):
+        tree = packed.unpack()
+        tree["a"] = vernal.error_if(tree["a"], tree["a"][0] > 2, "too large")
+        return vernal.pack({"a": tree["a"] + 1})
+
+    packed = step(vernal.pack({"a": jnp.ones(2)}))
+    packed = step(packed)
+    with pytest.raises(vernal.runtime.RuntimeCheckError, match="too large"):
+        jax.block_until_ready(step(packed))
+
+
+def test_threads_get_their_own_numbers():
+    @vernal.filter_jit
+    def step(packed):
+        return vernal.pack(jax.tree.map(lambda x: x * 2, packed.unpack()))
+
+    found = {}
+
+    def work(i):
+        packed = vernal.pack({"a": jnp.full(3, float(i)), "b": jnp.full((2, 2), float(i))})
+        for _ in range(20):
+            packed = step(packed)
+        found[i] = packed.unpack()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, tree in found.items():
+        assert all((leaf == i * 2.0**20).all() for leaf in tree.values())
+
+
+def test_shared_arrays_stay_shared():
+    layer = nn.Linear(2, 2, key=jax.random.key(0))
+    shared = nn.Shared(
+        (layer, layer), where=lambda pair: pair[1].weight, get=lambda pair: pair[0].weight
+    )
+    new = vernal.pack(shared).unpack()
+    assert vernal.tree_equal(new, shared)
+    assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(shared))
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_and_pickles(way):
+    packed = vernal.pack({"a": jnp.arange(3.0), "b": jnp.arange(9)}, max_size=5)
+    new = way(packed)
+    assert new.layout == packed.layout
+    assert bits(new.unpack()) == bits(packed.unpack())
+
+
+def test_it_is_not_saved_without_names(tmp_path):
+    tree = {"a": jnp.arange(3.0), "b": jnp.arange(2.0)}
+    path = tmp_path / "tree.safetensors"
+    with pytest.raises(TypeError, match=r"(?s)have no names.*net of the tree.*packed.unpack\(\)"):
+        vernal.save(path, {"net": vernal.pack(tree)})
+    vernal.save(path, tree)
+    with pytest.raises(TypeError, match=r"(?s)have no names.*`like`.*pack\(load"):
+        vernal.load(path, vernal.pack(tree))
+
+
+def test_the_size_is_an_integer():
+    with pytest.raises(TypeError, match=r"(?s)size of an array is an integer.*max_size"):
+        inspect.unwrap(vernal.pack)({}, max_size="small")
+    assert vernal.pack({}).unpack() == {}
+    assert "1 of 2 leaves" in repr(vernal.pack((jnp.ones(1), 2.0)).layout)
