@@ -65,6 +65,7 @@ from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval
 from ._keys import Alive as Alive
 from ._keys import Itself as Itself
+from ._leaves import as_arrays as as_arrays
 from ._leaves import by_data as by_data
 from ._leaves import is_none as is_none
 from ._leaves import strong as strong

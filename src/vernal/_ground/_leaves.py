@@ -1,6 +1,6 @@
 """Helpers for single leaves: None, weakly typed arrays, random keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,11 @@ from ._jax_private import _convert_element_type
 def is_none(x: Any) -> bool:
     """Whether a leaf is None; as `is_leaf`, it makes a walk keep None."""
     return x is None
+
+
+def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
+    """Results of a program. A constant among them is, outside of `jax.jit`, of a type that JAX keeps for itself."""
+    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
 
 
 def strong(x: Any) -> jax.Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from .._ground import keeping_calls, strong
+from .._ground import as_arrays, keeping_calls, strong
 from ..transforms import check_callable
 from ..trees import split
 from ._evaluate import evaluate
@@ -71,10 +71,10 @@ def reap(
         current = Slots(values, labels=labels or ())
         views = [*map(View, range(len(values))), *[None] * len(arrays)]
         out, _ = evaluate(closed.jaxpr, closed.consts, [*values, *arrays], views, current)
-        results = out_rest.fill(out), slots_rest.fill(current.values)
+        results = out_rest.fill(as_arrays(out)), slots_rest.fill(as_arrays(current.values))
         if labels is None:
             return results
-        caught = {k: current.rests[k].fill(x) for k, x in current.caught.items()}
+        caught = {k: current.rests[k].fill(as_arrays(x)) for k, x in current.caught.items()}
         return *results, caught
 
     return reaped

@@ -200,7 +200,9 @@ def sow(
             where=where,
             expected="a tree with at least one array, whose result the function uses afterwards",
             got=repr(through),
-            instead="y = sow(slot, value, y), and then use y",
+            instead="y = variable.update(value, y), with an array y that the layer goes on with"
+            if where == "Variable.update"
+            else "y = sow(slot, value, y), and then use y",
         )
     params = {"n": len(new), "where": where, "needed": needed, "program": current_program()}
     return rest.fill(sow_p.bind(*new, *old, *arrays, **params))

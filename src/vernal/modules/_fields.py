@@ -46,8 +46,8 @@ def field(
         The field, to assign in the class body.
 
     Raises:
-        TypeError: if `metadata` already has an entry named `"converter"`, `"static"` or
-            `"trainable"` although the argument is given; if `trainable=False` is given with
+        TypeError: if `static` or `trainable` is not a bool; if `metadata` already has an entry named `"converter"`,
+            `"static"` or `"trainable"` although the argument is given; if `trainable=False` is given with
             `static=True`.
 
     Example:
@@ -63,6 +63,14 @@ def field(
         >>> vernal.trainable(scale)
         Scale(factor=True, offset=False)
     """
+    for setting, flag in (("static", static), ("trainable", trainable)):
+        if not isinstance(flag, bool):
+            raise type_error(
+                f"`{setting}` of a field must be True or False",
+                where=f"field({setting}=...)",
+                expected="True or False",
+                got=short(flag),
+            )
     if static and not trainable:
         raise type_error(
             "a static field cannot be declared trainable=False: it holds no arrays",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
+import jax
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PRNGKeyArray
@@ -141,6 +142,7 @@ def apply(
             got=short(train),
             instead="filter_cond(train, lambda: apply(model, x), lambda: apply(model, x, train=False))",
         )
+    _refuse_abstract(model)
     _refuse_twice(model)
     call = _to_call(model, method)
     hooks = None if capture is None else hooks_for(model, capture)
@@ -206,6 +208,19 @@ def _to_call(model: Any, method: Any) -> Callable[..., Any]:
             instead=f"method=lambda model, *args: model.part.{method}(*args), for a method of a part",
         )
     return lambda model, *args, **kwargs: getattr(model, method)(*args, **kwargs)
+
+
+def _refuse_abstract(model: Any) -> None:
+    for path, leaf in jtu.tree_leaves_with_path(model):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise type_error(
+                "an array of the model has no value",
+                where=path_text(path, "model"),
+                expected="arrays, in a model that is called",
+                got=short(leaf),
+                instead="vernal.load(path, model), or nn.initialise(model, rules, key) with a rule for every array; "
+                "vernal.filter_eval_shape(nn.apply, model, x) for shapes alone",
+            )
 
 
 def _refuse_twice(model: Any) -> None:

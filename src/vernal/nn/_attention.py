@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..show import short, value_error
+from ..show import is_traced, short, value_error
 from ._attention_mask import Pairs, Sizes, make_pairs
 from ._blockwise_attention import block_rows, blockwise
 from ._dense_attention import dense
-from ._layer_arguments import as_flag
+from ._layer_arguments import as_flag, as_number
 
 Implementation = Literal["dense", "blockwise", "cudnn"]
 
@@ -29,7 +29,7 @@ def attention(
     segments: ArrayLike | tuple[ArrayLike, ...] | None = None,
     mask: ArrayLike | None = None,
     bias: ArrayLike | None = None,
-    scale: float | None = None,
+    scale: ArrayLike | None = None,
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
     implementation: Implementation | None = None,
@@ -55,7 +55,8 @@ def attention(
         mask: bools of shape `(T, S)`, `(heads, T, S)` or `(..., heads, T, S)`, where any axis may be 1. True where a
             query sees a key.
         bias: numbers that are added to the scores, of one of the shapes of `mask`.
-        scale: the factor of the products of queries and keys, before the bias is added; `1 / sqrt(size)` by default.
+        scale: one number, the factor of the products of queries and keys before the bias is added; `1 / sqrt(size)` by
+            default. (To scale each head by its own, multiply the queries.)
         query_positions: integers of shape `(T,)` or `(..., T)`, for `causal` and `window`; 0, 1, 2, ... by default.
         key_positions: integers of shape `(S,)` or `(..., S)` likewise. A negative position marks an empty place,
             which no query sees.
@@ -74,7 +75,7 @@ def attention(
     Raises:
         ValueError: if shapes or dtypes do not fit each other, `window` is below 1, `mask` is not bool, or the requested
             implementation is unknown or cannot compute this attention.
-        TypeError: if `window` is not a Python int, or `causal` is not True or False.
+        TypeError: if `window` is not a Python int, `causal` is not True or False, or `scale` is not a number.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -110,7 +111,7 @@ def attend(
     *,
     causal: Any,
     window: Any,
-    scale: float | None = None,
+    scale: ArrayLike | None = None,
     implementation: Any = None,
     drop: Callable[[Array], Array] | None = None,
     offset: int | None = None,
@@ -135,8 +136,12 @@ def attend(
     given = conditions["query_positions"] is not None or conditions["key_positions"] is not None
     offset = offset if given else 0
     rows = block_rows(sizes, pairs.window)
-    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    if scale is None:
+        scale = 1 / math.sqrt(max(query.shape[-1], 1))
+    factor = _one_number(scale)
     obstacle = _obstacle_to_cudnn(query, value, sizes, pairs, given)
+    if is_traced(factor):
+        obstacle = obstacle or "a scale that is known while tracing"
     if implementation == "cudnn" and obstacle is not None:
         raise value_error(
             "the fused kernel cannot compute this attention",
@@ -162,18 +167,32 @@ def attend(
         whole = not isinstance(sizes.queries, int) or sizes.queries <= rows
         implementation = "dense" if whole else "blockwise"
     if implementation == "cudnn":
-        return _cudnn(query, key, value, sizes, pairs, scale)
+        return _cudnn(query, key, value, sizes, pairs, factor)
     # (..., T, heads, size) -> (..., key/value heads, group, T, size)
     heads = (sizes.key_value_heads, sizes.group)
     grouped = query.reshape((*query.shape[:-2], *heads, query.shape[-1]))
     grouped = jnp.moveaxis(grouped, -4, -2)
     key, value = jnp.moveaxis(key, -3, -2), jnp.moveaxis(value, -3, -2)
     if implementation == "dense":
-        out = dense(grouped, key, value, pairs, scale, drop)
+        out = dense(grouped, key, value, pairs, factor, drop)
     else:
-        out = blockwise(grouped, key, value, pairs, scale, rows, offset)
+        out = blockwise(grouped, key, value, pairs, factor, rows, offset)
     out = jnp.moveaxis(out, -2, -4)
     return out.reshape((*query.shape[:-1], value.shape[-1]))
+
+
+def _one_number(scale: Any) -> Any:
+    """The scale as a Python number, or as the tracer that it is. An array of scales would be broadcast against the
+    scores, whose last axis is that of the keys."""
+    number = as_number("attention", "scale", scale, "one real number")
+    if not jnp.issubdtype(jnp.result_type(number), jnp.complexfloating):
+        return number
+    raise value_error(
+        "the scale of attention must be real",
+        where="argument `scale`",
+        expected="one real number",
+        got=short(scale),
+    )
 
 
 def _check_implementation(implementation: Any) -> None:
@@ -241,9 +260,7 @@ def _obstacle_to_cudnn(
     return None
 
 
-def _cudnn(
-    query: Array, key: Array, value: Array, sizes: Sizes, pairs: Pairs, scale: float
-) -> Array:
+def _cudnn(query: Array, key: Array, value: Array, sizes: Sizes, pairs: Pairs, scale: Any) -> Array:
     """The fused kernel, which takes one batch axis."""
     n = math.prod(sizes.batch)
     flat = (a.reshape((n, *a.shape[-3:])) for a in (query, key, value))

@@ -93,7 +93,7 @@ class Sizes(Module):
 def _known_window(window: Any) -> int | None:
     if window is None:
         return None
-    if not isinstance(window, int | np.integer):
+    if isinstance(window, bool) or not isinstance(window, int | np.integer):
         raise type_error(
             "`window` must be a Python int",
             where="argument `window`",

@@ -159,7 +159,7 @@ class BatchNorm(StatefulLayer):
             type(self).__name__, "channelwise_affine", channelwise_affine
         )
         self.momentum = momentum
-        self.inference = inference
+        self.inference = as_flag(type(self).__name__, "inference", inference)
         self.mode = mode
         if num_spatial_dims is not None:
             num_spatial_dims = check_size(

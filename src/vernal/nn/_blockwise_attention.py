@@ -23,6 +23,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from ._attention_mask import Pairs, Sizes
 from ._dense_attention import dense
@@ -51,7 +52,7 @@ def blockwise(
     keys: Array,
     values: Array,
     pairs: Pairs,
-    scale: float,
+    scale: ArrayLike,
     rows: int,
     offset: int | None,
 ) -> Array:
@@ -101,7 +102,7 @@ def _loop(
     keys: Array,
     values: Array,
     pairs: Pairs,
-    scale: float,
+    scale: ArrayLike,
     rows: int,
     offset: int | None,
 ) -> Array:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from ..transforms import call_with_jvp
 from ._attention_mask import Pairs
@@ -18,7 +19,7 @@ def dense(
     keys: Array,
     values: Array,
     pairs: Pairs,
-    scale: float,
+    scale: ArrayLike,
     drop: Callable[[Array], Array] | None = None,
 ) -> Array:
     """Attention with all scores at once.

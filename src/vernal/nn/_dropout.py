@@ -16,7 +16,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module, field
 from ..show import short, type_error, value_error
 from ._inference import known_flag
-from ._layer_arguments import as_array, check_size, known_value
+from ._layer_arguments import as_array, as_flag, check_size, known_value
 from ._mesh import drawn_like, key_for
 from ._precision import narrow, widen
 from ._random import key_field, use_key
@@ -77,7 +77,7 @@ class Dropout(Module):
         name = type(self).__name__
         _check_probability(name, p)
         self.p = p
-        self.inference = inference
+        self.inference = as_flag(type(self).__name__, "inference", inference)
         self.together = together if together is None else check_size(name, "together", together, 0)
 
     @jax.named_scope("vernal.nn.Dropout")

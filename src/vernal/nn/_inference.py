@@ -22,8 +22,8 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
         A copy of `pytree` in which only these attributes differ.
 
     Raises:
-        TypeError: if a module has a field `inference` that is declared `static=True`, which cannot
-            be changed.
+        TypeError: if `value` is not True or False; if a module has a field `inference` that is declared `static=True`,
+            which cannot be changed.
 
     Example:
         >>> import jax.numpy as jnp
@@ -32,7 +32,7 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
         >>> vernal.nn.inference_mode(model)(jnp.zeros(2))
         Array([0., 0.], dtype=float32)
     """
-    return set_attributes(pytree, "inference", value)
+    return set_attributes(pytree, "inference", as_flag("inference_mode", "value", value))
 
 
 def in_inference(layer: Any, variables: Sequence[Any], inference: Any) -> bool:

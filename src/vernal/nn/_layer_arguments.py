@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._ground import concrete_value
-from ..show import short, type_error, value_error
+from ..show import is_traced, short, type_error, value_error
 
 Axis = int | str | tuple[str, Any] | EllipsisType
 """One axis of an expected shape: an exact size, the name of an axis of any size, or a name and its
@@ -110,7 +110,7 @@ def check_shape(
 def check_size(layer: str, argument: str, value: Any, minimum: int = 1, words: str = "") -> int:
     """A size given to a constructor, as a Python integer of at least `minimum`. `words` says what else the layer
     takes."""
-    if not isinstance(value, int | np.integer) or value < minimum:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise value_error(
             f"`{layer}` was given a wrong size",
             where=f"argument `{argument}`",
@@ -136,9 +136,9 @@ def as_number(layer: str, argument: str, value: Any, expected: str) -> Any:
         dtype = value.dtype if isinstance(value, jax.Array) else np.asarray(value).dtype
         number = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool)
         if number and np.ndim(value) == 0:
-            known = known_value(value)
-            # Under `vmap`, the value of the whole batch.
-            return value if known is None or known.ndim else known.item()
+            # The value of a tracer, where it has one, would be without its derivative.
+            known = None if is_traced(value) else known_value(value)
+            return value if known is None else known.item()
     raise value_error(
         f"`{layer}` was not given a number",
         where=f"argument `{argument}`",

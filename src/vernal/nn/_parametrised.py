@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 from ..modules import Module, field
 from ..show import diff_text, listed, message, path_text, short, type_error, value_error
 from ..trees import picked_nodes, replace_parts, tree_at
+from ._layer_arguments import as_flag
 from ._places import Place
 
 T = TypeVar("T")
@@ -255,6 +256,7 @@ def resolve(model: T, *, layers: bool = True) -> T:
         >>> type(nn.resolve([layer])[0]).__name__
         'Linear'
     """
+    layers = as_flag("resolve", "layers", layers)
     if not any(map(_resolves, jtu.tree_leaves(model, is_leaf=_resolves))):
         return model
     return _resolved(model, Place(), layers)

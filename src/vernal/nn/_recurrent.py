@@ -148,8 +148,9 @@ class Recurrent(Module, Generic[_State]):
             raise value_error(
                 f"`{name}` was given a state of the wrong structure",
                 where="argument `state`",
-                expected="the structure of the final state that it returns",
+                expected="a tuple (hidden, memory)" if isinstance(expected, tuple) else "one array",
                 got=short(state),
+                instead="the final state that it returns, of shape (..., num_layers * directions, hidden_size) each",
             )
         for leaf in jax.tree.leaves(state):
             shape = (*batch, ("num_layers * directions", rows), ("hidden_size", self.hidden_size))

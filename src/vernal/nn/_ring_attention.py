@@ -27,7 +27,7 @@ from ..show import value_error
 from ..transforms import filter_custom_vjp, varying_axes, varying_over
 from ._attention import check_sizes
 from ._blockwise_attention import block_rows
-from ._layer_arguments import as_flag
+from ._layer_arguments import as_flag, as_number
 from ._precision import widen
 
 
@@ -95,12 +95,14 @@ def ring_attention(
                 got=jax.typeof(x).str_short(),
                 instead=f"in_specs with {axis_name!r} in the place of the sequence axis",
             )
-    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    if scale is None:
+        scale = 1 / math.sqrt(max(query.shape[-1], 1))
+    factor = as_number("ring_attention", "scale", scale, "one real number")
     devices = lax.axis_size(axis_name)
     rows = block_rows(sizes, None) // devices
     least = -(-sizes.queries // max(rows, 64))
     blocks = next(n for n in range(max(least, 1), sizes.queries + 1) if sizes.queries % n == 0)
-    ring = _Ring(axis_name, devices, causal, scale, blocks)
+    ring = _Ring(axis_name, devices, causal, factor, blocks)
     heads = (sizes.key_value_heads, sizes.group)
     grouped = jnp.moveaxis(query.reshape((*query.shape[:-2], *heads, query.shape[-1])), -4, -2)
     out = _attend((grouped, jnp.moveaxis(key, -3, -2), jnp.moveaxis(value, -3, -2)), ring)

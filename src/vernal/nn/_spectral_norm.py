@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import field
 from ._inference import in_inference
-from ._layer_arguments import check_key, check_kind, check_parameter, check_size
+from ._layer_arguments import as_flag, check_key, check_kind, check_parameter, check_size
 from ._mesh import whole
 from ._normalised_layer import NormalisedLayer, with_weight
 from ._parametrised import resolve
@@ -110,7 +110,7 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
             "SpectralNorm", "num_power_iterations", num_power_iterations
         )
         self.eps = eps
-        self.inference = inference
+        self.inference = as_flag(type(self).__name__, "inference", inference)
         _, matrix = _in_parts(widen(self.own_weight(0)))
         key = check_key("SpectralNorm", key)
         v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)

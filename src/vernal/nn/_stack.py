@@ -10,13 +10,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
-from .._ground import same
 from ..loops import scan
 from ..modules import Module
-from ..show import diff_text, message, path_text, short, type_error, value_error
+from ..show import message, path_text, short, type_error, value_error
 from ..transforms import filter_vmap
 from ..trees import combine, is_array, partition, tree_at
-from ._layer_arguments import check_key, check_size
+from ._check_stack import as_pair, as_policy, check_alike, check_each, check_maker, check_same
+from ._layer_arguments import as_flag, check_key, check_size
 from ._mesh import like, stacked
 from ._places import Unrolled
 from ._sequential import _takes_key
@@ -122,11 +122,12 @@ class Stack(Module):
         checkpoint: bool | Callable[..., Any] = False,
         unroll: int = 1,
     ):
+        check_maker(make_layer)
         self.num_layers = check_size("Stack", "num_layers", num_layers)
-        self.checkpoint = checkpoint
+        self.checkpoint = as_policy(checkpoint)
         self.unroll = check_size("Stack", "unroll", unroll)
         each = {} if each is None else dict(each)
-        _check_each(
+        check_each(
             each,
             self.num_layers,
             "write values that all layers share into the function: lambda key: Layer(key, name=value)",
@@ -167,7 +168,7 @@ class Stack(Module):
             >>> print(len(stack), stack[1] == nn.Linear(2, 2, key=keys[1]))
             3 True
         """
-        _check_alike(layers)
+        check_alike(layers)
         cut = [partition(layer, is_array) for layer in layers]
         stacked = jtu.tree_map(lambda *arrays: jnp.stack(arrays), *(arrays for arrays, _ in cut))
         one = cls(
@@ -222,7 +223,8 @@ class Stack(Module):
             )
         each = {} if each is None else dict(each)
         instead = "pass values that all layers share as ordinary arguments: stack(x, name=value)"
-        _check_each(each, self.num_layers, instead)
+        check_each(each, self.num_layers, instead)
+        collect = as_flag("Stack", "collect", collect)
         arrays, rest = partition(self.layers, is_array)
         self._check_stacked(arrays)
         keyed = _takes_key(self.layers) and not (key is None and "key" in each)
@@ -232,8 +234,8 @@ class Stack(Module):
             own, each, key = given
             more = {"key": key} if keyed else {}
             result = combine(own, rest)(x, *args, **each, **kwargs, **more)
-            y, kept = _pair(result) if collect else (result, None)
-            _check_same(x, y)
+            y, kept = as_pair(result) if collect else (result, None)
+            check_same(x, y)
             # On a mesh, the output of a layer may be sharded differently.
             return jtu.tree_map(like, y, x), kept
 
@@ -326,72 +328,3 @@ class Stack(Module):
 
     def __len__(self) -> int:
         return self.num_layers
-
-
-def _check_each(each: dict[str, Any], num_layers: int, instead: str) -> None:
-    for path, leaf in jtu.tree_leaves_with_path(each):
-        if not is_array(leaf) or np.shape(leaf)[:1] != (num_layers,):
-            raise value_error(
-                "`each` does not have an entry for every layer",
-                where=path_text(path, "each"),
-                expected=f"an array with a leading axis of length num_layers={num_layers}",
-                got=short(leaf),
-                instead=instead,
-            )
-
-
-def _check_alike(layers: Any) -> None:
-    if not isinstance(layers, list | tuple):
-        raise type_error(
-            "the layers of `Stack.of` must be in a list",
-            where="Stack.of(layers)",
-            expected="a list of layers",
-            got=short(layers),
-            instead="nn.Stack.of([layer, layer])",
-        )
-    if not layers:
-        raise value_error(
-            "there are no layers to stack", where="Stack.of(layers)", expected="at least one"
-        )
-    first, rest = partition(layers[0], is_array)
-    for i, layer in enumerate(layers):
-        arrays, other = partition(layer, is_array)
-        alike = jtu.tree_structure((first, rest)) == jtu.tree_structure((arrays, other))
-        if not (alike and _types(first) == _types(arrays) and _same_leaves(rest, other)):
-            raise value_error(
-                "the layers of a `Stack` may differ only in the values of their arrays",
-                where=f"Stack.of(layers)[{i}]",
-                expected="a layer like layers[0]",
-                got=diff_text(layers[0], layer, weak_type=False, root="layer"),
-                instead="a Stack for each run of layers that are alike; vernal.unfreeze for a layer that is frozen",
-            )
-
-
-def _same_leaves(a: Any, b: Any) -> bool:
-    return all(map(same, jtu.tree_leaves(a), jtu.tree_leaves(b)))
-
-
-def _types(tree: Any) -> list[Any]:
-    return [(np.shape(leaf), leaf.dtype) for leaf in map(jnp.asarray, jtu.tree_leaves(tree))]
-
-
-def _pair(result: Any) -> tuple[Any, Any]:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise value_error(
-            "with collect=True, every layer of a `Stack` must return a pair",
-            where="stack(x, ..., collect=True)",
-            expected="(x, what to collect)",
-            got=short(result),
-        )
-    return result
-
-
-def _check_same(x: Any, y: Any) -> None:
-    if jtu.tree_structure(x) != jtu.tree_structure(y) or _types(x) != _types(y):
-        raise value_error(
-            "each layer of a `Stack` must return what the next one takes",
-            where="stack(x, ...)",
-            expected="an output of the structure, shapes and dtypes of the input",
-            got=diff_text(x, y, weak_type=False, root="output"),
-            instead="convert `x` to this shape and dtype before the stack, or let the layers keep those of `x`",
-        )

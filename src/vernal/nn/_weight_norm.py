@@ -9,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
-from ..show import value_error
+from ..show import short, type_error, value_error
 from ._layer_arguments import check_kind, check_parameter, known_value
 from ._mesh import beside
 from ._normalised_layer import NormalisedLayer
@@ -40,6 +40,7 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
         g: the norms, of the shape of the weight but with size 1 in every axis except `axis`.
 
     Raises:
+        TypeError: if `axis` is not an integer.
         ValueError: if the layer has no such weight, the weight has no such axis, or the norm overflows the weight's
             dtype; when called, if `g` has the wrong shape.
 
@@ -60,7 +61,14 @@ class WeightNorm(NormalisedLayer, Generic[Layer]):
     def __init__(self, layer: Layer, weight_name: str = "weight", axis: int | None = 0):
         self.layer = layer
         self.weight_name = weight_name
-        self.axis = axis
+        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int | np.integer)):
+            raise type_error(
+                "the axis of `WeightNorm` must be one integer",
+                where="argument `axis`",
+                expected="an axis of the weight, or None for one norm of the whole weight",
+                got=short(axis),
+            )
+        self.axis = axis = None if axis is None else int(axis)
         weight = self.own_weight(axis)
         self.g = self.norm(weight).astype(weight.dtype)
         _check_fits(weight, self.g)

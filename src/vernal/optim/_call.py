@@ -72,6 +72,16 @@ class FactoryCall(Module):
                 got=repr(rate),
                 instead=f"float({rate!r})",
             )
+        for name, value in given.items():
+            if isinstance(value, str) and (name == "mask" or name.endswith("_mask")):
+                # Optax would take it for one mask that is true of everything.
+                raise type_error(
+                    "a mask is a string",
+                    where=f"{type(self).__name__}({known.name}, {name}=...)",
+                    expected="a tree of bools, or a function from the parameters to one",
+                    got=repr(value),
+                    instead=f"{name}=vernal.trainable(model, {value!r})",
+                )
         values = as_settings(known.row, given)
         self.factory = factory
         self.settings = {n: value for n, value in values.items() if not is_structure(value)}
@@ -87,7 +97,11 @@ class FactoryCall(Module):
             What the factory returns.
         """
         opened = jtu.tree_map(_opened, self.settings, is_leaf=_is_opened)
-        args, kwargs = factory_of(self.factory).arguments({**dict(self.structure), **opened})
+        values = {**dict(self.structure), **opened}
+        if isinstance(labels := values.get("param_labels"), Module):
+            # Optax would call them, as a function that makes labels.
+            values["param_labels"] = lambda params: labels
+        args, kwargs = factory_of(self.factory).arguments(values)
         with optax_promotes():
             return self.factory(*args, **kwargs)
 

@@ -22,6 +22,7 @@ from ._step import (
     leave_missing,
     nones,
     parameters,
+    refuse_exchanged,
     refuse_numbers,
     refuse_other_state,
 )
@@ -158,6 +159,7 @@ class Optimizer(FactoryCall):
         try:
             updates, new_state = run_alike(self, _update, model, params, known, state, extra)
         except Exception as error:
+            refuse_exchanged(model, error)
             refuse_other_state(init, step, state, error)
             raise
         if is_suspect(new_state, state):

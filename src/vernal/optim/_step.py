@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 from .._ground import is_none, signature_of, strong
 from ..modules import trainable
 from ..show import diff_text, path_text, short, type_error, value_error
-from ..trees import combine, filter, is_array, is_missing
+from ..trees import NoGradient, combine, filter, is_array, is_missing
 
 
 def parameters(model: Any) -> Any:
@@ -120,6 +120,19 @@ def extra_arguments(
     if "grad" in prepared:
         prepared["grad"] = fill_missing(params, nones(prepared["grad"]))
     return prepared
+
+
+def refuse_exchanged(model: Any, error: Exception) -> None:
+    """Refuses gradients in the place of the model: only they have a `NoGradient` in them."""
+    nodes = jtu.tree_leaves(model, is_leaf=lambda x: isinstance(x, NoGradient))
+    if any(isinstance(node, NoGradient) for node in nodes):
+        raise type_error(
+            "the model has gradients in place of arrays",
+            where="Optimizer.update(model, grads, state)",
+            expected="the model first, then its gradients",
+            got=short(model),
+            instead="optimiser.update(model, grads, state), in this order",
+        ) from error
 
 
 def refuse_other_state(

@@ -179,19 +179,21 @@ def _links(model: Any, specs: Any, rules: Rules | None, function: str) -> list[L
     links = list(links_of(specs, rules or {}, their_names(model)))
     others = other_forms(model)
     wrong = [
-        f"{name}: {others[name]}"
+        (name, link.theirs[0])
         for link in links
         if not isinstance(link.conversion, Conversion)
         for name in link.ours
         if name in others
     ]
     if wrong:
+        ours, theirs = (name.rpartition(".")[0] for name in wrong[0])
+        rules_of = f"saving.{others[wrong[0][0]]}({ours!r}, {theirs!r}, groups=...)"
         raise value_error(
             "PyTorch keeps these arrays in another form, also where the shapes agree",
             where=f"{function}(model, ...)",
             expected="a ready rule for each, or a `Conversion` of your own",
-            got=listed(wrong, "\n"),
-            instead=f"{function}(model, ..., saving.conv_transpose_rules('layers.0', 'layers.0') | other_rules)",
+            got=listed([f"{name}: {others[name]}" for name, _ in wrong], "\n"),
+            instead=f"{function}(model, ..., {rules_of} | other_rules)",
         )
     return links
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.core import eval_jaxpr
 
-from .._ground import callable_name
+from .._ground import as_arrays, callable_name
 from ..modules import Module, field
 from ..show import diff_text, value_error
 from ..trees import (
@@ -122,7 +122,7 @@ class _Converted(_ByIdentity):
         self.check(args, kwargs)
         arrays = split((args, kwargs), has_shape)[0]
         out = eval_jaxpr(self.jaxpr, (), *self.consts, *map(jnp.asarray, arrays))
-        return self._out.fill(out)
+        return self._out.fill(as_arrays(out))
 
 
 def _without_jit(fn: Any) -> Any:

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import jax
 import jax.tree_util as jtu
 
 from .._ground import callable_name, signature_of
@@ -289,6 +290,8 @@ def _refuse_nothing(target: Target, fn: Any, transform: str) -> None:
         if any(s is not None for s, wanted in zip(target.slots, leaves, strict=True) if wanted):
             continue
         root = path_text(path, target.name)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(node)):
+            raise _abstract(root, fn, transform)
         frozen = frozen_leaves(target.tree)
         if any(f for f, wanted in zip(frozen, leaves, strict=True) if wanted):
             raise _all_frozen(root, fn, transform)
@@ -301,6 +304,16 @@ def _refuse_nothing(target: Target, fn: Any, transform: str) -> None:
             instead="make numbers arrays: annotate the field of the module as `jax.Array`, which converts the "
             "number it is given, or write jnp.asarray(2.0); for integers, x.astype(float)",
         )
+
+
+def _abstract(root: str, fn: Any, transform: str) -> TypeError:
+    return type_error(
+        f"{transform} of `{callable_name(fn)}`: nothing to differentiate, the arrays have no values",
+        where=f"argument `{root}`",
+        expected="arrays",
+        got="jax.ShapeDtypeStruct, as jax.eval_shape makes them",
+        instead=f"vernal.filter_eval_shape({transform}(fn), model) for shapes alone",
+    )
 
 
 def _all_frozen(root: str, fn: Any, transform: str) -> TypeError:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import callable_name
+from .._ground import as_arrays, callable_name
 from ..modules import Module, field
 from ..show import diff_text, message, path_text, short, type_error, value_error
 from ..trees import (
@@ -204,7 +204,7 @@ def filter_jvp(
         has_aux=True,
     )
     alive = [t if live else None for t, live in zip(tangents_out, is_alive, strict=True)]
-    return out_rest.fill(_merge(out, others)), _tangent_tree(out_rest, others, alive)
+    return out_rest.fill(_merge(as_arrays(out), others)), _tangent_tree(out_rest, others, alive)
 
 
 def _tangent_tree(rest: Rest, others: list[Any], tangents: list[Any]) -> Any:

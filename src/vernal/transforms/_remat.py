@@ -5,6 +5,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
+from .._ground import as_arrays
 from ..modules import field
 from ..show import short, type_error
 from ..trees import split
@@ -28,7 +29,7 @@ class _Checkpoint(Transformed[P, T]):
             inside(self.fn, rest), prevent_cse=self.prevent_cse, policy=self.policy
         )
         out, out_rest = run(arrays)
-        return out_rest.fill(out)
+        return out_rest.fill(as_arrays(out))
 
 
 @overload
