@@ -206,7 +206,7 @@ def test_a_probability_that_surgery_put_out_of_its_range_is_refused_at_the_call(
 
 def test_whether_a_layer_is_in_inference_is_known_while_tracing(getkey):
     key, xs = getkey(), jax.random.normal(getkey(), (4, 3))
-    text = "(?s)`inference` of `{}` must be True or False, known while.*got: bool.*filter_cond"
+    text = "(?s)`{}` of `{}` must be True or False, known while.*got: bool.*filter_cond"
     spectral = nn.SpectralNorm(nn.Linear(3, 3, key=key), key=key)
     for layer in (nn.Dropout(0.5), nn.BatchNorm(3), spectral):
         by_call = jax.jit(
@@ -224,8 +224,11 @@ def test_whether_a_layer_is_in_inference_is_known_while_tracing(getkey):
                 inspect.unwrap(nn.inference_mode)(layer, off), xs, key=key
             )
         )
-        for call in (by_call, by_flag):
-            with pytest.raises(TypeError, match=text.format(type(layer).__name__)):
+        for call, *names in (
+            (by_call, "inference", type(layer).__name__),
+            (by_flag, "value", "inference_mode"),
+        ):
+            with pytest.raises(TypeError, match=text.format(*names)):
                 call(True)
         off, _ = nn.apply(inspect.unwrap(nn.inference_mode)(layer, np.True_), xs, key=key)
         assert (off == nn.apply(layer, xs, train=False)[0]).all()

@@ -7,6 +7,11 @@ from ..modules import is_frozen, is_partly_frozen
 from ..trees import set_attributes
 from ._layer_arguments import as_flag
 
+_TRACED = (
+    "True or False, or for a traced flag vernal.filter_cond(flag, lambda: nn.apply(model, x, train=False), "
+    "lambda: nn.apply(model, x))"
+)
+
 
 def inference_mode(pytree: Any, value: bool = True) -> Any:
     """Sets every attribute named `inference` in a model, at any depth.
@@ -32,7 +37,7 @@ def inference_mode(pytree: Any, value: bool = True) -> Any:
         >>> vernal.nn.inference_mode(model)(jnp.zeros(2))
         Array([0., 0.], dtype=float32)
     """
-    return set_attributes(pytree, "inference", as_flag("inference_mode", "value", value))
+    return set_attributes(pytree, "inference", as_flag("inference_mode", "value", value, _TRACED))
 
 
 def in_inference(layer: Any, variables: Sequence[Any], inference: Any) -> bool:
@@ -57,6 +62,5 @@ def known_flag(layer: Any, inference: Any) -> bool:
         type(layer).__name__,
         "inference",
         layer.inference if inference is None else inference,
-        "True or False, or for a traced flag vernal.filter_cond(flag, lambda: nn.apply(model, x, train=False), "
-        "lambda: nn.apply(model, x))",
+        _TRACED,
     )
