@@ -15,13 +15,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from _measure import Column, relative, show_grid
+from _measure import Column, Work, by_the_clock, relative, show_grid
 from flax import nnx
 
 import vernal
 
 SIZES = (10, 100, 1000)
-OURS = "Vernal `filter_jit`"
+FLAT, OURS = "`jax.jit`, flat list", "Vernal `filter_jit`"
 BARS = {
     "number": (1.3, 1.15, 1.15),
     "model": (1.3, 1.2, 1.1),
@@ -129,7 +129,7 @@ def ways(size: int) -> dict[str, Way]:
     ours = module_model(vernal.Module, size // 10)
     theirs = module_model(eqx.Module, size // 10)
     return {
-        "`jax.jit`, flat list": Way(jax.tree.leaves(ours), jax.jit(number), jax.jit(updated)),
+        FLAT: Way(jax.tree.leaves(ours), jax.jit(number), jax.jit(updated)),
         "`jax.jit`, Vernal modules": Way(ours, jax.jit(number), jax.jit(updated)),
         OURS: Way(ours, vernal.filter_jit(number), vernal.filter_jit(updated)),
         "Equinox `filter_jit`": Way(theirs, eqx.filter_jit(number), eqx.filter_jit(updated)),
@@ -236,7 +236,15 @@ def packed(step: Callable[[Any], Any], tree: Any) -> dict[str, Callable[[], Any]
 
     ours = vernal.filter_jit(lambda packed: vernal.pack(step(packed.unpack())))
     floor, packed = Way(leaves, number, jax.jit(flat)), Way(vernal.pack(tree), number, ours)
-    return {"`jax.jit`, flat list": training(floor), PACKED: training(packed)}
+    return {FLAT: training(floor), PACKED: training(packed)}
+
+
+def waited(name: str, fns: dict[str, Callable[[], Any]], bar: float) -> Column:
+    """Time over the first one's, by the clock and with what is computed: a packed call returns before the rest."""
+    for fn in fns.values():
+        fn()
+    seconds = by_the_clock({way: Work(fn) for way, fn in fns.items()}, budget=5)
+    return Column(name, {way: taken / seconds[FLAT] for way, taken in seconds.items()}, bar)
 
 
 def packing(sizes: Sequence[int]) -> bool:
@@ -252,12 +260,12 @@ def packing(sizes: Sequence[int]) -> bool:
     for size in sizes:
         model = module_model(vernal.Module, size // 10)
         fns = packed(updated, model)
-        columns.append(relative(f"{size} arrays", fns, PACKED_BARS[size]))
+        columns.append(waited(f"{size} arrays", fns, PACKED_BARS[size]))
         if size < 1000:  # which XLA would compile for minutes
             arrays = jax.tree.leaves(model)
             fns = packed(with_adam, (arrays, adam.init(arrays)))
-            columns.append(relative(f"Adam on {size}", fns, PACKED_BARS[size]))
-    return show_grid("`vernal.pack` in a loop: time over that of a flat list", columns, PACKED)
+            columns.append(waited(f"Adam on {size}", fns, PACKED_BARS[size]))
+    return show_grid("`vernal.pack` in a loop, with what is computed: time over that of a flat list", columns, PACKED)
 
 
 def main() -> int:
