@@ -265,7 +265,11 @@ def packing(sizes: Sequence[int]) -> bool:
             arrays = jax.tree.leaves(model)
             fns = packed(with_adam, (arrays, adam.init(arrays)))
             columns.append(waited(f"Adam on {size}", fns, PACKED_BARS[size]))
-    return show_grid("`vernal.pack` in a loop, with what is computed: time over that of a flat list", columns, PACKED)
+    return show_grid(
+        "`vernal.pack` in a loop, with what is computed: time over that of a flat list",
+        columns,
+        PACKED,
+    )
 
 
 def main() -> int:

@@ -56,16 +56,18 @@ def dispatch(page: str) -> plt.Figure:
 
 
 def training(page: str) -> plt.Figure:
-    header = "| milliseconds (JAX 0.10.2"
+    header = "| milliseconds |"
     rows = table(page, header)
     libraries = page[page.index(header) :].splitlines()[0].strip("|").split("|")[1:]
-    figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 3.5), layout="constrained")
     # Over Vernal's: the rows take from microseconds to a second.
     heights = {
         name.strip(): [cells[i][0] / cells[0][0] for cells in rows.values()]
         for i, name in enumerate(libraries)
     }
     bars(axis, heights, list(rows), "time of a step over Vernal's")
+    axis.set_yscale("log")
+    axis.axhline(1, color="black", linewidth=0.8)
     axis.tick_params(axis="x", labelsize=7)
     return figure
 

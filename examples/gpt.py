@@ -1,6 +1,6 @@
 """Trains a small GPT on the documentation strings of Python's standard library, and lets it write some of its own.
 
-    python examples/gpt.py [--steps 500] [--seed 0] [--out runs/gpt] [--prompt "Return the "]
+    python examples/gpt.py [--steps 200] [--seed 0] [--out runs/gpt] [--prompt "Return the "]
 
 The text is what ships with the Python that runs this; the model reads it byte by byte. Every 40th file is kept for
 validation. Inside: rotary positions, grouped heads, a stack of blocks that one scan runs, tied embeddings, bfloat16,
@@ -25,8 +25,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import vernal
 from vernal import nn
 
-VOCABULARY, WIDTH, HEADS, GROUPS, BLOCKS = 256, 128, 4, 2, 4
-BATCH, LENGTH, RATE = 16, 128, 3e-3
+VOCABULARY, WIDTH, HEADS, GROUPS, BLOCKS = 256, 128, 4, 2, 3
+BATCH, LENGTH, RATE = 8, 128, 4e-3
 EVERY, HELD_OUT = 50, 40
 
 
@@ -235,7 +235,7 @@ def draw_curves(losses, validated, others, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/gpt"))
     parser.add_argument(

@@ -246,6 +246,7 @@ def along(fn):
         pytest.param("buffer_outside", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "max_steps"), [("checkpointed", 4), ("checkpointed", None), ("bounded", 4)]
 )
