@@ -175,7 +175,7 @@ def test_wrong_sizes_and_shapes_are_refused(getkey):
         ValueError, match="(?s)cannot share the key and value heads.*a divisor of num_heads=4.*3"
     ):
         nn.MultiheadAttention(4, 8, num_key_value_heads=3, key=getkey())
-    with pytest.raises(ValueError, match="(?s)argument `qk_size`.*at least 1"):
+    with pytest.raises(ValueError, match="(?s)more heads than features.*query_size=3"):
         nn.MultiheadAttention(4, 3, key=getkey())
     layer = nn.MultiheadAttention(4, 8, **SETTINGS, key=getkey())
     query, keys, values = example()

@@ -136,9 +136,7 @@ def attend(
     given = conditions["query_positions"] is not None or conditions["key_positions"] is not None
     offset = offset if given else 0
     rows = block_rows(sizes, pairs.window)
-    if scale is None:
-        scale = 1 / math.sqrt(max(query.shape[-1], 1))
-    factor = _one_number(scale)
+    factor = _one_number(1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     obstacle = _obstacle_to_cudnn(query, value, sizes, pairs, given)
     if is_traced(factor):
         obstacle = obstacle or "a scale that is known while tracing"
@@ -151,15 +149,7 @@ def attend(
             instead="implementation=None, which chooses one that can",
         )
     if drop is not None:
-        if implementation not in (None, "dense"):
-            raise value_error(
-                "dropout of attention weights needs the dense implementation",
-                where="argument `implementation`",
-                expected='"dense" or None, while dropout is active',
-                got=short(implementation),
-                instead="inference=True, or dropout of the outputs instead of the weights",
-            )
-        implementation = "dense"
+        implementation = _for_dropout(implementation)
     if implementation is None and jax.default_backend() == "gpu" and obstacle is None:
         implementation = "cudnn"
     if implementation is None:
@@ -179,6 +169,18 @@ def attend(
         out = blockwise(grouped, key, value, pairs, factor, rows, offset)
     out = jnp.moveaxis(out, -2, -4)
     return out.reshape((*query.shape[:-1], value.shape[-1]))
+
+
+def _for_dropout(implementation: Any) -> str:
+    if implementation in (None, "dense"):
+        return "dense"
+    raise value_error(
+        "dropout of attention weights needs the dense implementation",
+        where="argument `implementation`",
+        expected='"dense" or None, while dropout is active',
+        got=short(implementation),
+        instead="inference=True, or dropout of the outputs instead of the weights",
+    )
 
 
 def _one_number(scale: Any) -> Any:

@@ -123,14 +123,8 @@ class MultiheadAttention(Module):
         self.num_heads = check_size(name, "num_heads", num_heads)
         self.num_key_value_heads = size("num_key_value_heads", num_key_value_heads, num_heads)
         self.query_size = check_size(name, "query_size", query_size)
-        if self.query_size < self.num_heads and None in (qk_size, vo_size):
-            raise value_error(
-                "there are more heads than features to divide among them",
-                where=f"MultiheadAttention(num_heads={num_heads}, query_size={query_size})",
-                expected="a query_size of at least num_heads, or both qk_size and vo_size",
-                got=f"query_size={query_size}",
-                instead="the number of heads first: MultiheadAttention(num_heads, query_size)",
-            )
+        if None in (qk_size, vo_size):
+            _check_heads(self.num_heads, self.query_size)
         self.key_size = size("key_size", key_size, query_size)
         self.value_size = size("value_size", value_size, query_size)
         self.output_size = size("output_size", output_size, query_size)
@@ -357,3 +351,14 @@ def _check_cache(
             instead="`vernal.nn.attention` on `cache.keys` and `cache.values`, for anything else",
         )
     return (True if causal is None else causal), window
+
+
+def _check_heads(num_heads: int, query_size: int) -> None:
+    if query_size < num_heads:
+        raise value_error(
+            "there are more heads than features to divide among them",
+            where=f"MultiheadAttention(num_heads={num_heads}, query_size={query_size})",
+            expected="a query_size of at least num_heads, or both qk_size and vo_size",
+            got=f"query_size={query_size}",
+            instead="the number of heads first: MultiheadAttention(num_heads, query_size)",
+        )
