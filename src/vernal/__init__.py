@@ -31,11 +31,13 @@ try:
     from .modules import AbstractClassVar as AbstractClassVar
     from .modules import AbstractVar as AbstractVar
     from .modules import Module as Module
+    from .modules import Packed as Packed
     from .modules import Partial as Partial
     from .modules import Static as Static
     from .modules import field as field
     from .modules import freeze as freeze
     from .modules import module_update_wrapper as module_update_wrapper
+    from .modules import pack as pack
     from .modules import params as params
     from .modules import trainable as trainable
     from .modules import unfreeze as unfreeze
@@ -76,14 +78,12 @@ try:
     from .transforms import if_array as if_array
     from .transforms import settled as settled
     from .trees import NoGradient as NoGradient
-    from .trees import Packed as Packed
     from .trees import combine as combine
     from .trees import filter as filter
     from .trees import is_array as is_array
     from .trees import is_array_like as is_array_like
     from .trees import is_inexact_array as is_inexact_array
     from .trees import is_inexact_array_like as is_inexact_array_like
-    from .trees import pack as pack
     from .trees import partition as partition
     from .trees import tree_allclose as tree_allclose
     from .trees import tree_at as tree_at

@@ -21,6 +21,8 @@ from ._module import Module as Module
 from ._module import ModuleMeta as ModuleMeta
 from ._module import module_classes as module_classes
 from ._module import module_update_wrapper as module_update_wrapper
+from ._pack import Packed as Packed
+from ._pack import pack as pack
 from ._partial import Partial as Partial
 from ._static import Static as Static
 

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..modules import Packed
 from ..show import is_traced, short, shown_name, type_error, value_error
-from ..trees import Packed, has_shape, is_array, named_leaves
+from ..trees import has_shape, is_array, named_leaves
 
 # Subclasses (an `IntEnum`, say) are structure: in general they cannot be rebuilt from a number.
 PYTHON: dict[type, np.dtype] = {

@@ -20,8 +20,6 @@ from ._no_gradient import is_missing as is_missing
 from ._omega import ω as ω
 from ._openings import Node as Node
 from ._openings import open_up as open_up
-from ._pack import Packed as Packed
-from ._pack import pack as pack
 from ._parts import node_parts as node_parts
 from ._parts import replace_parts as replace_parts
 from ._paths import Paths as Paths

@@ -5,38 +5,44 @@ import functools
 import math
 import operator
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..show import is_traced, short, spec_text, type_error, value_error
+from ..trees import is_array
+from ._fields import field
+from ._frozen import frozen_leaves
+from ._module import Module
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where an array is: from `start` on in this buffer."""
+    """Where a leaf is: in this array of the trained or of the frozen ones, from `start` on; the leaf itself if that is
+    None."""
 
-    buffer: int
-    start: int
+    frozen: bool
+    index: int
+    start: int | None
     shape: tuple[int, ...]
 
     @property
     def end(self) -> int:
-        return self.start + math.prod(self.shape)
+        return (self.start or 0) + math.prod(self.shape)
 
 
 class Layout:
-    """Where each leaf of a tree is in the buffers of a `Packed`."""
+    """Where each leaf of a tree is in a `Packed`."""
 
-    def __init__(self, structure: Any, places: tuple[_Place | None, ...], max_size: int):
+    def __init__(self, structure: Any, places: tuple[_Place, ...], max_size: int):
         self.structure = structure
         self.places = places
         self.max_size = max_size
         self.facts = structure, places
+        # Of each array that `pack` makes, by its place.
+        self.lengths = {(p.frozen, p.index): p.end for p in places if p.start is not None}
         self._hash = hash(self.facts)
 
     def __hash__(self) -> int:
@@ -46,44 +52,30 @@ class Layout:
         return self is other or (isinstance(other, Layout) and self.facts == other.facts)
 
     def __repr__(self) -> str:
-        packed = sum(place is not None for place in self.places)
+        packed = sum(place.start is not None for place in self.places)
         return f"Layout({packed} of {len(self.places)} leaves)"
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Of each buffer."""
-        ends: dict[int, int] = {}
-        for place in self.places:
-            if place is not None:
-                ends[place.buffer] = place.end
-        return tuple(ends.values())
 
 
 # A call compares the layout of its argument with the one it was compiled for: at once, if equal ones are one object.
 _layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("buffers", "others"),
-    meta_fields=("layout",),
-)
-@dataclasses.dataclass(frozen=True)
-class Packed:
+class Packed(Module, layout="fields"):
     """A tree whose small arrays are in a few long ones, made by `pack`.
 
-    It is a tree itself, whose leaves are the long arrays and what was not packed; so it can be an argument and a result
-    of any transformation.
+    It is a module of the long arrays and of the leaves that were not packed, so it can be an argument and a result of
+    any transformation. What is frozen in the tree is frozen in it, and its gradient unpacks as one of the tree.
 
     Attributes:
-        buffers: for each dtype an array of one axis, with the elements of all packed arrays of that dtype.
-        others: the leaves that were not packed.
+        trained: for each dtype an array of one axis, with the elements of all packed arrays of that dtype that are not
+            frozen; and the leaves that were not packed.
+        frozen: likewise, of the arrays that are frozen.
         layout: where each leaf is. Hashable; equal for trees of the same structure, shapes and dtypes.
     """
 
-    buffers: tuple[Any, ...]
-    others: tuple[Any, ...]
-    layout: Layout
+    trained: tuple[Any, ...]
+    frozen: tuple[Any, ...] = field(trainable=False)
+    layout: Layout = field(static=True)
 
     def unpack(self) -> Any:
         """The tree.
@@ -100,23 +92,25 @@ class Packed:
             >>> vernal.pack({"a": jnp.arange(3.0), "b": jnp.ones(())}).unpack()["a"].tolist()
             [0.0, 1.0, 2.0]
         """
-        for buffer, length in zip(self.buffers, self.layout.lengths, strict=True):
-            if jnp.shape(buffer) != (length,):
+        arrays = {False: self.trained, True: self.frozen}
+        # Each long array, and what its parts are cut out of: on the device, each would be a program to compile.
+        sources: dict[Any, tuple[Any, Any]] = {}
+        for (frozen, index), length in self.layout.lengths.items():
+            array = arrays[frozen][index]
+            if is_array(array) and array.shape != (length,):
                 raise value_error(
-                    "the buffers of a packed tree have changed their shape",
+                    "the arrays of a packed tree have changed their shape",
                     where="Packed.unpack()",
                     expected=f"an array of shape ({length},), as `pack` made it",
-                    got=short(buffer),
+                    got=short(array),
                     instead="unpack inside the function that vmap maps, which sees one tree at a time",
                 )
-        if any(map(is_traced, self.buffers)):
-            sources: Sequence[Any] = self.buffers
-        else:
-            # On the host: on the device, each array would be a program to compile.
-            sources = [np.array(buffer) for buffer in self.buffers]
-        others = iter(self.others)
+            on_host = is_array(array) and not is_traced(array)
+            sources[frozen, index] = array, np.array(array) if on_host else array
         leaves = [
-            next(others) if place is None else _cut(sources, self.buffers, place)
+            arrays[place.frozen][place.index]
+            if place.start is None
+            else _cut(*sources[place.frozen, place.index], place)
             for place in self.layout.places
         ]
         return jax.tree.unflatten(self.layout.structure, leaves)
@@ -176,23 +170,44 @@ def pack(tree: Any, *, max_size: int = 4096) -> Packed:
             got=short(max_size),
         ) from None
     leaves, structure = jax.tree.flatten(tree)
-    groups: dict[Any, list[Any]] = {}
-    sizes: dict[Any, int] = {}
-    places: list[_Place | None] = []
-    for leaf in leaves:
-        if not _is_small(leaf, max_size):
-            places.append(None)
-            continue
-        _check_device(leaf)
-        group = groups.setdefault(leaf.dtype, [])
-        group.append(leaf)
-        start = sizes.get(leaf.dtype, 0)
-        sizes[leaf.dtype] = start + leaf.size
-        places.append(_Place(list(groups).index(leaf.dtype), start, leaf.shape))
-    others = tuple(leaf for leaf, place in zip(leaves, places, strict=True) if place is None)
+    parts: tuple[_Part, _Part] = _Part(), _Part()
+    places = [
+        parts[frozen].put(leaf, frozen, _is_small(leaf, max_size))
+        for leaf, frozen in zip(leaves, frozen_leaves(tree), strict=True)
+    ]
     layout = Layout(structure, tuple(places), max_size)
     layout = _layouts.setdefault(layout.facts, layout)
-    return Packed(tuple(map(_joined, groups.values())), others, layout)
+    return Packed(parts[0].joined(), parts[1].joined(), layout)
+
+
+class _Part:
+    """What becomes the trained arrays of a `Packed`, or the frozen ones."""
+
+    def __init__(self):
+        self.arrays: list[Any] = []
+        """For each array that it will have a list of what is joined, or the leaf that stays as it is."""
+        self.of_dtype: dict[Any, int] = {}
+        self.sizes: dict[Any, int] = {}
+
+    def put(self, leaf: Any, frozen: bool, small: bool) -> _Place:
+        if not small:
+            self.arrays.append(leaf)
+            return _Place(frozen, len(self.arrays) - 1, None, ())
+        _check_device(leaf)
+        if leaf.dtype not in self.of_dtype:
+            self.of_dtype[leaf.dtype] = len(self.arrays)
+            self.arrays.append(_Joined())
+        index, start = self.of_dtype[leaf.dtype], self.sizes.get(leaf.dtype, 0)
+        self.arrays[index].append(leaf)
+        self.sizes[leaf.dtype] = start + leaf.size
+        return _Place(frozen, index, start, leaf.shape)
+
+    def joined(self) -> tuple[Any, ...]:
+        return tuple(_joined(x) if isinstance(x, _Joined) else x for x in self.arrays)
+
+
+class _Joined(list[Any]):
+    """Arrays that become one."""
 
 
 def _is_small(leaf: Any, max_size: int) -> bool:
@@ -238,11 +253,12 @@ def _joined(arrays: list[Any]) -> Any:
     return _like(joined, committed[0] if committed else arrays[0])
 
 
-def _cut(sources: Sequence[Any], buffers: Sequence[Any], place: _Place) -> Any:
-    source, buffer = sources[place.buffer], buffers[place.buffer]
-    if source is buffer:
-        return lax.slice(source, (place.start,), (place.end,)).reshape(place.shape)
-    return _like(source[place.start : place.end].reshape(place.shape), buffer)
+def _cut(array: Any, source: Any, place: _Place) -> Any:
+    if not is_array(array):
+        # A tree of gradients has something else in the place of what is frozen.
+        return array
+    part = source[place.start : place.end].reshape(place.shape)
+    return part if is_traced(array) else _like(part, array)
 
 
 def _like(array: np.ndarray, like: Any) -> jax.Array:
