@@ -221,3 +221,22 @@ def test_the_generated_init_is_annotated_with_what_it_takes():
     assert annotations["b"] is Any
     assert annotations["c"] is Any
     assert annotations["d"] is int
+
+
+def test_wrong_arguments_of_a_class_are_told_the_right_ones():
+    class Base(Module):
+        size: int
+
+        def __init__(self, size, *rest, scale=1.0, **more):
+            self.size = size + len(rest)
+
+    class Layer(Base):
+        pass
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
+        Layer()
+    assert caught.value.__notes__ == ["The arguments of Layer: size, *rest, scale=..., **more"]
+    # What `__init__` itself raises has no such note.
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        Layer("text")
+    assert not getattr(caught.value, "__notes__", [])

@@ -197,8 +197,12 @@ class ModuleMeta(abc.ABCMeta):
     # No return annotation: pyright would believe it instead of reading `__init__`.
     def __call__(cls, *args: Any, **kwargs: Any):
         if cls._vernal_owes:
-            cls._refuse_abstract()
-        module = super().__call__(*args, **kwargs)
+            raise refuse.owing(cls)
+        try:
+            module = super().__call__(*args, **kwargs)
+        except TypeError as error:
+            refuse.note_arguments(cls, error)
+            raise
         if type(module) is cls:
             values = attributes_of(module)
             if KEY not in values:
@@ -210,13 +214,6 @@ class ModuleMeta(abc.ABCMeta):
             fields = getattr(cls, "__dataclass_fields__", ())
             value = as_method(name, value, cls.__dict__.get("__annotations__", ()), fields)
         super().__setattr__(name, value)
-
-    def _refuse_abstract(cls) -> None:
-        if cls.__abstractclassvars__:
-            raise refuse.abstract(cls, sorted(cls.__abstractclassvars__), "class attributes")
-        if cls.__abstractvars__:
-            raise refuse.abstract(cls, sorted(cls.__abstractvars__), "attributes")
-        raise refuse.abstract(cls, [cls.__qualname__], "class (declared with is_abstract=True)")
 
     @property
     def __signature__(cls) -> inspect.Signature:

@@ -2,6 +2,7 @@
 write instead."""
 
 import collections
+import inspect
 from typing import Any
 
 import jax.tree_util as jtu
@@ -124,6 +125,27 @@ def mutable_default(cls_name: str, name: str, value: Any) -> ValueError:
         got=type(value).__name__,
         instead=f"{name}: ... = vernal.field(default_factory=lambda: ...)",
     )
+
+
+def note_arguments(cls: type, error: TypeError) -> None:
+    """Adds the arguments of a class to Python's error for wrong ones, which names the class that has the `__init__`."""
+    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+        return  # raised inside `__init__`
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    names = [
+        stars.get(p.kind, "") + p.name + ("" if p.default is p.empty else "=...")
+        for p in inspect.signature(cls).parameters.values()
+    ]
+    error.add_note(f"The arguments of {cls.__qualname__}: {', '.join(names) or 'none'}")
+
+
+def owing(cls: Any) -> TypeError:
+    """The error for an instance of a class that owes something to its bases."""
+    if cls.__abstractclassvars__:
+        return abstract(cls, sorted(cls.__abstractclassvars__), "class attributes")
+    if cls.__abstractvars__:
+        return abstract(cls, sorted(cls.__abstractvars__), "attributes")
+    return abstract(cls, [cls.__qualname__], "class (declared with is_abstract=True)")
 
 
 def abstract(cls: type, names: list[str], what: str) -> TypeError:
