@@ -136,7 +136,7 @@ def note_arguments(cls: type, error: TypeError) -> None:
         stars.get(p.kind, "") + p.name + ("" if p.default is p.empty else "=...")
         for p in inspect.signature(cls).parameters.values()
     ]
-    error.add_note(f"The arguments of {cls.__qualname__}: {', '.join(names) or 'none'}")
+    error.add_note(f"The arguments of {cls.__name__}: {', '.join(names) or 'none'}")
 
 
 def owing(cls: Any) -> TypeError:
