@@ -237,6 +237,6 @@ def test_wrong_arguments_of_a_class_are_told_the_right_ones():
         Layer()
     assert caught.value.__notes__ == ["The arguments of Layer: size, *rest, scale=..., **more"]
     # What `__init__` itself raises has no such note.
-    with pytest.raises(TypeError, match="unsupported operand") as caught:
+    with pytest.raises(TypeError, match="can only concatenate str") as caught:
         Layer("text")
     assert not getattr(caught.value, "__notes__", [])
