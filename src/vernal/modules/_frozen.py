@@ -15,7 +15,16 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ..show import FROZEN, short, type_error, value_error
-from ..trees import NoGradient, Paths, filter, is_inexact_array, path_name, picked_nodes
+from ..trees import (
+    NoGradient,
+    Paths,
+    filter,
+    is_inexact_array,
+    is_sealed,
+    path_name,
+    picked_nodes,
+    refuse_sealed,
+)
 from ._attributes import attributes_of
 from ._marks import HELD, buffer_leaves, is_marked, is_module, own, remark
 
@@ -41,14 +50,20 @@ def frozen_leaves(pytree: Any) -> list[bool]:
         ([(3, 2), (3,)], [False, True])
     """
     frozen: list[bool] = []
-    for node in jtu.tree_leaves(pytree, is_leaf=is_marked):
+    for node in jtu.tree_leaves(pytree, is_leaf=_is_own):
+        refuse_sealed(node, "gradients, optimisers and frozen parts")
         if not is_marked(node):
             frozen.append(False)
             continue
         names = attributes_of(node)[FROZEN]
         for path, x in own(node)[0]:
+            refuse_sealed(x, "gradients, optimisers and frozen parts")
             frozen.extend(frozen_leaves(x) if is_module(x) else [path_name(path) in names])
     return frozen
+
+
+def _is_own(node: Any) -> bool:
+    return is_marked(node) or is_sealed(node)
 
 
 def is_frozen(module: Any) -> bool:
@@ -231,6 +246,8 @@ def unfreeze(model: T, where: Where = "**") -> T:
         >>> vernal.unfreeze(frozen) == model
         True
     """
+    for node in jtu.tree_leaves(model, is_leaf=is_sealed):
+        refuse_sealed(node, "unfreeze(model, where)")
     buffers, asked = buffer_leaves(model), _covered_leaves(model)
     apart = [b and not a for b, a in zip(buffers, asked, strict=True)]
     chosen = _covered(model, where, "unfreeze", apart=apart)

@@ -13,7 +13,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from ..show import FROZEN, field_key, value_error
-from ..trees import path_name
+from ..trees import is_sealed, path_name
 from ._attributes import Attributes, attributes_of
 from ._sorting import Kind, Mixed
 from ._structure import KEY, assemble
@@ -37,7 +37,9 @@ def is_marked(x: Any) -> bool:
 
 def own(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The arrays and modules that a node holds directly, with their paths."""
-    return jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node and is_module(x))
+    return jtu.tree_flatten_with_path(
+        node, is_leaf=lambda x: x is not node and (is_module(x) or is_sealed(x))
+    )
 
 
 def freeze_fields(

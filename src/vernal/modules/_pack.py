@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import operator
 import weakref
 from typing import Any
 
@@ -11,38 +10,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..show import is_traced, short, spec_text, type_error, value_error
-from ..trees import is_array
-from ._fields import field
-from ._frozen import frozen_leaves
-from ._module import Module
+from ..show import is_traced, short, spec_text, tree_pformat, value_error
+from ..trees import has_shape, is_array
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a leaf is: in this array of the trained or of the frozen ones, from `start` on; the leaf itself if that is
-    None."""
+    """Where an array is: from `start` on in this buffer."""
 
-    frozen: bool
-    index: int
-    start: int | None
+    buffer: int
+    start: int
     shape: tuple[int, ...]
 
     @property
     def end(self) -> int:
-        return (self.start or 0) + math.prod(self.shape)
+        return self.start + math.prod(self.shape)
 
 
 class Layout:
     """Where each leaf of a tree is in a `Packed`."""
 
-    def __init__(self, structure: Any, places: tuple[_Place, ...], max_size: int):
+    def __init__(self, structure: Any, places: tuple[_Place | None, ...], dtypes: tuple[Any, ...]):
         self.structure = structure
+        # None for a leaf that is not packed.
         self.places = places
-        self.max_size = max_size
-        self.facts = structure, places
-        # Of each array that `pack` makes, by its place.
-        self.lengths = {(p.frozen, p.index): p.end for p in places if p.start is not None}
+        self.dtypes = dtypes
+        ends = {place.buffer: place.end for place in places if place is not None}
+        self.lengths = tuple(ends.values())
+        self.facts = structure, places, dtypes
         self._hash = hash(self.facts)
 
     def __hash__(self) -> int:
@@ -52,30 +47,40 @@ class Layout:
         return self is other or (isinstance(other, Layout) and self.facts == other.facts)
 
     def __repr__(self) -> str:
-        packed = sum(place.start is not None for place in self.places)
-        return f"Layout({packed} of {len(self.places)} leaves)"
+        leaves = [
+            None if place is None else jax.ShapeDtypeStruct(place.shape, self.dtypes[place.buffer])
+            for place in self.places
+        ]
+        return f"Layout({tree_pformat(jax.tree.unflatten(self.structure, leaves))})"
 
 
 # A call compares the layout of its argument with the one it was compiled for: at once, if equal ones are one object.
 _layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
 
 
-class Packed(Module, layout="fields"):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("buffers", "others"),
+    meta_fields=("layout",),
+)
+@dataclasses.dataclass(frozen=True)
+class Packed:
     """A tree whose small arrays are in a few long ones, made by `pack`.
 
-    It is a module of the long arrays and of the leaves that were not packed, so it can be an argument and a result of
-    any transformation. What is frozen in the tree is frozen in it, and its gradient unpacks as one of the tree.
+    It can be an argument and a result of compiled functions, the carry of a loop, and mapped. Whatever asks for layers,
+    names, gradients or frozen parts needs the tree itself, and refuses it.
 
     Attributes:
-        trained: for each dtype an array of one axis, with the elements of all packed arrays of that dtype that are not
-            frozen; and the leaves that were not packed.
-        frozen: likewise, of the arrays that are frozen.
+        buffers: for each dtype an array of one axis, with the elements of all packed arrays of that dtype.
+        others: the leaves that were not packed.
         layout: where each leaf is. Hashable; equal for trees of the same structure, shapes and dtypes.
     """
 
-    trained: tuple[Any, ...]
-    frozen: tuple[Any, ...] = field(trainable=False)
-    layout: Layout = field(static=True)
+    __tree_sealed__ = True
+
+    buffers: tuple[Any, ...]
+    others: tuple[Any, ...]
+    layout: Layout
 
     def unpack(self) -> Any:
         """The tree.
@@ -84,7 +89,7 @@ class Packed(Module, layout="fields"):
             The tree that was packed, equal to the bit; or, if the buffers have changed since, one like it.
 
         Raises:
-            ValueError: if the buffers have other shapes than those that `pack` made.
+            ValueError: if the buffers have other shapes than those that `pack` made, or 64 bits where JAX has none.
 
         Example:
             >>> import jax.numpy as jnp
@@ -92,32 +97,35 @@ class Packed(Module, layout="fields"):
             >>> vernal.pack({"a": jnp.arange(3.0), "b": jnp.ones(())}).unpack()["a"].tolist()
             [0.0, 1.0, 2.0]
         """
-        arrays = {False: self.trained, True: self.frozen}
-        # Each long array, and what its parts are cut out of: on the device, each would be a program to compile.
-        sources: dict[Any, tuple[Any, Any]] = {}
-        for (frozen, index), length in self.layout.lengths.items():
-            array = arrays[frozen][index]
-            if is_array(array) and array.shape != (length,):
+        for buffer, length in zip(self.buffers, self.layout.lengths, strict=True):
+            if not has_shape(buffer) or buffer.shape != (length,):
                 raise value_error(
-                    "the arrays of a packed tree have changed their shape",
+                    "the buffers of a packed tree have changed",
                     where="Packed.unpack()",
                     expected=f"an array of shape ({length},), as `pack` made it",
-                    got=short(array),
-                    instead="unpack inside the function that vmap maps, which sees one tree at a time",
+                    got=short(buffer),
+                    instead="unpack what `pack` returned; under vmap, pack and unpack inside the mapped function, "
+                    "which sees one tree at a time",
                 )
-            on_host = is_array(array) and not is_traced(array)
-            sources[frozen, index] = array, np.array(array) if on_host else array
+        # On the host: on the device, each array would be a program to compile.
+        sources = [_on_host(x) if isinstance(x, jax.Array) else x for x in self.buffers]
+        others = iter(self.others)
         leaves = [
-            arrays[place.frozen][place.index]
-            if place.start is None
-            else _cut(*sources[place.frozen, place.index], place)
+            next(others)
+            if place is None
+            else _cut(self.buffers[place.buffer], sources[place.buffer], place)
             for place in self.layout.places
         ]
         return jax.tree.unflatten(self.layout.structure, leaves)
 
     def __reduce__(self) -> Any:
         # JAX cannot pickle the structure of a tree.
-        return functools.partial(pack, max_size=self.layout.max_size), (self.unpack(),)
+        return _packed_again, (self.unpack(), [place is None for place in self.layout.places])
+
+
+def _packed_again(tree: Any, stays: list[bool]) -> Packed:
+    leaves, structure = jax.tree.flatten(tree)
+    return _packed(leaves, structure, stays)
 
 
 def pack(tree: Any, *, max_size: int = 4096) -> Packed:
@@ -136,8 +144,8 @@ def pack(tree: Any, *, max_size: int = 4096) -> Packed:
 
     Compiling takes longer: XLA compiles each array's way out of the buffer by itself (see the page of benchmarks).
 
-    What is not packed stays a leaf of its own: larger arrays, NumPy arrays and Python numbers, random keys, arrays that
-    are weakly typed.
+    What is not packed stays a leaf of its own: larger arrays, Python numbers, random keys, arrays that are weakly
+    typed. NumPy arrays become arrays of JAX, as arguments of compiled functions do.
 
     Args:
         tree: any pytree.
@@ -147,8 +155,8 @@ def pack(tree: Any, *, max_size: int = 4096) -> Packed:
         The packed tree; `packed.unpack()` gives the tree back.
 
     Raises:
-        TypeError: if `max_size` is not an integer.
-        ValueError: if a small array is on more than one device, or small arrays are on different ones.
+        ValueError: if `max_size` is not an integer of at least 0, a small array is on more than one device, or small
+            arrays are on different ones.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -160,54 +168,40 @@ def pack(tree: Any, *, max_size: int = 4096) -> Packed:
         >>> bool(vernal.tree_equal(packed.unpack(), mlp))
         True
     """
-    try:
-        max_size = operator.index(max_size)
-    except TypeError:
-        raise type_error(
-            "the size of an array is an integer",
+    if isinstance(max_size, bool) or not isinstance(max_size, int | np.integer) or max_size < 0:
+        raise value_error(
+            "`max_size` is not a size",
             where="pack(tree, max_size=...)",
-            expected="the largest number of elements of an array that is packed",
+            expected="an integer of at least 0: the largest number of elements of an array that is packed",
             got=short(max_size),
-        ) from None
+        )
     leaves, structure = jax.tree.flatten(tree)
-    parts: tuple[_Part, _Part] = _Part(), _Part()
-    places = [
-        parts[frozen].put(leaf, frozen, _is_small(leaf, max_size))
-        for leaf, frozen in zip(leaves, frozen_leaves(tree), strict=True)
+    # As arguments of a compiled function, they are arrays of JAX.
+    leaves = [
+        jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) and is_array(x) else x
+        for x in leaves
     ]
-    layout = Layout(structure, tuple(places), max_size)
-    layout = _layouts.setdefault(layout.facts, layout)
-    return Packed(parts[0].joined(), parts[1].joined(), layout)
+    return _packed(leaves, structure, [not _is_small(leaf, max_size) for leaf in leaves])
 
 
-class _Part:
-    """What becomes the trained arrays of a `Packed`, or the frozen ones."""
-
-    def __init__(self):
-        self.arrays: list[Any] = []
-        """For each array that it will have a list of what is joined, or the leaf that stays as it is."""
-        self.of_dtype: dict[Any, int] = {}
-        self.sizes: dict[Any, int] = {}
-
-    def put(self, leaf: Any, frozen: bool, small: bool) -> _Place:
-        if not small:
-            self.arrays.append(leaf)
-            return _Place(frozen, len(self.arrays) - 1, None, ())
+def _packed(leaves: list[Any], structure: Any, stays: list[bool]) -> Packed:
+    groups: dict[Any, list[Any]] = {}
+    sizes: dict[Any, int] = {}
+    places: list[_Place | None] = []
+    for leaf, stay in zip(leaves, stays, strict=True):
+        if stay:
+            places.append(None)
+            continue
         _check_device(leaf)
-        if leaf.dtype not in self.of_dtype:
-            self.of_dtype[leaf.dtype] = len(self.arrays)
-            self.arrays.append(_Joined())
-        index, start = self.of_dtype[leaf.dtype], self.sizes.get(leaf.dtype, 0)
-        self.arrays[index].append(leaf)
-        self.sizes[leaf.dtype] = start + leaf.size
-        return _Place(frozen, index, start, leaf.shape)
-
-    def joined(self) -> tuple[Any, ...]:
-        return tuple(_joined(x) if isinstance(x, _Joined) else x for x in self.arrays)
-
-
-class _Joined(list[Any]):
-    """Arrays that become one."""
+        group = groups.setdefault(leaf.dtype, [])
+        group.append(leaf)
+        start = sizes.get(leaf.dtype, 0)
+        sizes[leaf.dtype] = start + leaf.size
+        places.append(_Place(list(groups).index(leaf.dtype), start, leaf.shape))
+    others = tuple(leaf for leaf, stay in zip(leaves, stays, strict=True) if stay)
+    layout = Layout(structure, tuple(places), tuple(groups))
+    layout = _layouts.setdefault(layout.facts, layout)
+    return Packed(tuple(map(_joined, groups.values())), others, layout)
 
 
 def _is_small(leaf: Any, max_size: int) -> bool:
@@ -216,6 +210,8 @@ def _is_small(leaf: Any, max_size: int) -> bool:
         and leaf.size <= max_size
         and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
         and not leaf.weak_type
+        # Where 64-bit numbers are switched off, they could not be joined.
+        and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype
     )
 
 
@@ -253,12 +249,25 @@ def _joined(arrays: list[Any]) -> Any:
     return _like(joined, committed[0] if committed else arrays[0])
 
 
-def _cut(array: Any, source: Any, place: _Place) -> Any:
-    if not is_array(array):
-        # A tree of gradients has something else in the place of what is frozen.
+def _on_host(array: jax.Array) -> Any:
+    if is_traced(array):
         return array
+    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        raise value_error(
+            "a tree that was packed with 64-bit numbers cannot be unpacked without them",
+            where="Packed.unpack()",
+            expected="64-bit numbers switched on, as they were for `pack`",
+            got=spec_text(array),
+            instead="jax.config.update('jax_enable_x64', True), or jax.enable_x64(True)",
+        )
+    return np.array(array)
+
+
+def _cut(buffer: Any, source: Any, place: _Place) -> Any:
+    if isinstance(buffer, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(place.shape, buffer.dtype)
     part = source[place.start : place.end].reshape(place.shape)
-    return part if is_traced(array) else _like(part, array)
+    return part if source is buffer else _like(part, buffer)
 
 
 def _like(array: np.ndarray, like: Any) -> jax.Array:

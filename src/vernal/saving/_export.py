@@ -26,6 +26,7 @@ from ..trees import has_shape, match_paths, named_leaves, split
 from ._encoding import encode
 from ._export_signature import Signature, bind_example, describe, parameters_of, plain_values
 from ._file import as_bytes
+from ._leaves import leaves_by_name
 
 PROGRAM, ARRAYS, CONSTANTS = "program", "arrays.", "constants."
 VERSION = 1
@@ -107,7 +108,7 @@ def export(
     function = closure_to_pytree(function)
     bound = bind_example(function, example, dict(keywords or {}))
     inputs = _with_sizes(dict(bound.arguments), shapes, constraints)
-    values = plain_values(named_leaves(inputs))
+    values = plain_values(leaves_by_name(inputs, "the arguments of export"))
     # The reported places of checks end at this frame.
     traced = awaited(_Traced, function, bound.signature, inputs)
     signature = Signature(name, parameters_of(bound), values, traced.output)

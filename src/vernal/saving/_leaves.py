@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..modules import Packed
 from ..show import is_traced, short, shown_name, type_error, value_error
-from ..trees import has_shape, is_array, named_leaves
+from ..trees import has_shape, is_array, is_sealed, named_leaves, refuse_sealed
 
 # Subclasses (an `IntEnum`, say) are structure: in general they cannot be rebuilt from a number.
 PYTHON: dict[type, np.dtype] = {
@@ -38,16 +37,9 @@ class Spec(NamedTuple):
 
 def leaves_by_name(tree: Any, where: str) -> dict[str, Any]:
     """The leaves of a tree by their names in a file."""
-    leaves = named_leaves(tree, is_leaf=lambda node: isinstance(node, Packed))
+    leaves = named_leaves(tree, is_leaf=is_sealed)
     for name, leaf in leaves.items():
-        if isinstance(leaf, Packed):
-            raise type_error(
-                "the arrays of a packed tree have no names",
-                where=f"{shown_name(name)} of {where}",
-                expected="a tree that is not packed",
-                got=repr(leaf.layout),
-                instead="save(path, packed.unpack()), and pack(load(path, tree))",
-            )
+        refuse_sealed(leaf, f"{shown_name(name)} of {where}" if name else where)
     return leaves
 
 

@@ -20,7 +20,9 @@ from ._no_gradient import is_missing as is_missing
 from ._omega import ω as ω
 from ._openings import Node as Node
 from ._openings import open_up as open_up
+from ._parts import is_sealed as is_sealed
 from ._parts import node_parts as node_parts
+from ._parts import refuse_sealed as refuse_sealed
 from ._parts import replace_parts as replace_parts
 from ._paths import Paths as Paths
 from ._patterns import Pattern as Pattern

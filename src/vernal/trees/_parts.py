@@ -10,7 +10,24 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._ground import one_level, one_level_with_keys
-from ..show import field_key
+from ..show import field_key, short, type_error
+
+
+def is_sealed(node: Any) -> bool:
+    """Whether a node may only be passed on, as a `Packed`: its class says so by `__tree_sealed__`."""
+    return getattr(type(node), "__tree_sealed__", False)
+
+
+def refuse_sealed(node: Any, where: str = "a tool that looks into a tree") -> None:
+    """Refuses such a node where the tree that it stands for is needed."""
+    if is_sealed(node):
+        raise type_error(
+            "a packed tree has no layers, names or gradients",
+            where=where,
+            expected="the tree itself",
+            got=short(node),
+            instead="packed.unpack(), and vernal.pack(tree) of the result",
+        )
 
 
 def node_parts(node: Any) -> list[tuple[Any, Any]] | None:
@@ -23,12 +40,16 @@ def node_parts(node: Any) -> list[tuple[Any, Any]] | None:
         Pairs of key and part: for a module all fields that are not declared static, for another
         pytree node its children. None for a leaf, and for None.
 
+    Raises:
+        TypeError: for a `vernal.Packed`.
+
     Example:
         >>> import vernal
         >>> from vernal.trees import node_parts
         >>> [str(key) for key, part in node_parts(vernal.nn.Lambda(abs))]
         ['.fn']
     """
+    refuse_sealed(node)
     fields = getattr(type(node), "__tree_fields__", None)
     if fields is not None:
         return [(field_key(type(node), name), value) for name, value in fields(node).items()]
