@@ -14,12 +14,37 @@ from ..show import field_key, short, type_error
 
 
 def is_sealed(node: Any) -> bool:
-    """Whether a node may only be passed on, as a `Packed`: its class says so by `__tree_sealed__`."""
+    """Whether a node may only be passed on: its class says so by `__tree_sealed__`.
+
+    Args:
+        node: any Python object.
+
+    Returns:
+        True for a `vernal.Packed`.
+
+    Example:
+        >>> import vernal
+        >>> from vernal.trees import is_sealed
+        >>> is_sealed(vernal.pack([1.0])), is_sealed([1.0])
+        (True, False)
+    """
     return getattr(type(node), "__tree_sealed__", False)
 
 
 def refuse_sealed(node: Any, where: str = "a tool that looks into a tree") -> None:
-    """Refuses such a node where the tree that it stands for is needed."""
+    """Refuses a node that may only be passed on, where the tree that it stands for is needed.
+
+    Args:
+        node: any Python object.
+        where: what needs the tree, for the error.
+
+    Raises:
+        TypeError: for a `vernal.Packed`.
+
+    Example:
+        >>> from vernal.trees import refuse_sealed
+        >>> refuse_sealed([1.0])
+    """
     if is_sealed(node):
         raise type_error(
             "a packed tree has no layers, names or gradients",
