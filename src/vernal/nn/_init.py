@@ -24,6 +24,11 @@ def weight_dtype(layer: str, dtype: DTypeLike | None) -> Any:
             expected="for example jnp.float32, jnp.bfloat16 or jnp.complex64",
             got=str(jnp.dtype(dtype)),
         )
+    if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+        # JAX warns that it has no such numbers; from inside of `uniforms` it would warn once only.
+        part = jnp.finfo(dtype).dtype if jnp.issubdtype(dtype, jnp.complexfloating) else dtype
+        jnp.array([], part)
+        return jax.dtypes.canonicalize_dtype(dtype)
     return dtype
 
 
