@@ -78,6 +78,7 @@ def test_logdets_of_kernels_with_noise(name, n, seeds, noises):
     assert np.mean(held) >= 0.93
 
 
+@pytest.mark.sample(2)
 # With the 94 products that are left for the last attempt, its five probes alone leave an error of 1.4% to 2.4%, but of
 # 3.1% to 3.7% for the third kernel: no honest 95% interval of that one is within 5%.
 @pytest.mark.slow
@@ -144,6 +145,7 @@ METHODS = ("Hutchinson", "HutchPlusPlus", "XTrace", "XNysTrace")
 DIAGONALS = ("HutchinsonDiagonal", "XDiag", "XNysDiag")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("name", METHODS + DIAGONALS)
@@ -211,6 +213,7 @@ def test_traces_of_operators_that_are_not_symmetric(name):
             assert inside >= 0.93 - 3 * (0.07 / seeds) ** 0.5, (m, inside)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["matrix", "function"])

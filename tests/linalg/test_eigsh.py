@@ -70,6 +70,7 @@ def problems(name):
     return operator, matrix.__matmul__, matrix
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("which", "theirs"), [("largest", "LA"), ("both", "BE"), ("magnitude", "LM")]
 )
@@ -94,6 +95,7 @@ def residual(matrix, found):
     return np.linalg.norm(matrix @ vectors.T - vectors.T * values, axis=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "eigenvalues",
     [
@@ -201,6 +203,7 @@ def dense(which="largest", k=2):
     return of
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["largest", "smallest", "both"])
 def test_derivatives_are_those_of_a_dense_decomposition(which):
