@@ -380,3 +380,13 @@ def test_another_structure_is_named_by_the_log(capsys):
 def test_it_prints_what_is_inside():
     text = repr(vernal.pack({"a": jnp.ones((2, 3))}).layout)
     assert text == "Layout({'a': ShapeDtypeStruct(shape=(2, 3), dtype=float32)})"
+
+
+@pytest.mark.parametrize("size", [16, 8192])
+def test_what_numpy_writes_later_is_not_seen(size):
+    memory = np.ones(size + 16, np.float32)
+    start = -memory.ctypes.data % 64 // 4  # where JAX could share it
+    array = memory[start : start + size]
+    packed = vernal.pack({"a": array})
+    array[:] = 7
+    assert (packed.unpack()["a"] == 1).all()

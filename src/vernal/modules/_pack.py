@@ -176,9 +176,9 @@ def pack(tree: Any, *, max_size: int = 4096) -> Packed:
             got=short(max_size),
         )
     leaves, structure = jax.tree.flatten(tree)
-    # As arguments of a compiled function, they are arrays of JAX.
+    # Copied: `asarray` may share the memory, and show what NumPy writes there later.
     leaves = [
-        jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) and is_array(x) else x
+        jnp.array(x) if isinstance(x, np.ndarray | np.generic) and is_array(x) else x
         for x in leaves
     ]
     return _packed(leaves, structure, [not _is_small(leaf, max_size) for leaf in leaves])

@@ -44,7 +44,7 @@ def uniforms(
 ) -> tuple[jax.Array | None, ...]:
     """For each shape, uniform numbers between `-lim` and `lim`, from a key of its own; None for None.
 
-    (Compiled as one: a program for the keys and one for each array cost a fresh process twice the time.)
+    (One program to compile, in place of one for the keys and one for each array.)
     """
     keys = jax.random.split(key, len(shapes))
     return tuple(

