@@ -1,10 +1,12 @@
 """What costs time or memory on an accelerator: donation, the cost of a call, estimators, training."""
 
 import math
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import cold as first
 import dispatch as calls
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,33 @@ def dispatch(device: jax.Device, smoke: bool) -> Iterator[tuple[str, list[str]]]
     yield "|---" * (len(columns) + 1) + "|", []
     for way in columns[0].ratios:
         yield f"| {way} | {' | '.join(f'{c.ratios[way]:.2f}' for c in columns)} |", []
+
+
+def packing(device: jax.Device, smoke: bool) -> Iterator[tuple[str, list[str]]]:
+    """The time of a loop with `vernal.pack`, by the clock, over that of a flat list."""
+    columns = calls.packing((100,) if smoke else (100, 300))
+    yield f"| | {' | '.join(column.name for column in columns)} |", []
+    yield "|---" * (len(columns) + 1) + "|", []
+    for way in columns[0].ratios:
+        yield f"| {way} | {' | '.join(f'{c.ratios[way]:.2f}' for c in columns)} |", []
+
+
+def cold(device: jax.Device, smoke: bool) -> Iterator[tuple[str, list[str]]]:
+    """Seconds of the processor for the first step, in fresh processes."""
+    names = [OURS] if smoke else list(first.MODULES)
+    yield f"| | {' | '.join(names)} |", []
+    yield "|---" * (len(names) + 1) + "|", []
+    for kind in list(first.SIZES)[: 1 if smoke else None]:
+        cells, wrong = [], []
+        for name in names:
+            try:
+                cells.append(f"{first.in_a_new_process(name, kind, device.platform == 'cpu'):.2f}")
+            except subprocess.CalledProcessError as error:
+                # A library that is not installed, or a device that one process has for itself.
+                cells.append("")
+                reason = error.stderr.strip().splitlines()[-1:]
+                wrong = [f"cold, {kind}: {reason}"] if name == OURS else wrong
+        yield f"| {kind} | {' | '.join(cells)} |", wrong
 
 
 ALONE = "the products alone"

@@ -106,8 +106,8 @@ class LstmModel(vernal.Module):
         self.head = nn.Linear(size.width, size.classes, key=key2)
 
     def __call__(self, xs: jax.Array) -> jax.Array:
-        ys, _ = self.lstm(xs)
-        return self.head(ys[..., -1, :])
+        _, (hidden, _) = self.lstm(xs)
+        return self.head(hidden[..., -1, :])
 
 
 def cnn_model(size: Cnn, key: jax.Array) -> Any:

@@ -1,10 +1,11 @@
 """What an accelerator makes of the library, in one command: `make accelerator`, or
 `python benchmarks/accelerator.py [--out FILE] [--only PART ...] [--smoke]`.
 
-Every layer, loop, check, estimator and saved file against the CPU's answers; attention; donation; the cost of a call;
-training steps per second beside Equinox, Flax NNX and PyTorch, where they are installed; the estimators' cost. Prints
-one Markdown report, writes it to `--out`, and leaves with an error if something is wrong. It runs on whatever JAX finds
-first; `--smoke` has small sizes and every twelfth row of the tables, to try the script itself on a CPU.
+Every layer, loop, check, estimator and saved file against the CPU's answers; attention; donation; the cost of a call,
+also packed; the first step; training steps per second beside Equinox, Flax NNX and PyTorch, where they are installed;
+the estimators' cost. Prints one Markdown report, writes it to `--out`, and leaves with an error if something is wrong.
+It runs on whatever JAX finds first; `--smoke` has small sizes and every twelfth row of the tables, to try the script
+itself on a CPU.
 """
 
 import argparse
@@ -34,6 +35,8 @@ PARTS: dict[str, tuple[str, Part]] = {
     "attention": ("Attention", _accelerator_attention.run),
     "donation": ("Donation", _accelerator_speed.donation),
     "dispatch": ("A call, before anything is computed", _accelerator_speed.dispatch),
+    "packing": ("`vernal.pack` in a loop", _accelerator_speed.packing),
+    "cold": ("The first step", _accelerator_speed.cold),
     "estimators": ("Estimators of a trace", _accelerator_speed.estimates),
     "training": ("Training", _accelerator_speed.training),
 }

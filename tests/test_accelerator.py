@@ -23,6 +23,6 @@ def test_the_report_on_an_accelerator(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Everything is right." in done.stdout
     titles = [line for line in report.read_text().splitlines() if line.startswith("## ")]
-    assert len(titles) == 6
+    assert len(titles) == 8
     # Whether the fused kernel is used is only looked at on a GPU, but whether attention is right, always.
     assert report.read_text().count("| yes |") == 0

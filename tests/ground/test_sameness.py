@@ -155,6 +155,8 @@ DIFFERENT = [
     (functools.partial(f, a=1), functools.partial(f, b=1)),
     (functools.partial(f, 1, 2), functools.partial(f, 1, a=2)),
     (jnp.float32, jnp.float16),
+    (np.float64, jnp.float64),
+    (np.float32, np.dtype("float32")),
 ]
 EQUAL = [
     (1, 1),

@@ -240,3 +240,20 @@ def test_wrong_arguments_of_a_class_are_told_the_right_ones():
     with pytest.raises(TypeError, match="can only concatenate str") as caught:
         Layer("text")
     assert not getattr(caught.value, "__notes__", [])
+
+
+def test_a_missing_key_is_told_how_it_is_made():
+    class Layer(Module):
+        size: int
+
+        def __init__(self, size, *, key):
+            self.size = size
+
+    with pytest.raises(
+        TypeError, match="missing 1 required keyword-only argument: 'key'"
+    ) as caught:
+        Layer(2)  # pyright: ignore[reportCallIssue]
+    assert caught.value.__notes__ == [
+        "The arguments of Layer: size, key",
+        "A key: key=jax.random.key(0), and another one for each layer (jax.random.split)",
+    ]

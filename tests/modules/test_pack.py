@@ -1,6 +1,7 @@
 """`pack`: the same numbers to the bit, whatever is in the tree, wherever it is packed and unpacked."""
 
 import copy
+import dataclasses
 import gc
 import inspect
 import io
@@ -9,6 +10,7 @@ import pickle
 import tempfile
 import threading
 import weakref
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +149,8 @@ def test_a_thousand_steps_with_frozen_parts_and_statistics_are_equal_to_the_bit(
 def test_packing_outside_and_inside_is_one_layout():
     tree = model()
     eager, traced = vernal.pack(tree), jax.jit(vernal.pack)(tree)
-    assert eager.layout is traced.layout
+    assert eager.layout == traced.layout
+    assert hash(eager.layout) == hash(traced.layout)
     assert hash(eager.layout) == hash(vernal.pack(tree, max_size=500).layout)
     assert vernal.pack(tree, max_size=500).layout == eager.layout
     assert vernal.pack(tree, max_size=1).layout != eager.layout
@@ -156,10 +159,122 @@ def test_packing_outside_and_inside_is_one_layout():
 
 def test_layouts_are_dropped():
     packed = vernal.pack({"a unique name": jnp.ones(7)})
-    layout = weakref.ref(packed.layout)
+    hash(packed.layout)
+    gone = [weakref.ref(packed.layout), weakref.ref(packed.layout._token)]
     del packed
     gc.collect()
-    assert layout() is None
+    assert [ref() for ref in gone] == [None, None]
+
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    def __init__(self, x, fixed):
+        self.x, self.fixed = x, fixed
+
+    def tree_flatten(self):
+        return (self.x,), self.fixed
+
+    @classmethod
+    def tree_unflatten(cls, fixed, children):
+        return cls(*children, fixed)
+
+
+class Scale:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __eq__(self, other):
+        return isinstance(other, Scale) and self.scale == other.scale
+
+    def __hash__(self):
+        return hash(self.scale)
+
+
+class Scaled(vernal.Module):
+    w: jax.Array
+    scale: Any = vernal.field(static=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(1, 1.0), (1.0, True), (0.0, -0.0), ((1, 2), (1.0, 2)), (np.dtype("f4"), jnp.float32)],
+)
+def test_a_tree_keeps_its_own_structure_beside_an_equal_one(first, second):
+    alive = [vernal.pack(Node(jnp.arange(3), value)) for value in (first, second)]
+    assert [hash(packed.layout) for packed in alive]
+    for packed, value in zip(alive, (first, second), strict=True):
+        assert repr(packed.unpack().fixed) == repr(value)
+    keys = [vernal.pack({key: jnp.arange(3)}) for key in (1, True)]
+    assert keys[0].layout == keys[1].layout
+    assert [repr(list(packed.unpack())) for packed in keys] == ["[1]", "[True]"]
+
+
+def test_a_tree_keeps_its_own_objects_beside_equal_ones():
+    scales = Scale(1.0), Scale(1.0)
+    first, second = (vernal.pack(Scaled(jnp.arange(3), scale)) for scale in scales)
+    assert first.layout == second.layout
+    scales[0].scale = 9.0
+    assert second.unpack().scale is scales[1]
+
+
+def test_a_new_tree_is_not_answered_for_by_one_that_has_changed():
+    f = vernal.filter_jit(lambda packed: packed.unpack().w * packed.unpack().scale.scale)
+    scale = Scale(1.0)
+    f(vernal.pack(Scaled(jnp.arange(3.0), scale)))
+    scale.scale = 3.0
+    assert f(vernal.pack(Scaled(jnp.arange(3.0), Scale(3.0)))).tolist() == [0.0, 3.0, 6.0]
+
+
+def test_structure_that_cannot_be_compared_can_be_packed():
+    trees = [Node(jnp.arange(3.0), np.ones(3)) for _ in range(3)]
+    for packed in [vernal.pack(tree) for tree in trees]:
+        assert packed.unpack().fixed.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        np.ma.masked_array(np.float32([1, 2, 3]), mask=[0, 1, 0]),
+        np.arange(3, dtype=">f4"),
+        np.longdouble(1),
+    ],
+    ids=["masked", "byte order", "long double"],
+)
+def test_numpy_s_arrays_that_jax_does_not_take_stay(leaf):
+    packed = vernal.pack([leaf, jnp.ones(2)])
+    assert packed.others[0] is leaf
+    assert packed.unpack()[0] is leaf
+
+
+def test_what_was_unpacked_from_numpy_s_buffers_is_its_own():
+    packed = jax.tree.map(np.array, vernal.pack([jnp.arange(3.0)]))
+    packed.unpack()[0][0] = 5.0
+    assert packed.unpack()[0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_packed_trees_are_equal_by_identity_and_print_as_trees():
+    first, second = (vernal.pack([jnp.arange(3000.0)]) for _ in range(2))
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+    assert "f32[3000]" in repr(first)
+    assert "999" not in repr(first)
+
+
+@pytest.mark.parametrize("changes", [{"buffers": ()}, {"others": (1.0,)}])
+def test_parts_that_do_not_fit_are_refused(changes):
+    packed = dataclasses.replace(vernal.pack([jnp.arange(3.0)]), **changes)
+    with pytest.raises(ValueError, match="the buffers of a packed tree have changed"):
+        packed.unpack()
+
+
+def test_another_memory_is_refused():
+    device = jax.devices()[0]
+    host = jax.sharding.SingleDeviceSharding(device, memory_kind="unpinned_host")
+    if device.default_memory().kind == "unpinned_host":
+        host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    with pytest.raises(ValueError, match="(?s)cannot be packed.*in one memory.*pinned_host"):
+        vernal.pack([jnp.ones(2), jax.device_put(jnp.ones(2), host)])
 
 
 def test_gradients_reach_the_arrays():
@@ -297,6 +412,7 @@ SEALED = {
     "save": lambda p: vernal.save("unused", p),
     "load": lambda p: vernal.load(saved(), p),
     "export": lambda p: vernal.saving.export(lambda p: p.unpack(), p),
+    "export of a result": lambda p: vernal.saving.export(lambda: p),
     "serialise": lambda p: vernal.tree_serialise_leaves(io.BytesIO(), p),
     "deserialise": lambda p: vernal.tree_deserialise_leaves(io.BytesIO(), p),
 }

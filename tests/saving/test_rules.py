@@ -329,7 +329,8 @@ def raise_a_pear(weight):
 @pytest.mark.parametrize(
     ("ours", "theirs", "rules", "found"),
     [
-        ({"w": W}, {"w": W.T}, {}, "'w': f32[3,2], of another shape or kind of number"),
+        ({"w": W}, {"w": W.T}, {}, "'w': f32[3,2], its transpose (square ones fit either way"),
+        ({"w": W}, {"w": W[:, :1]}, {}, "'w': f32[2,1], of another shape or kind of number"),
         ({"w": np.arange(2)}, {"w": B}, {}, "'w': f32[2], of another shape or kind of number"),
         ({"w": B}, {"w": B + 0j}, {}, "'w': c64[2], of another shape or kind of number"),
         ({"s": W}, {"h.0": B, "h.1": B}, {"s": "h.#"}, "'h.#': f32[2], of another shape or"),

@@ -215,6 +215,28 @@ def test_a_dtype_that_is_a_function_stays_one(first, written):
     assert made.f(1.5) == 1.5
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
+@pytest.mark.parametrize("first", [np.float64, jnp.float64])
+def test_numpy_s_scalar_types_are_not_those_of_jax(first):
+    """They are equal, and compute differently: in 64 and in 32 bits here."""
+    second = jnp.float64 if first is np.float64 else np.float64
+
+    def scaled(cast, x):
+        lost_in_32_bits = (cast(1) + cast(1e-12) - cast(1)) * cast(1e12)
+        return x * jnp.asarray(lost_in_32_bits, x.dtype)
+
+    for made in (lambda cast: cast, lambda cast: functools.partial(cast), Holder):
+        step = vernal.filter_jit(lambda held, x: scaled(getattr(held, "f", held), x))
+        for cast in (first, second):
+            held = made(ONE, cast) if made is Holder else made(cast)
+            assert (step(held, X) == 0).all() == (cast is jnp.float64), (made, cast)
+    for cast in (first, second):
+        out = vernal.loops.fori_loop(
+            0, 1, lambda i, c: (scaled(c[1], c[0]), c[1]), (X, cast), kind="lax"
+        )[0]
+        assert (out == 0).all() == (cast is jnp.float64)
+
+
 def test_classes_with_one_name_are_two():
     def make(number):
         class Kind(enum.Enum):

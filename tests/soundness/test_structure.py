@@ -365,3 +365,49 @@ def test_a_module_that_can_change_is_refused_as_structure(held):
 def test_a_module_that_stays_what_it_is_may_be_static():
     for stays in (Lists((1.0, "a")), Lists(vernal.Static([1])), vernal.filter_jit(jnp.sin)):
         assert StaticHolder(ONE, stays).f is stays
+
+
+class Config(dict):
+    """A dict that promises not to change."""
+
+    def __hash__(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        return hash(tuple(sorted(self.items())))
+
+
+class Scale:
+    def __init__(self, k):
+        self.k = k
+
+    def __eq__(self, other):
+        return type(other) is Scale and self.k == other.k
+
+    def __hash__(self):
+        return hash(self.k)
+
+    def __getitem__(self, name):
+        return getattr(self, name)
+
+    def __setitem__(self, name, value):
+        setattr(self, name, value)
+
+
+@pytest.mark.parametrize("make", [lambda k: Config(k=k), Scale], ids=["dict", "object"])
+@pytest.mark.parametrize(
+    "around",
+    [Holder, StaticHolder, lambda one, held: Lists(Holder(one, held)), lambda one, held: held],
+    ids=["field", "static field", "module in a module", "argument"],
+)
+def test_a_broken_promise_does_not_reach_a_new_object(make, around):
+    """An object changes that promised by its hash not to; new ones that equal it now are answered for themselves."""
+
+    def k_of(held):
+        if isinstance(held, (dict, Scale)):
+            return held["k"]
+        return k_of(held.held if isinstance(held, Lists) else held.f)
+
+    step = vernal.filter_jit(lambda held, x: x * k_of(held))
+    changes = make(1.0)
+    assert (step(around(ONE, changes), X) == X).all()
+    changes["k"] = 5.0
+    assert (step(around(ONE, make(5.0)), X) == 5 * X).all()
+    assert (step(around(ONE, make(1.0)), X) == X).all()

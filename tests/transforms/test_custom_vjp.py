@@ -1,6 +1,8 @@
 import copy
+import gc
 import inspect
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -323,6 +325,31 @@ def test_vmap_with_axes():
     )
     for axes in ((0, None), (1, None)):
         close(jax.vmap(grad, axes)(a, b), jax.vmap(want, axes)(a, b))
+
+
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.jit(jax.grad(f)), filter_grad])
+def test_what_the_rules_captured_is_freed(transform):
+    def define():
+        scale = jnp.ones(3)
+
+        @filter_custom_vjp
+        def f(x):
+            return (scale * x).sum()
+
+        @f.def_fwd
+        def _(perturbed, x):
+            return (scale * x).sum(), None
+
+        @f.def_bwd
+        def _(residuals, grad_out, perturbed, x):
+            return grad_out * scale
+
+        transform(f)(jnp.ones(3))
+        return weakref.ref(scale)
+
+    gone = define()
+    gc.collect()
+    assert gone() is None
 
 
 # --- what the function and the rules close over ---

@@ -441,16 +441,25 @@ def test_donation(donate, deleted):
     assert (a.is_deleted(), b["x"].is_deleted()) == deleted
 
 
-def test_all_except_first_spares_the_whole_first_argument_and_donates_the_function():
+def test_all_except_first_spares_the_whole_first_argument():
     layer, x = Layer(jnp.ones(3)), {"a": jnp.ones(3), "b": jnp.ones(3)}
     out = filter_jit(lambda x, layer: (layer.w + x["a"], x), donate="all-except-first")(x, layer)
     assert layer.w.is_deleted()
     assert not x["a"].is_deleted()
     assert out[0].shape == (3,)
-    layer, x = Layer(jnp.ones(3)), jnp.ones(3)
-    filter_jit(layer, donate="all-except-first")(x)
-    assert layer.w.is_deleted()
-    assert not x.is_deleted()
+
+
+@pytest.mark.parametrize("donate", DONATE)
+@pytest.mark.parametrize("transform", [filter_jit, vernal.filter_pmap])
+def test_the_function_is_never_donated(transform, donate):
+    layer = Layer(jnp.ones(()))
+    for fn in (layer, layer.__call__):
+        compiled = transform(fn, donate=donate)
+        for _ in range(2):
+            x = jnp.ones((1, 3))
+            assert compiled(x).shape == (1, 3)
+            assert x.is_deleted() == DONATE[donate][0]
+    assert not layer.w.is_deleted()
 
 
 @pytest.mark.parametrize("donate", ["all", "warn"])

@@ -22,6 +22,7 @@ from ._jax_private import Zero as Zero
 from ._jax_private import add_tangents as add_tangents
 from ._jax_private import batch_axis_in_front as batch_axis_in_front
 from ._jax_private import bind_kept_call as bind_kept_call
+from ._jax_private import cached_weakly as cached_weakly
 from ._jax_private import close_jaxpr as close_jaxpr
 from ._jax_private import concrete_value as concrete_value
 from ._jax_private import convert_constvars_jaxpr as convert_constvars_jaxpr

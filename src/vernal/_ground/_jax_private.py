@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -116,6 +116,10 @@ from jax._src.traceback_util import register_exclusion
 # is None` calls Python at every node. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version
 # whose public tree_flatten can treat None as a leaf.
 from jax._src.tree_util import none_leaf_registry
+
+# The classes of which JAX's caches keep no object alive. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
+# version that does not cache the abstract evaluation of a user's operations, as of `jax.custom_vjp`'s.
+from jax._src.util import weakref_cache_key_types
 from jax.core import Tracer
 
 # JAX's operations. Present in JAX 0.10.2 to 0.12. Retired by: no version; they are public, but `jax.extend` promises
@@ -154,6 +158,8 @@ from jax.interpreters.mlir import register_lowering as register_lowering  # JAX 
 
 jax_primitives = primitives
 
+_Class = TypeVar("_Class", bound=type)
+
 
 def trace_flag(name: str, help: str) -> Any:
     """A new JAX setting, off by default, that functions may read while they are traced: compiled programs are cached
@@ -161,6 +167,12 @@ def trace_flag(name: str, help: str) -> Any:
     return config.bool_state(
         name=name, default=False, help=help, include_in_jit_key=True, include_in_trace_context=True
     )
+
+
+def cached_weakly(cls: _Class) -> _Class:
+    """A decorator of a class whose objects are parameters of operations: JAX's caches do not keep them alive."""
+    weakref_cache_key_types.add(cls)
+    return cls
 
 
 def batch_axis_in_front(axis: Any, x: Any, dim: int | None) -> Any:

@@ -84,14 +84,15 @@ def _object_key(kind: type, value: Any) -> Any:
     # A method is made anew at every access, from an object that may have changed meanwhile.
     if kind in (types.MethodType, types.BuiltinMethodType):
         return kind, Itself(value)
-    hash(value)
+    # In the key, so that a value whose own hash has changed in place is another one.
+    now = hash(value)
     if isinstance(value, _BUILTIN) and _inherits_comparison(kind):
         if kind.__dictoffset__ != 0 and not is_library_name(kind):
             return kind, Itself(value)
         base: Any = next(b for b in _BUILTIN if issubclass(kind, b))
         return kind, _key(base(value))
     if parameters is None or not _written_by_dataclass(kind.__eq__):
-        return kind, value
+        return kind, now, value
     if not own:
         # The inherited `==` ignores everything that the subclass adds.
         return kind, Itself(value)
@@ -104,7 +105,7 @@ def _object_key(kind: type, value: Any) -> Any:
         if _written_by_dataclass(kind.__hash__):
             raise
         # The class's own hash makes up for a field that has none.
-        return kind, value
+        return kind, now, value
 
 
 def _dataclass_parameters(kind: type) -> Any:

@@ -26,6 +26,7 @@ import jax.tree_util as jtu
 
 from ._attributes import attributes_of, set_attributes
 from ._structure import KEY, Structure
+from ._torch_names import is_hint
 
 FLAT = "_vernal_flat"
 
@@ -139,7 +140,7 @@ def lazily(
         return None
     for name in structure.layout.children:
         found = inspect.getattr_static(cls, name, _END)
-        if found is _END:
+        if found is _END or is_hint(found):
             setattr(cls, name, LazyChild(name))
         elif type(found) is not LazyChild:
             # The class's default would be found in place of the child.

@@ -24,7 +24,7 @@ from ..show import tree_pformat
 from ..trees import by_name
 from . import _refusals as refuse
 from ._abstract import owed, take_abstract
-from ._attributes import Attributes, attributes_of
+from ._attributes import attributes_of
 from ._building import NUMBERS, ClassInfo, check_declared, check_new, finish
 from ._calls import telling
 from ._equality import equal_arrays, hashed
@@ -35,6 +35,7 @@ from ._methods import as_method
 from ._sorting import Kind, is_data, sort_again
 from ._strict import check_strict
 from ._structure import KEY, assemble, layout_of, structure_of
+from ._torch_names import WithHints
 
 # Every class of modules. (JAX's registry of pytrees keeps them alive as well.)
 module_classes: set[type] = set()
@@ -224,7 +225,7 @@ class ModuleMeta(abc.ABCMeta):
         raise refuse.virtual_subclass(cls, subclass)
 
 
-class Module(Attributes, metaclass=ModuleMeta):
+class Module(WithHints, metaclass=ModuleMeta):
     """Base class of models: a frozen dataclass that is a tree of arrays.
 
     Declare fields as in a dataclass and write methods as in any class. Instances are immutable pytrees:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import threading
 import weakref
 from typing import Any
 
@@ -27,8 +28,21 @@ class _Place:
         return self.start + math.prod(self.shape)
 
 
+class _Token:
+    """What equal layouts have in common, as long as one of them is alive."""
+
+
+_tokens: weakref.WeakValueDictionary[Any, _Token] = weakref.WeakValueDictionary()
+# Comparing structures may call the user's `==`, which may pack a tree.
+_lock = threading.RLock()
+
+
 class Layout:
-    """Where each leaf of a tree is in a `Packed`."""
+    """Where each leaf of a tree is in a `Packed`.
+
+    Two are equal if one compiled program serves both. Each keeps its own structure: JAX takes some for equal that are
+    not the same, such as `{1: x}` and `{True: x}`.
+    """
 
     def __init__(self, structure: Any, places: tuple[_Place | None, ...], dtypes: tuple[Any, ...]):
         self.structure = structure
@@ -37,14 +51,18 @@ class Layout:
         self.dtypes = dtypes
         ends = {place.buffer: place.end for place in places if place is not None}
         self.lengths = tuple(ends.values())
-        self.facts = structure, places, dtypes
-        self._hash = hash(self.facts)
+
+    @functools.cached_property
+    def _token(self) -> _Token:
+        # A call compares the layout of its argument with the one that it was compiled for: by identity.
+        with _lock:
+            return _tokens.setdefault((self.structure, self.places, self.dtypes), _Token())
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self._token)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Layout) and self.facts == other.facts)
+        return self is other or (isinstance(other, Layout) and self._token is other._token)
 
     def __repr__(self) -> str:
         leaves = [
@@ -54,21 +72,18 @@ class Layout:
         return f"Layout({tree_pformat(jax.tree.unflatten(self.structure, leaves))})"
 
 
-# A call compares the layout of its argument with the one it was compiled for: at once, if equal ones are one object.
-_layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
-
-
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("buffers", "others"),
     meta_fields=("layout",),
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Packed:
     """A tree whose small arrays are in a few long ones, made by `pack`.
 
-    It can be an argument and a result of compiled functions, the carry of a loop, and mapped. Whatever asks for layers,
-    names, gradients or frozen parts needs the tree itself, and refuses it.
+    It can be an argument and a result of compiled functions, the carry of a loop, and mapped. To `jax.grad` and Optax
+    it is a tree of its buffers. Vernal's gradients, optimisers, `freeze` and saved files need the tree itself, and
+    refuse it.
 
     Attributes:
         buffers: for each dtype an array of one axis, with the elements of all packed arrays of that dtype.
@@ -86,7 +101,8 @@ class Packed:
         """The tree.
 
         Returns:
-            The tree that was packed, equal to the bit; or, if the buffers have changed since, one like it.
+            The tree that was packed, equal to the bit (but a signalling NaN may become a quiet one); or, if the buffers
+            have changed since, one like it.
 
         Raises:
             ValueError: if the buffers have other shapes than those that `pack` made, or 64 bits where JAX has none.
@@ -97,18 +113,20 @@ class Packed:
             >>> vernal.pack({"a": jnp.arange(3.0), "b": jnp.ones(())}).unpack()["a"].tolist()
             [0.0, 1.0, 2.0]
         """
-        for buffer, length in zip(self.buffers, self.layout.lengths, strict=True):
-            if not has_shape(buffer) or buffer.shape != (length,):
-                raise value_error(
-                    "the buffers of a packed tree have changed",
-                    where="Packed.unpack()",
-                    expected=f"an array of shape ({length},), as `pack` made it",
-                    got=short(buffer),
-                    instead="unpack what `pack` returned; under vmap, pack and unpack inside the mapped function, "
-                    "which sees one tree at a time",
-                )
+        expected = [(length,) for length in self.layout.lengths]
+        got = [x.shape if has_shape(x) else x for x in self.buffers]
+        if got != expected or len(self.others) != self.layout.places.count(None):
+            raise value_error(
+                "the buffers of a packed tree have changed",
+                where="Packed.unpack()",
+                expected=f"arrays of shapes {expected} and {self.layout.places.count(None)} other leaves, as `pack` "
+                "made them",
+                got=f"{short(got)} and {len(self.others)}",
+                instead="unpack what `pack` returned; under vmap, pack and unpack inside the mapped function, "
+                "which sees one tree at a time",
+            )
         # On the host: on the device, each array would be a program to compile.
-        sources = [_on_host(x) if isinstance(x, jax.Array) else x for x in self.buffers]
+        sources = [_on_host(x) if is_array(x) else x for x in self.buffers]
         others = iter(self.others)
         leaves = [
             next(others)
@@ -117,6 +135,9 @@ class Packed:
             for place in self.layout.places
         ]
         return jax.tree.unflatten(self.layout.structure, leaves)
+
+    def __repr__(self) -> str:
+        return tree_pformat(self)
 
     def __reduce__(self) -> Any:
         # JAX cannot pickle the structure of a tree.
@@ -177,11 +198,18 @@ def pack(tree: Any, *, max_size: int = 4096) -> Packed:
         )
     leaves, structure = jax.tree.flatten(tree)
     # Copied: `asarray` may share the memory, and show what NumPy writes there later.
-    leaves = [
-        jnp.array(x) if isinstance(x, np.ndarray | np.generic) and is_array(x) else x
-        for x in leaves
-    ]
+    leaves = [jnp.array(x) if _is_numpy(x) else x for x in leaves]
     return _packed(leaves, structure, [not _is_small(leaf, max_size) for leaf in leaves])
+
+
+def _is_numpy(leaf: Any) -> bool:
+    """Whether a leaf is an array of NumPy's that JAX takes; not so a masked one, or one of long doubles."""
+    return (
+        (type(leaf) is np.ndarray or isinstance(leaf, np.generic))
+        and is_array(leaf)
+        and leaf.dtype.isnative
+        and leaf.dtype.char not in "gG"
+    )
 
 
 def _packed(leaves: list[Any], structure: Any, stays: list[bool]) -> Packed:
@@ -200,7 +228,6 @@ def _packed(leaves: list[Any], structure: Any, stays: list[bool]) -> Packed:
         places.append(_Place(list(groups).index(leaf.dtype), start, leaf.shape))
     others = tuple(leaf for leaf, stay in zip(leaves, stays, strict=True) if stay)
     layout = Layout(structure, tuple(places), tuple(groups))
-    layout = _layouts.setdefault(layout.facts, layout)
     return Packed(tuple(map(_joined, groups.values())), others, layout)
 
 
@@ -235,13 +262,14 @@ def _joined(arrays: list[Any]) -> Any:
     if any(map(is_traced, arrays)):
         return jnp.concatenate([array.reshape(-1) for array in arrays])
     committed = [array for array in arrays if array.committed]
-    devices = {device for array in committed for device in array.sharding.device_set}
-    if len(devices) > 1:
+    devices = {str(device) for array in committed for device in array.sharding.device_set}
+    kinds = {str(array.sharding.memory_kind) for array in arrays}
+    if len(devices) > 1 or len(kinds) > 1:
         raise value_error(
             "arrays on different devices cannot be packed",
             where="pack(tree)",
-            expected="small arrays on one device",
-            got=", ".join(sorted(map(str, devices))),
+            expected="small arrays on one device, in one memory",
+            got=", ".join(sorted(devices) + sorted(kinds)),
             instead="jax.device_put(tree, device), or pack what is on each device by itself",
         )
     # On the host, as in `unpack`.
@@ -249,10 +277,10 @@ def _joined(arrays: list[Any]) -> Any:
     return _like(joined, committed[0] if committed else arrays[0])
 
 
-def _on_host(array: jax.Array) -> Any:
+def _on_host(array: Any) -> Any:
     if is_traced(array):
         return array
-    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+    if isinstance(array, jax.Array) and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         raise value_error(
             "a tree that was packed with 64-bit numbers cannot be unpacked without them",
             where="Packed.unpack()",
@@ -267,7 +295,7 @@ def _cut(buffer: Any, source: Any, place: _Place) -> Any:
     if isinstance(buffer, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(place.shape, buffer.dtype)
     part = source[place.start : place.end].reshape(place.shape)
-    return part if source is buffer else _like(part, buffer)
+    return _like(part, buffer) if isinstance(buffer, jax.Array) and not is_traced(buffer) else part
 
 
 def _like(array: np.ndarray, like: Any) -> jax.Array:

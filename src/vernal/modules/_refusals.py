@@ -137,6 +137,10 @@ def note_arguments(cls: type, error: TypeError) -> None:
         for p in inspect.signature(cls).parameters.values()
     ]
     error.add_note(f"The arguments of {cls.__name__}: {', '.join(names) or 'none'}")
+    if "missing" in str(error) and "'key'" in str(error):
+        error.add_note(
+            "A key: key=jax.random.key(0), and another one for each layer (jax.random.split)"
+        )
 
 
 def owing(cls: Any) -> TypeError:

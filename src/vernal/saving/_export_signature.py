@@ -14,7 +14,8 @@ import jax.tree_util as jtu
 
 from .._ground import signature_of
 from ..show import path_text, short, spec_text, type_error
-from ..trees import has_shape, is_array, named_leaves, path_name
+from ..trees import has_shape, is_array, path_name
+from ._leaves import leaves_by_name
 
 _PLAIN = (bool, int, float, str)
 _Parameter = inspect.Parameter
@@ -191,7 +192,7 @@ def describe(out: Any, arrays: list[Any], path: tuple[Any, ...] = ()) -> list[An
     if type(out) in _PLAIN:
         return ["value", out]
     if not jtu.all_leaves([out]):
-        leaves = named_leaves(out).items()
+        leaves = leaves_by_name(out, f"the result{path_text(path)}").items()
         return ["dict", *([k, describe(x, arrays, (*path, jtu.GetAttrKey(k)))] for k, x in leaves)]
     raise type_error(
         "the result has something in it that an exported function cannot return",

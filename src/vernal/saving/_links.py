@@ -56,6 +56,11 @@ def fitted(array: np.ndarray, spec: Spec) -> np.ndarray:
         return next(found, len(_KINDS))
 
     fits = without_ones(array.shape) == without_ones(spec.shape)
+    if not fits and array.ndim == 2 and array.shape == spec.shape[::-1]:
+        raise Misfit(
+            f"{described(array)}, its transpose (square ones fit either way: give all layers of the kind a "
+            "`Conversion` with np.transpose)"
+        )
     if not fits or rank(array.dtype) > rank(spec.dtype):
         raise Misfit(f"{described(array)}, of another shape or kind of number")
     array = array.reshape(spec.shape)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import UndefinedPrimal, Zero, callable_name, instantiate_zeros
+from .._ground import UndefinedPrimal, Zero, cached_weakly, callable_name, instantiate_zeros
 from ..show import type_error, value_error
 from ._operations import vprim_p
 from ._placement import placed_like, summed_like
@@ -73,6 +73,7 @@ def _tangent(x: Any, dot: Any) -> Any:
 _NOTHING_KNOWN = Traits()
 
 
+@cached_weakly
 class WithJvp:
     """The rules of a function that has a rule for its derivative, called with arguments of one structure.
 
@@ -205,6 +206,7 @@ def call_with_jvp(
     return rules.out.unflatten(out)
 
 
+@cached_weakly
 class _ByTranspose:
     """The rules of a linear function of which only the transpose is known.
 

@@ -26,14 +26,14 @@ def check_donate(transform: str, donate: Any) -> None:
 
 
 def donated_leaves(treedef: Any, dynamic: list[int], donate: str) -> list[int]:
-    """Which of the leaves of `(fn, args, kwargs)` at the positions `dynamic` are donated."""
+    """Which of the leaves of `(fn, args, kwargs)` at the positions `dynamic` are donated. The function never is: the
+    next call needs it."""
     if donate == "none":
         return []
-    if donate in ("all", "warn"):
-        return dynamic
-    _, args, _ = treedef.unflatten(range(treedef.num_leaves))
-    first = set(jtu.tree_leaves(args[0])) if args else set()
-    return [i for i in dynamic if i not in first]
+    fn, args, _ = treedef.unflatten(range(treedef.num_leaves))
+    first = args[0] if args and donate.endswith("except-first") else None
+    spared = set(jtu.tree_leaves((fn, first)))
+    return [i for i in dynamic if i not in spared]
 
 
 def donated_arguments(donate: str, count: int, first: int) -> tuple[int, ...]:
@@ -41,8 +41,7 @@ def donated_arguments(donate: str, count: int, first: int) -> tuple[int, ...]:
     function if that is an argument."""
     if donate == "none":
         return ()
-    spared = () if donate in ("all", "warn") else (first,)
-    return tuple(i for i in range(count) if i not in spared)
+    return tuple(range(first + donate.endswith("except-first"), count))
 
 
 @contextlib.contextmanager

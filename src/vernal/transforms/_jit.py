@@ -235,7 +235,8 @@ def filter_jit(
         fun: the function. If it is a module (or a method of one), its arrays are traced too.
         donate: whose memory the results may take over: `"all"` arguments, `"all-except-first"`, or
             `"none"`. `"warn"` and `"warn-except-first"` donate likewise and let JAX warn about
-            buffers that it could not use.
+            buffers that it could not use. The arrays of the function itself are never donated: the next call needs
+            them.
         in_shardings: a sharding, or a prefix of the tuple of positional arguments with shardings
             and None as leaves. Leaves that are not arrays are ignored.
         out_shardings: likewise, a prefix of the result.

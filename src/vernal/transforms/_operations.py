@@ -31,6 +31,7 @@ from .._ground import (
     Primitive,
     UndefinedPrimal,
     Zero,
+    cached_weakly,
     close_jaxpr,
     convert_constvars_jaxpr,
     custom_partial_eval_rules,
@@ -80,6 +81,7 @@ class _Rules:
         return _Rules(self.name, compute, abstract, jvp, transpose, self.traits)
 
 
+@cached_weakly
 class _Mapped:
     """The rules of an operation mapped over one axis.
 
@@ -245,6 +247,7 @@ def _primitive(rules: _Rules) -> Any:
     return primitive
 
 
+@cached_weakly
 class _Written:
     """The rules of an operation in a program.
 
