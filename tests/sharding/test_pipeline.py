@@ -86,8 +86,11 @@ def one_device(stack, x, **more):
     return stack(x, **more)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4, 8])
-@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+TWO = pytest.param(2, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("parts", [1, TWO, 4, 8])
+@pytest.mark.parametrize("stages", [1, TWO, 4, 8])
 def test_values_and_gradients_are_those_of_one_device(stages, parts):
     stack, x = stack_of(), batch()
     found = with_gradients(spread(stages, parts))(stack, x)

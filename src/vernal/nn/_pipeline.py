@@ -42,7 +42,8 @@ def pipeline(
 
     Pass the stack with `in_specs=jax.P(axis_name)`: each of S devices, the stages, then holds `num_layers / S`
     consecutive layers. They work at the same time, on different micro-batches. A device is idle for
-    `(S - 1) / (M + S - 1)` of the time, where M is the number of micro-batches; so choose M several times S.
+    `(S - 1) / (M + S - 1)` of the time, where M is the number of micro-batches; so choose M several times S. What it
+    computes then is not used, but a check in a layer (`vernal.runtime.error_if`) sees it.
 
     Values and derivatives are those of `stack(x)` on one device, if the layers compute each row by itself. A
     micro-batch is every M-th row. `Stack(checkpoint=...)` applies: with True, what a device keeps for the gradient are
