@@ -2,6 +2,7 @@
 
 from .._ground import publish
 from ._capture import capture as capture
+from ._capture import captures as captures
 from ._reap import reap as reap
 from ._slots import checks as checks
 from ._slots import sows as sows

@@ -70,10 +70,26 @@ def capture(value: T, label: Hashable) -> T:
     return rest.fill(capture_p.bind(*arrays, label=label, rest=rest))
 
 
-def captures(jaxpr: Any, labels: frozenset[Hashable]) -> bool:
-    """Whether a program captures a value with one of these labels, at any depth."""
-    return bool(labels) and any(
-        (eqn.primitive is capture_p and eqn.params["label"] in labels)
+def captures(jaxpr: Any, labels: frozenset[Hashable] | None = None) -> bool:
+    """Whether a program captures a value, at any depth.
+
+    Args:
+        jaxpr: the program.
+        labels: the labels that count; None for all.
+
+    Returns:
+        True if there is a `vernal.harvest.capture` in it, with one of these labels.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from vernal.harvest import capture, captures
+        >>> captures(jax.make_jaxpr(lambda x: capture(x + 1, "shifted"))(jnp.array(1)).jaxpr)
+        True
+    """
+    if labels is not None and not labels:
+        return False
+    return any(
+        (eqn.primitive is capture_p and (labels is None or eqn.params["label"] in labels))
         or any(captures(x, labels) for x in jaxprs_in_params(eqn.params))
         for eqn in jaxpr.eqns
     )

@@ -50,6 +50,7 @@ from ._other_names import instead_of as _instead_of
 from ._parametrised import Parametrised as Parametrised
 from ._parametrised import Shared as Shared
 from ._parametrised import resolve as resolve
+from ._pipeline import pipeline as pipeline
 from ._pixel_shuffle import PixelShuffle as PixelShuffle
 from ._pixel_shuffle import PixelUnshuffle as PixelUnshuffle
 from ._pool import AvgPool1d as AvgPool1d
