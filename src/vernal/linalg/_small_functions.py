@@ -21,6 +21,7 @@ import abc
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -115,7 +116,9 @@ class OfMatrix(SmallFunction):
         return eps * jnp.max(jnp.abs(matrix)) * jnp.linalg.norm(change)
 
     def _of(self, matrix: Array) -> Array:
-        value = self.f(matrix)
+        # Accelerators multiply in lower precision by default.
+        with jax.default_matmul_precision("highest"):
+            value = self.f(matrix)
         if jnp.iscomplexobj(value) and not jnp.iscomplexobj(matrix):
             real = jnp.finfo(value.dtype).eps ** 0.5 * jnp.max(jnp.abs(value))
             value = jnp.where(jnp.max(jnp.abs(value.imag)) <= real, value.real, jnp.nan)
