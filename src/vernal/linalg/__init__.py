@@ -16,6 +16,8 @@ from ._frechet import carried as carried
 from ._frechet import carried_dense as carried_dense
 from ._frechet import derivative as derivative
 from ._frechet import divided_differences as divided_differences
+from ._funm import FunctionProduct as FunctionProduct
+from ._funm import funm as funm
 from ._kernels import kernel_operator as kernel_operator
 from ._lanczos import Tridiagonal as Tridiagonal
 from ._lanczos import combined as combined

@@ -47,21 +47,26 @@ def derivative(f: Elementwise) -> Elementwise:
     return lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
 
 
-def divided_differences(g: Elementwise, nodes: Array) -> Array:
-    """(g(x_i) - g(x_j)) / (x_i - x_j), the derivative where they are equal; of shape `(b, m, m)`.
+def divided_differences(g: Elementwise, nodes: Array, others: Array | None = None) -> Array:
+    """(g(x_i) - g(y_j)) / (x_i - y_j), the derivative where they are equal; of shape `(b, m, l)`.
 
     Args:
-        g: the function, element by element.
-        nodes: of shape `(b, m)`.
+        g: the function, element by element; it may have complex values.
+        nodes: x, of shape `(b, m)`.
+        others: y, of shape `(b, l)`; None takes the same nodes.
     """
-    rows, columns = jnp.broadcast_arrays(nodes[:, :, None], nodes[:, None, :])
+    others = nodes if others is None else others
+    rows, columns = jnp.broadcast_arrays(nodes[:, :, None], others[:, None, :])
     gap = rows - columns
     # Where the difference would lose as much as the derivative at the middle.
     near = jnp.finfo(nodes.dtype).eps ** (1 / 3) * jnp.maximum(jnp.abs(rows), jnp.abs(columns))
     apart = jnp.abs(gap) > near
-    values = g(nodes)
-    quotient = (values[:, :, None] - values[:, None, :]) / jnp.where(apart, gap, 1)
-    return jnp.where(apart, quotient, derivative(g)((rows + columns) / 2))
+    left = g(nodes)
+    right = left if others is nodes else g(others)
+    quotient = (left[:, :, None] - right[:, None, :]) / jnp.where(apart, gap, 1).astype(left.dtype)
+    # Between nodes that are apart, g need not be defined.
+    middle = jnp.where(apart, rows, (rows + columns) / 2)
+    return jnp.where(apart, quotient, derivative(g)(middle))
 
 
 class Nodes(Module):

@@ -96,7 +96,7 @@ class Moving(NamedTuple):
         return combine(arrays, self.still, self.rest)
 
 
-def moving(operator: Operator, operator_dot: Any) -> tuple[Moving, Any]:
+def moving(operator: Module, operator_dot: Any) -> tuple[Moving, Any]:
     """An operator in parts, and the tangents of those that have one."""
 
     def is_nothing(x: Any) -> bool:
@@ -255,7 +255,7 @@ def _pull(
         of_beta = of_off[:, below] - _real_part(before, rho)[:, 0]
         # In this order: for k = 0 there is no earlier vector, and `of_q` must be what remains there.
         of_basis = of_basis.at[:, below].set(of_before).at[:, k].set(of_q)
-        change = _pulled(parts, rho + a * q, q)
+        change = pulled(parts, rho + a * q, q)
         of_off = of_off.at[:, below].set(jnp.where(k > 0, of_beta, of_off[:, below]))
         return jax.tree.map(jnp.add, total, change), of_basis, of_off
 
@@ -270,7 +270,7 @@ def _pull(
     return total, of_start.conj()
 
 
-def _pulled(parts: Moving, left: Array, right: Array) -> Any:
+def pulled(parts: Moving, left: Array, right: Array) -> Any:
     """The derivative of the sum of Re <left, A right> with respect to the arrays of A."""
 
     def share(arrays: Any) -> Array:

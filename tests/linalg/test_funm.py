@@ -1,0 +1,388 @@
+"""`funm`: against dense functions of matrices, with derivatives, and with honest errors."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from jax.scipy.linalg import expm, sqrtm
+
+from vernal.linalg import FunctionOperator, MatrixOperator, funm
+
+SIZE = 12
+slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
+either = pytest.mark.parametrize("symmetric", [True, slowly(False)])
+
+
+def matrix(seed, dtype, symmetric, size=SIZE):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((size, size))
+    if np.issubdtype(dtype, np.complexfloating):
+        x = x + 1j * rng.standard_normal((size, size))
+    x = (x + x.conj().T) / 2 if symmetric else x
+    return jnp.asarray(x / size**0.5, dtype)
+
+
+def vector(seed, dtype, size=SIZE):
+    return matrix(seed, dtype, False, size)[0] * size**0.5
+
+
+def of(symmetric):
+    return jnp.exp if symmetric else expm
+
+
+def value(x, v, symmetric, steps=SIZE, f=None):
+    operator = MatrixOperator(x, symmetric=symmetric)
+    return funm(f or of(symmetric), operator, v, steps=steps).value
+
+
+def paired(cotangents, tangents):
+    """JAX's pairing: the real part of the sum of products."""
+    leaves = zip(jax.tree.leaves(cotangents), jax.tree.leaves(tangents), strict=True)
+    return sum(float(np.real(np.sum(np.asarray(a) * np.asarray(b)))) for a, b in leaves)
+
+
+@pytest.mark.parametrize(
+    ("symmetric", "dtype"),
+    [
+        (True, "complex128"),
+        (False, "float64"),
+        slowly(True, "float64"),
+        slowly(False, "complex128"),
+    ],
+)
+def test_values_and_derivatives_are_those_of_the_dense_function(symmetric, dtype):
+    with jax.enable_x64(True):
+        x, e = (matrix(seed, dtype, symmetric) for seed in (0, 1))
+        v, dv, c = (vector(seed, dtype) for seed in (2, 3, 4))
+        fn = functools.partial(value, symmetric=symmetric)
+        exact, change = scipy.linalg.expm_frechet(np.asarray(x), np.asarray(e))
+        out, dot = jax.jvp(fn, (x, v), (e, dv))
+        np.testing.assert_allclose(out, exact @ v, atol=1e-13)
+        np.testing.assert_allclose(dot, change @ v + exact @ dv, atol=1e-12)
+        pulled = jax.vjp(fn, x, v)[1](c)
+        np.testing.assert_allclose(paired(pulled, (e, dv)), paired(c, dot), rtol=1e-11)
+        h = 1e-6
+        ahead, behind = (fn(x + t * e, v + t * dv) for t in (h, -h))
+        np.testing.assert_allclose(dot, (ahead - behind) / (2 * h), atol=1e-8)
+
+
+@either
+def test_few_steps_find_the_derivatives_too(symmetric):
+    with jax.enable_x64(True):
+        size = 60
+        x, e = (matrix(seed, "float64", symmetric, size) for seed in (0, 1))
+        v, c = (vector(seed, "float64", size) for seed in (2, 4))
+        fn = functools.partial(value, symmetric=symmetric, steps=18)
+        exact, change = scipy.linalg.expm_frechet(np.asarray(x), np.asarray(e))
+        found, dot = jax.jvp(lambda x: fn(x, v), (x,), (e,))
+        np.testing.assert_allclose(found, exact @ v, atol=1e-8)
+        np.testing.assert_allclose(dot, change @ v, atol=1e-8)
+        pulled = jax.vjp(fn, x, v)[1](c)
+        np.testing.assert_allclose(pulled[1], exact.T @ c, atol=1e-8)
+        np.testing.assert_allclose(np.sum(pulled[0] * e), c @ change @ v, atol=1e-8)
+
+
+@either
+@pytest.mark.parametrize("kind", ["identity", "repeated", "eigenvector", "zero vector", "zero"])
+def test_derivatives_leave_an_exhausted_space(symmetric, kind):
+    with jax.enable_x64(True):
+        x = jnp.diag(jnp.asarray([1.0, 2.0, 2.0, 3.0, 3.0, 3.0]))
+        v = jnp.arange(1.0, 7.0)
+        if kind == "identity":
+            x = 2 * jnp.eye(6)
+        elif kind == "zero":
+            x = 0 * x
+        elif kind == "eigenvector":
+            v = jnp.zeros(6).at[1].set(2.0)
+        elif kind == "zero vector":
+            v = 0 * v
+        e, dv, c = (
+            matrix(1, "float64", symmetric, 6),
+            vector(3, "float64", 6),
+            vector(4, "float64", 6),
+        )
+        fn = functools.partial(value, symmetric=symmetric, steps=5)
+        exact, change = scipy.linalg.expm_frechet(np.asarray(x), np.asarray(e))
+        found, dot = jax.jvp(fn, (x, v), (e, dv))
+        np.testing.assert_allclose(found, exact @ v, atol=1e-12)
+        np.testing.assert_allclose(dot, change @ v + exact @ dv, atol=1e-10)
+        pulled = jax.vjp(fn, x, v)[1](c)
+        np.testing.assert_allclose(paired(pulled, (e, dv)), c @ dot, rtol=1e-10)
+        result = funm(of(symmetric), MatrixOperator(x, symmetric=symmetric), v, steps=5)
+        assert result.is_finite and result.error < 1e-11 and result.tags_hold
+
+
+SPECTRA = {
+    "even": np.linspace(0.1, 3, 200),
+    "low end": np.geomspace(1e-2, 10, 200),
+    "algebraic": 0.1 + 1 / np.arange(1, 201.0) ** 2,
+    "clusters": np.repeat([0.5, 1.0, 5.0, 20.0], 50) * (1 + 1e-3 * np.sin(np.arange(200))),
+    "repeated": np.repeat([0.5, 1.0, 5.0, 20.0], 50),
+}
+FUNCTIONS = {
+    "exp": (lambda x: jnp.exp(-x), lambda m: expm(-m), lambda x: np.exp(-x)),
+    "sqrt": (jnp.sqrt, sqrtm, np.sqrt),
+    "inverse": (lambda x: 1 / x, jnp.linalg.inv, lambda x: 1 / x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("dtype", "symmetric"),
+    [
+        ("float64", True),
+        slowly("float32", True),
+        slowly("float32", False),
+        slowly("float64", False),
+    ],
+)
+def test_the_error_covers_the_distance_from_the_truth(dtype, symmetric, name):
+    elementwise, of_matrix, exact = FUNCTIONS[name]
+    v = np.random.default_rng(0).standard_normal(200)
+    with jax.enable_x64(dtype == "float64"):
+        start, f = jnp.asarray(v, dtype), elementwise if symmetric else of_matrix
+        for spectrum, nodes in SPECTRA.items():
+            operator = MatrixOperator(jnp.diag(jnp.asarray(nodes, dtype)), symmetric=symmetric)
+            for steps in (10, 24):
+                found = funm(f, operator, start, steps=steps)
+                away = np.linalg.norm(np.asarray(found.value, float) - exact(nodes) * v)
+                assert found.is_finite and found.tags_hold
+                assert away <= found.error, (spectrum, steps)
+
+
+@either
+@pytest.mark.parametrize("backwards", [False, slowly(True)])
+def test_second_derivatives_in_a_scan_under_jit(symmetric, backwards):
+    with jax.enable_x64(True):
+        size = 6
+        x, e = (matrix(seed, "float64", symmetric, size) for seed in (0, 1))
+        v = vector(2, "float64", size)
+
+        def total(of):
+            def loss(x, v, t):
+                def step(carry, c):
+                    scaled = t * c * x
+                    return jnp.sin(of(scaled, carry)), None
+
+                return jnp.sum(jax.lax.scan(step, v, jnp.array([0.5, 1.0]))[0] ** 2)
+
+            def along(x, v, t):
+                slope = jax.grad(loss, (0, 1, 2))
+                return jax.jvp(slope, (x, v, t), (e, v[::-1], jnp.ones_like(t)))
+
+            def back(x, v, t):
+                first = jax.grad(loss, (0, 1, 2))
+                return jax.grad(
+                    lambda x, v, t: paired_arrays((e, v[::-1], t), first(x, v, t)), (0, 1, 2)
+                )(x, v, t)
+
+            return jax.jit(back if backwards else along)(x, v, jnp.asarray(0.7))
+
+        def paired_arrays(a, b):
+            return sum(jnp.sum(x * y) for x, y in zip(a, b, strict=True))
+
+        got = total(lambda x, v: value(x, v, symmetric, size))
+        want = total(lambda x, v: expm(x) @ v)
+        if symmetric:
+            # A symmetric operator only knows the symmetric part of a derivative.
+            got, want = (jax.tree.map(symmetrised, given) for given in (got, want))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8), got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_second_derivatives_in_forward_mode(symmetric):
+    with jax.enable_x64(True):
+        x, e = (matrix(seed, "float64", symmetric, 5) for seed in (0, 1))
+        v, dv = vector(2, "float64", 5), vector(3, "float64", 5)
+
+        def twice(of):
+            def once(x, v):
+                return jax.jvp(of, (x, v), (e, dv))[1]
+
+            back = jax.grad(lambda x, v: jnp.sum(once(x, v) ** 2), (0, 1))
+            return jax.jvp(once, (x, v), (e, dv))[1], back(x, v)
+
+        got, want = twice(lambda x, v: value(x, v, symmetric, 5)), twice(lambda x, v: expm(x) @ v)
+        if symmetric:
+            got, want = (jax.tree.map(symmetrised, given) for given in (got, want))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8), got, want)
+
+
+def symmetrised(x):
+    return (x + x.T) / 2 if x.ndim == 2 else x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_arrays_that_f_closes_over_have_mixed_derivatives(symmetric):
+    with jax.enable_x64(True):
+        x, e = (matrix(seed, "float64", symmetric, 5) for seed in (0, 1))
+        v = vector(2, "float64", 5)
+
+        def ours(t, x):
+            f = (lambda n: jnp.exp(t * n)) if symmetric else (lambda m: expm(t * m))
+            return jnp.sum(jnp.cos(value(x, v, symmetric, 5, f)))
+
+        def dense(t, x):
+            return jnp.sum(jnp.cos(expm(t * x) @ v))
+
+        at = jnp.asarray(0.6), x
+        for order in (jax.grad, lambda g: jax.grad(jax.grad(g))):
+            np.testing.assert_allclose(order(ours)(*at), order(dense)(*at), rtol=1e-8)
+        mixed = [
+            jax.jvp(lambda x, g=g: jax.grad(g)(at[0], x), (x,), (e,))[1] for g in (ours, dense)
+        ]
+        np.testing.assert_allclose(*mixed, rtol=1e-8)
+        other = [jax.grad(lambda x, g=g: jax.grad(g)(at[0], x))(x) for g in (ours, dense)]
+        np.testing.assert_allclose(*map(symmetrised if symmetric else np.asarray, other), atol=1e-8)
+
+
+@either
+def test_batches_are_the_single_ones(symmetric):
+    xs = jnp.stack([matrix(seed, "float32", symmetric) for seed in range(3)])
+    vs = jnp.stack([vector(9, "float32"), jnp.zeros(SIZE), vector(8, "float32")])
+
+    def both(x, v):
+        return jax.value_and_grad(lambda x, v: jnp.sum(value(x, v, symmetric, 6) ** 2), (0, 1))(
+            x, v
+        )
+
+    batch = jax.jit(jax.vmap(both))(xs, vs)
+    for i in range(3):
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=2e-4, atol=2e-4),
+            batch,
+            both(xs[i], vs[i]),
+        )
+
+
+def test_a_propagator_keeps_the_length_and_has_derivatives():
+    with jax.enable_x64(True):
+        x, e = (matrix(seed, "complex128", True) for seed in (0, 1))
+        v, c = vector(2, "complex128"), vector(3, "complex128")
+
+        def fn(x):
+            return value(x, v, True, SIZE, lambda n: jnp.exp(-1j * n.astype(complex)))
+
+        exact, change = scipy.linalg.expm_frechet(-1j * np.asarray(x), -1j * np.asarray(e))
+        found, dot = jax.jvp(fn, (x,), (e,))
+        np.testing.assert_allclose(found, exact @ v, atol=1e-13)
+        np.testing.assert_allclose(dot, change @ v, atol=1e-12)
+        np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(v), rtol=1e-13)
+        np.testing.assert_allclose(paired(jax.vjp(fn, x)[1](c), (e,)), paired(c, dot), rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("f", "exact"), [slowly(sqrtm, scipy.linalg.sqrtm), (jnp.linalg.inv, np.linalg.inv)]
+)
+def test_other_functions_of_general_operators_have_derivatives(f, exact):
+    with jax.enable_x64(True):
+        x, e = matrix(0, "float64", False) + 3 * jnp.eye(SIZE), matrix(1, "float64", False)
+        v, c = vector(2, "float64"), vector(3, "float64")
+        fn = functools.partial(value, v=v, symmetric=False, f=f)
+        np.testing.assert_allclose(fn(x), np.real(exact(x)) @ v, atol=1e-11)
+        slope, h = jax.vjp(fn, x)[1](c)[0], 1e-5
+        numeric = np.real(exact(x + h * e) - exact(x - h * e)) / (2 * h)
+        np.testing.assert_allclose(np.sum(slope * e), c @ numeric @ v, rtol=1e-7)
+        np.testing.assert_allclose(jax.jvp(fn, (x,), (e,))[1], numeric @ v, atol=1e-7)
+
+
+def test_vectors_are_trees_of_any_precision():
+    weights = {"a": jnp.asarray([1.0, 0.5]), "b": jnp.asarray(-1.0)}
+
+    def found(weights, dtype=jnp.float32, symmetric=True):
+        example = jax.tree.map(lambda w: jnp.ones(w.shape, dtype), weights)
+
+        def fn(v):
+            return jax.tree.map(lambda w, x: w.astype(dtype) * x, weights, v)
+
+        operator = FunctionOperator(fn, example, symmetric=symmetric)
+        return funm(of(symmetric), operator, example)
+
+    for symmetric in (True, False):
+        full = found(weights, symmetric=symmetric)
+        jax.tree.map(
+            lambda w, y: np.testing.assert_allclose(y, jnp.exp(w), rtol=1e-5), weights, full.value
+        )
+        slope = jax.grad(lambda w, s=symmetric: jnp.sum(found(w, symmetric=s).value["a"]))(weights)
+        np.testing.assert_allclose(slope["a"], jnp.exp(weights["a"]), rtol=1e-4)
+        np.testing.assert_allclose(slope["b"], 0, atol=1e-5)
+        half = found(weights, jnp.bfloat16, symmetric)
+        assert half.value["a"].dtype == jnp.bfloat16 and half.tags_hold and half.is_finite
+        away = [half.value[k].astype(float) - jnp.exp(weights[k]) for k in weights]
+        assert np.linalg.norm(np.hstack(away)) <= half.error < 0.5
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_one_row_one_step_and_more_steps_than_rows(symmetric):
+    one = funm(
+        of(symmetric), MatrixOperator(jnp.full((1, 1), 2.0), symmetric=symmetric), jnp.ones(1)
+    )
+    np.testing.assert_allclose(one.value, np.exp([2.0]), rtol=1e-6)
+    assert one.error < 1e-4 and one.matvecs == 1
+    x, v = matrix(0, "float32", symmetric), vector(1, "float32")
+    many = funm(of(symmetric), MatrixOperator(x, symmetric=symmetric), v, steps=1000)
+    assert many.matvecs == SIZE
+    few = funm(of(symmetric), MatrixOperator(x, symmetric=symmetric), v, steps=1)
+    assert np.linalg.norm(few.value - many.value) < few.error
+
+
+def test_what_is_not_known_says_so():
+    x = jnp.diag(jnp.asarray([-1.0, 0.0, 1.0]))
+    assert not funm(jnp.log, MatrixOperator(x, symmetric=True), jnp.ones(3)).is_finite
+    assert not funm(jnp.linalg.inv, MatrixOperator(x), jnp.ones(3)).is_finite
+    assert not funm(sqrtm, MatrixOperator(x), jnp.ones(3)).is_finite
+    spoilt = jnp.full((3, 3), jnp.nan)
+    for symmetric in (True, False):
+        found = funm(of(symmetric), MatrixOperator(spoilt, symmetric=symmetric), jnp.ones(3))
+        assert not found.is_finite
+    false = MatrixOperator(matrix(0, "float32", False), symmetric=True)
+    assert not funm(jnp.exp, false, vector(1, "float32")).tags_hold
+    assert not funm(jnp.exp, MatrixOperator(x, positive_semidefinite=True), jnp.ones(3)).tags_hold
+    singular = MatrixOperator(jnp.diag(jnp.asarray([0.0, 1.0, 4.0])), positive_semidefinite=True)
+    found = funm(jnp.sqrt, singular, jnp.ones(3))
+    np.testing.assert_allclose(found.value, [0, 1, 2], atol=1e-3)
+    assert found.is_finite and np.linalg.norm(found.value - jnp.arange(3.0)) <= found.error
+
+    # What f is not a function of a matrix cannot be refused here: it depends on a traced array.
+    def traced(t):
+        return funm(lambda m: jnp.exp(t * m), matrix(0, "float32", False), jnp.ones(SIZE)).value
+
+    assert np.isnan(jax.jit(traced)(1.0)).all()
+
+
+@either
+def test_second_derivatives_of_an_exhausted_space_are_not_a_number(symmetric):
+    def loss(x):
+        return jnp.sum(value(x, jnp.ones(4), symmetric, 3) ** 2)
+
+    x, e = jnp.eye(4), matrix(0, "float32", True, 4)
+    assert np.isfinite(jax.grad(loss)(x)).all()
+    assert np.isnan(jax.jvp(jax.grad(loss), (x,), (e,))[1]).any()
+
+
+def test_it_refuses_what_f_and_the_operator_do_not_fit():
+    symmetric, general = MatrixOperator(jnp.eye(3), symmetric=True), MatrixOperator(jnp.eye(3))
+    v = jnp.ones(3)
+    with pytest.raises(TypeError, match="`f` cannot be applied"):
+        funm(expm, symmetric, v)
+    with pytest.raises(TypeError, match="`f` cannot be applied"):
+        funm(lambda x: (x, x), symmetric, v)
+    for f in (jnp.sum, lambda x: jax.lax.complex(jnp.cos(x), jnp.sin(x))):
+        with pytest.raises(TypeError, match="not a function of the eigenvalues of a symmetric"):
+            funm(f, symmetric, v)
+    with pytest.raises(TypeError, match="`f` is not a function of a square matrix"):
+        funm(jnp.trace, general, v)
+    for f in (jnp.exp, jnp.sin, jnp.square):
+        with pytest.raises(ValueError, match="`f` acts element by element"):
+            funm(f, general, v)
+    with pytest.raises(ValueError, match="the operator has no rows"):
+        funm(expm, jnp.zeros((0, 0)), jnp.zeros(0))
+    with pytest.raises(ValueError, match="`steps` is too small"):
+        funm(jnp.exp, symmetric, v, steps=0)
+    with pytest.raises(TypeError, match="not square|form of the vector"):
+        funm(jnp.exp, symmetric, jnp.ones(2))
