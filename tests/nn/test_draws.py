@@ -99,3 +99,11 @@ def test_layers_share_the_program_that_draws():
     _init._draw.clear_cache()
     nn.MLP(7, 9, 11, depth=3, key=KEY)
     assert _init._draw._cache_size() == 1
+
+
+def test_a_key_is_used_once_and_nothing_is_sent_to_the_device():
+    with jax.transfer_guard("disallow"):
+        draws(KEY)
+    with jax.debug_key_reuse(True):
+        draws(jax.random.key(0))
+        nn.GRUCell(3, 4, key=jax.random.key(1))

@@ -43,25 +43,17 @@ def uniforms(
 ) -> tuple[Any, ...]:
     """For each shape, uniform numbers between `-lim` and `lim`, from a key of its own; None for None.
 
-    They are those of `jax.random.uniform`. Compiled alone, it takes a quarter of a second for each new shape. Here one
-    draw of a round size serves all that are smaller, where that gives the same numbers.
+    They are those of `jax.random.uniform`, which takes a quarter of a second to compile for each shape. Here one draw
+    of a round size serves all layers that are smaller, where that gives the same numbers.
     """
-    if jnp.issubdtype(dtype, jnp.floating) and _draws_begin_alike(key):
-        keys = jax.random.split(key, len(shapes))
-        return tuple(
-            None if shape is None else _cut(_draw(keys, i, lim, _round(shape), dtype), shape)
-            for i, shape in enumerate(shapes)
-        )
-    return _by_shape(key, shapes, lim, dtype)
+    sizes = [math.prod(shape) for shape in shapes if shape is not None]
+    size = next((most for most in _ROUND_SIZES if max(sizes) <= most), None)
+    if size is None or not jnp.issubdtype(dtype, jnp.floating) or not _draws_begin_alike(key):
+        return _by_shape(key, shapes, lim, dtype)
+    return _cut(_draw(key, len(shapes), size, dtype), shapes, lim)
 
 
 _ROUND_SIZES = (2**12, 2**16)
-
-
-def _round(shape: tuple[int, ...]) -> int:
-    """How many numbers are drawn for an array of this shape."""
-    size = math.prod(shape)
-    return next((most for most in _ROUND_SIZES if size <= most), size)
 
 
 def _draws_begin_alike(key: PRNGKeyArray) -> bool:
@@ -77,14 +69,25 @@ def _draws_begin_alike(key: PRNGKeyArray) -> bool:
     return kind == "threefry2x32" and prefixes and not is_traced(key)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
-def _draw(keys: jax.Array, i: Any, lim: Any, size: int, dtype: Any) -> jax.Array:
-    return jax.random.uniform(keys[i], (size,), dtype, minval=-lim, maxval=lim)
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _draw(key: PRNGKeyArray, count: int, size: int, dtype: Any) -> jax.Array:
+    """Numbers between 0 and 1, of shape `(count, size)`, each row from a key of its own."""
+    keys = jax.random.split(key, count)
+    return jax.vmap(lambda key: jax.random.uniform(key, (size,), dtype))(keys)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _cut(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return numbers[: math.prod(shape)].reshape(shape)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _cut(
+    rows: jax.Array, shapes: tuple[tuple[int, ...] | None, ...], lim: float
+) -> tuple[jax.Array | None, ...]:
+    """The beginning of each row in its shape, between `-lim` and `lim` as `jax.random.uniform` scales it."""
+    low, high = (jnp.asarray(x, rows.dtype) for x in (-lim, lim))
+    return tuple(
+        None
+        if shape is None
+        else jnp.maximum(low, row[: math.prod(shape)] * (high - low) + low).reshape(shape)
+        for row, shape in zip(rows, shapes, strict=True)
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
