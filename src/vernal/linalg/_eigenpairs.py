@@ -22,6 +22,7 @@ from jax.scipy.sparse.linalg import cg
 from ..transforms import filter_custom_jvp
 from ._lanczos_adjoint import moving, multiply, norms
 from ._operator import Operator
+from ._vectors import times
 
 # Roundings by which equal eigenvalues may differ, and to which the equations are solved.
 _EQUAL, _SOLVED = 32, 32
@@ -49,14 +50,14 @@ def _differentiable_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     _, changed = jax.jvp(
         lambda arrays: multiply(parts.operator(arrays), vectors), (parts.arrays,), (dots,)
     )
-    inside = _product(changed, vectors.conj().T)
+    inside = times(changed, vectors.conj().T)
     gaps = values[:, None] - values[None, :]
     apart = jnp.abs(gaps) > _EQUAL * jnp.finfo(values.dtype).eps * scale
     inverse = jnp.where(apart, 1 / jnp.where(apart, gaps, 1), jnp.nan)
     inverse = jnp.where(jnp.eye(len(values), dtype=bool), 0, inverse).astype(vectors.dtype)
-    moved = _product(inside * inverse, vectors)
+    moved = times(inside * inverse, vectors)
     if len(values) < operator.size:
-        right = changed - _product(inside, vectors)
+        right = changed - times(inside, vectors)
         moved = moved + _outside(operator, values, vectors, scale, is_above, right)
     return (values, vectors), (jnp.diagonal(inside).real, moved)
 
@@ -69,7 +70,7 @@ def _outside(
     shift = values.astype(vectors.dtype)[:, None]
 
     def project(rows: Array) -> Array:
-        return rows - _product(_product(rows, vectors.conj().T), vectors)
+        return rows - times(times(rows, vectors.conj().T), vectors)
 
     def definite(rows: Array) -> Array:
         inner = project(rows)
@@ -89,7 +90,3 @@ def _outside(
     return sign * lax.custom_linear_solve(
         definite, right, solve, transpose_solve=solve, symmetric=symmetric
     )
-
-
-def _product(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

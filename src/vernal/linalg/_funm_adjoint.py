@@ -37,7 +37,7 @@ from ._krylov import Krylov, krylov
 from ._lanczos_adjoint import Moving, moving, multiply, norms, pulled
 from ._operator import Composite, Operator
 from ._small_functions import SmallFunction
-from ._vectors import Structure
+from ._vectors import Structure, times
 
 
 def product(function: SmallFunction, operator: Operator, start: Array, steps: int) -> Array:
@@ -70,7 +70,7 @@ def _attached(
 def _expanded(coefficients: Array, found: Krylov, start: Array) -> Array:
     # A zero vector has no space, and f may not be defined where its small matrix stands in.
     coefficients = jnp.where(found.norm > 0, coefficients, 0).astype(start.dtype)
-    return found.norm.astype(start.dtype) * _times(coefficients, found.basis)
+    return found.norm.astype(start.dtype) * times(coefficients, found.basis)
 
 
 @_attached.def_jvp(symbolic_zeros=True)
@@ -122,7 +122,7 @@ def _pull(
     block = function.block(found.matrix, corner, other.matrix.conj().T).astype(c.dtype)
     weights = block * (found.norm * other.norm).astype(c.dtype)
     nothing = (found.norm == 0) | (other.norm == 0)
-    rows = _times(jnp.where(nothing, 0, weights).conj(), other.basis)
+    rows = times(jnp.where(nothing, 0, weights).conj(), other.basis)
     if not jax.tree.leaves(parts.arrays):
         return parts.arrays, of_start
     return pulled(parts, rows, found.basis), of_start
@@ -206,7 +206,3 @@ class _Augmented(Composite):
         first = operator.adjoint_matmul(kept) if adjoint else operator.matmul(kept)
         second, change = jax.jvp(multiplied, (self.parts.arrays,), (self.dots,))
         return jnp.concatenate([first + change / self.scale.astype(change.dtype), second])
-
-
-def _times(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

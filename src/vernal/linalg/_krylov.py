@@ -25,6 +25,7 @@ from ..transforms import filter_custom_jvp
 from ._lanczos import decompose
 from ._lanczos_adjoint import multiply, norms
 from ._operator import Operator
+from ._vectors import times
 
 # A new vector of at most this many roundings of a product is pure rounding.
 _ROUNDINGS = 4
@@ -81,10 +82,10 @@ def _arnoldi(operator: Operator, start: Array, steps: int) -> tuple[Array, Array
         basis, matrix, current, scale, rank = state
         product = multiply(operator, current[None, :])[0]
         scale = jnp.maximum(scale, lax.stop_gradient(norms(product[None, :])[0]))
-        along = _times(basis.conj(), product)
-        left = product - _times(along, basis)
-        again = _times(basis.conj(), left)
-        left = left - _times(again, basis)
+        along = times(basis.conj(), product)
+        left = product - times(along, basis)
+        again = times(basis.conj(), left)
+        left = left - times(again, basis)
         follows, length = _normalised(left, _ROUNDINGS * float(jnp.finfo(start.dtype).eps) * scale)
         column = (along + again).at[k + 1].set(length.astype(start.dtype), mode="drop")
         basis = basis.at[k + 1].set(follows, mode="drop")
@@ -109,10 +110,6 @@ def _normalised(vector: Array, threshold: Array) -> tuple[Array, Array]:
         jnp.where(there, scaled / length.astype(vector.dtype), 0),
         jnp.where(there, unit * length, 0),
     )
-
-
-def _times(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 @filter_custom_jvp

@@ -33,7 +33,7 @@ from ._arguments import positive_int
 from ._kernels import KernelOperator
 from ._operator import Composite, Operator
 from ._operators import MatrixOperator, as_operator
-from ._vectors import Structure, to_flat, to_tree
+from ._vectors import Structure, times, to_flat, to_tree
 
 # An error below this many roundings of the largest diagonal element, for each row of the rank, counts as zero.
 _ROUNDINGS = 8
@@ -74,9 +74,9 @@ class Preconditioner(Module):
             block: of shape `(n, k)`.
         """
         block = block / self.root[:, None].astype(block.dtype)
-        small = solve_triangular(self.factor, _product(self.low_rank.conj().T, block), lower=True)
+        small = solve_triangular(self.factor, times(self.low_rank.conj().T, block), lower=True)
         small = solve_triangular(self._shifted(), small, lower=True, trans="C")
-        return block - _product(self.low_rank, small)
+        return block - times(self.low_rank, small)
 
     def divide_adjoint(self, block: Array) -> Array:
         """Multiplies the columns of a matrix by C^{-*}.
@@ -84,10 +84,10 @@ class Preconditioner(Module):
         Args:
             block: of shape `(n, k)`.
         """
-        small = _product(self.low_rank.conj().T, block)
+        small = times(self.low_rank.conj().T, block)
         small = solve_triangular(self._shifted(), small, lower=True)
         small = solve_triangular(self.factor, small, lower=True, trans="C")
-        block = block - _product(self.low_rank, small)
+        block = block - times(self.low_rank, small)
         return block / self.root[:, None].astype(block.dtype)
 
     def logdet(self) -> Array:
@@ -224,7 +224,7 @@ def _factored(operator: Any, rank: int, noise: Array) -> Preconditioner:
     low_rank = solve_triangular(lower, rows, lower=True).conj().T
     root = jnp.sqrt(noise)
     low_rank = low_rank / root[:, None].astype(low_rank.dtype)
-    gram = _product(low_rank.conj().T, low_rank)
+    gram = times(low_rank.conj().T, low_rank)
     factor = jnp.linalg.cholesky(gram + jnp.eye(rank, dtype=gram.dtype))
     return Preconditioner(operator, root, low_rank, factor)
 
@@ -238,7 +238,7 @@ def _pivots(operator: Any, rank: int, noise: Array) -> tuple[Array, Array]:
         left, lower, pivots, is_used = state
         pivot = jnp.argmax(left)
         row = lax.stop_gradient(_rows(operator, pivot[None], noise)[0])
-        row = row - _product(lower[:, pivot].conj()[None], lower)[0]
+        row = row - times(lower[:, pivot].conj()[None], lower)[0]
         used = left[pivot] > least
         scaled = row / jnp.sqrt(jnp.where(used, left[pivot], 1)).astype(row.dtype)
         scaled = jnp.where(used, scaled, 0)
@@ -270,10 +270,6 @@ def _rows(operator: Any, places: Array, noise: Array) -> Array:
     rows = operator.matrix[places].astype(operator.dtype)
     added = noise[places].astype(rows.dtype)
     return rows.at[jnp.arange(len(places)), places].add(-added)
-
-
-def _product(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def _still(tree: Any) -> Any:

@@ -23,11 +23,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from ..modules import Module
 from ..transforms import filter_custom_jvp
 from ._frechet import derivative, divided_differences
+from ._vectors import times
 
 
 class SmallFunction(Module):
@@ -71,14 +72,14 @@ class OfEigenvalues(SmallFunction):
         values = self.f(nodes)
         # A node without weight counts for nothing, whatever f is there.
         values = jnp.where(vectors[0] == 0, 0, values) * vectors[0].astype(values.dtype)
-        return _times(vectors.astype(values.dtype), values)
+        return times(vectors.astype(values.dtype), values)
 
     def block(self, left: Array, middle: Array, right: Array) -> Array:
         (rows, s_left), (columns, s_right) = self._eigen(left), self._eigen(right)
         differences = divided_differences(self.f, rows[None], columns[None])[0]
-        inner = _times(_times(s_left.T, middle.astype(left.dtype)), s_right)
+        inner = times(times(s_left.T, middle.astype(left.dtype)), s_right)
         inner = jnp.where(inner == 0, 0, differences) * inner.astype(differences.dtype)
-        return _times(_times(s_left.astype(inner.dtype), inner), s_right.T.astype(inner.dtype))
+        return times(times(s_left.astype(inner.dtype), inner), s_right.T.astype(inner.dtype))
 
     def adjoint(self) -> SmallFunction:
         return OfEigenvalues(_Conjugate(self.f), self.positive)
@@ -128,7 +129,7 @@ class OfMatrix(SmallFunction):
 def commutes(matrix: Array, value: Array) -> Array:
     """Whether `f(M) M = M f(M)` up to rounding: so it is for a function of a matrix, not for one that acts element by
     element."""
-    difference = jnp.max(jnp.abs(_times(value, matrix) - _times(matrix, value)))
+    difference = jnp.max(jnp.abs(times(value, matrix) - times(matrix, value)))
     eps = float(jnp.finfo(matrix.dtype).eps)
     largest = jnp.max(jnp.abs(matrix)) * jnp.max(jnp.abs(value))
     return difference <= len(matrix) * eps**0.5 * largest
@@ -157,13 +158,9 @@ def _eigh(matrix: Array) -> tuple[Array, Array]:
 @_eigh.def_jvp
 def _eigh_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     nodes, vectors = _eigh(*primals)
-    inside = _times(_times(vectors.T, tangents[0]), vectors)
+    inside = times(times(vectors.T, tangents[0]), vectors)
     gaps = nodes[None, :] - nodes[:, None]
     apart = jnp.abs(gaps) > jnp.finfo(nodes.dtype).eps ** 0.5 * jnp.max(jnp.abs(nodes))
     inverse = jnp.where(apart, 1 / jnp.where(apart, gaps, 1), jnp.nan)
     inverse = jnp.where(jnp.eye(len(nodes), dtype=bool), 0, inverse)
-    return (nodes, vectors), (jnp.diagonal(inside), _times(vectors, inside * inverse))
-
-
-def _times(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+    return (nodes, vectors), (jnp.diagonal(inside), times(vectors, inside * inverse))
