@@ -255,5 +255,5 @@ def test_a_missing_key_is_told_how_it_is_made():
         Layer(2)  # pyright: ignore[reportCallIssue]
     assert caught.value.__notes__ == [
         "The arguments of Layer: size, key",
-        "A key: key=jax.random.key(0), and another one for each layer (jax.random.split)",
+        "A key: key=jax.random.key(0), and a different one for each layer (jax.random.split)",
     ]

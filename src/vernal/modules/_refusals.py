@@ -139,7 +139,7 @@ def note_arguments(cls: type, error: TypeError) -> None:
     error.add_note(f"The arguments of {cls.__name__}: {', '.join(names) or 'none'}")
     if "missing" in str(error) and "'key'" in str(error):
         error.add_note(
-            "A key: key=jax.random.key(0), and another one for each layer (jax.random.split)"
+            "A key: key=jax.random.key(0), and a different one for each layer (jax.random.split)"
         )
 
 
