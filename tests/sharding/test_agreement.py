@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 import socket
 import subprocess
 import sys
@@ -289,5 +290,6 @@ def test_a_process_that_gives_no_batch_is_taken_to_hang(tmp_path, victim):
 def test_equal_batches_end_without_a_word(tmp_path, lifeline):
     code, text = run(tmp_path, "pass", "0", "4", lifeline=lifeline)
     assert code == 0, text
-    said = [line for line in text.splitlines() if "Gloo" not in line]
+    # Gloo reports its connections, in lines that two threads may cut in pieces.
+    said = [line for line in text.splitlines() if not re.search("Gloo|connected peer", line)]
     assert sorted(said) == ["[0] done", "[1] done"]
