@@ -29,6 +29,7 @@ BARS = {
 }
 VARIANTS, VARIANTS_BAR, MANY = 1_000, 1.5, "1,000 variants"
 PACKED, PACKED_BARS = "`vernal.pack`", {100: 0.6, 300: 0.4, 1000: 0.25}
+IDLE_BAR, ADAM = 1.05, optax.adam(1e-3)
 DICT, CAPTURED_BAR = "a dict of 2,000 floats", 1.1
 
 
@@ -228,13 +229,13 @@ def closures() -> bool:
 
 
 def packed(step: Callable[[Any], Any], tree: Any) -> dict[str, Callable[[], Any]]:
-    """A loop over a step of a tree: as a flat list in `jax.jit`, and packed."""
+    """A loop over a step of a tree in `jax.jit`: as a flat list, and packed."""
     leaves, structure = jax.tree.flatten(tree)
 
     def flat(leaves: list[Any]) -> list[Any]:
         return jax.tree.leaves(step(jax.tree.unflatten(structure, leaves)))
 
-    ours = vernal.filter_jit(lambda packed: vernal.pack(step(packed.unpack())))
+    ours = jax.jit(lambda packed: vernal.pack(step(packed.unpack())))
     floor, packed = Way(leaves, number, jax.jit(flat)), Way(vernal.pack(tree), number, ours)
     return {FLAT: training(floor), PACKED: training(packed)}
 
@@ -247,24 +248,28 @@ def waited(name: str, fns: dict[str, Callable[[], Any]], bar: float) -> Column:
     return Column(name, {way: taken / seconds[FLAT] for way, taken in seconds.items()}, bar)
 
 
+def with_adam(both: Any) -> Any:
+    model, state = both
+    changes, state = ADAM.update(jax.tree.map(jnp.ones_like, model), state)
+    return optax.apply_updates(model, changes), state
+
+
 def packing(sizes: Sequence[int]) -> list[Column]:
-    """The columns of `vernal.pack`: a step of a model, and a step of Adam, for each number of arrays."""
-    adam = optax.adam(1e-3)
-
-    def with_adam(both: Any) -> Any:
-        model, state = both
-        changes, state = adam.update(jax.tree.map(jnp.ones_like, model), state)
-        return optax.apply_updates(model, changes), state
-
+    """The columns of `vernal.pack`: a step of a model, and a step of Adam, for each number of arrays, and where packing
+    cannot help: for large arrays, which stay as they are, and for two."""
+    cases = {
+        f"{n} arrays": (jax.tree.leaves(module_model(vernal.Module, n // 10)), PACKED_BARS[n])
+        for n in sizes
+    }
+    cases["10 large arrays"] = ([jnp.ones((64, 128)) for _ in range(10)], IDLE_BAR)
+    cases["2 arrays"] = ([jnp.ones(3), jnp.ones(3)], IDLE_BAR)
     columns: list[Column] = []
-    for size in sizes:
-        model = module_model(vernal.Module, size // 10)
-        fns = packed(updated, model)
-        columns.append(waited(f"{size} arrays", fns, PACKED_BARS[size]))
-        if size < 1000:  # which XLA would compile for minutes
-            arrays = jax.tree.leaves(model)
-            fns = packed(with_adam, (arrays, adam.init(arrays)))
-            columns.append(waited(f"Adam on {size}", fns, PACKED_BARS[size]))
+    for name, (arrays, bar) in cases.items():
+        columns.append(waited(name, packed(updated, arrays), bar))
+        if len(arrays) < 1000:  # which XLA would compile for minutes
+            columns.append(
+                waited(f"Adam on {name}", packed(with_adam, (arrays, ADAM.init(arrays))), bar)
+            )
     return columns
 
 

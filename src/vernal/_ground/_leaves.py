@@ -22,7 +22,7 @@ def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
 def strong(x: Any) -> jax.Array:
     """The leaf as an array that is not weakly typed: a weakly typed one that is kept between calls would change its
     type at the first call, and compile everything again."""
-    x = jnp.asarray(x)
+    x = x if isinstance(x, jax.Array) else jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
 
 

@@ -72,12 +72,13 @@ class Layout:
         return f"Layout({tree_pformat(jax.tree.unflatten(self.structure, leaves))})"
 
 
+# Not frozen: each call runs the constructor, and that of a frozen dataclass takes twice as long.
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("buffers", "others"),
     meta_fields=("layout",),
 )
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Packed:
     """A tree whose small arrays are in a few long ones, made by `pack`.
 
@@ -157,7 +158,7 @@ def pack(tree: Any, *, max_size: int = 4096) -> Packed:
 
         packed = vernal.pack((model, state))
 
-        @vernal.filter_jit
+        @jax.jit
         def step(packed, x, y):
             model, state = packed.unpack()
             ...

@@ -50,6 +50,9 @@ def _choices(tree: Any, spec: Any, is_leaf: IsLeaf | None) -> tuple[list[Any], A
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=is_leaf)
     if _is_spec(spec):
         return leaves, treedef, _decide(spec, leaves)
+    kept, kept_def = jtu.tree_flatten(spec)
+    if kept_def == treedef and all(type(k) is bool for k in kept):
+        return leaves, treedef, kept
     paths_and_specs, spec_def = jtu.tree_flatten_with_path(spec, is_leaf=is_none)
     try:
         subtrees = spec_def.flatten_up_to(tree)
