@@ -5,6 +5,8 @@ PYTHON ?= python3
 export NPROC ?= 4
 export JAX_PLATFORMS = cpu
 export PYTHONWARNINGS =
+# The tests start hundreds of processes: they read what Python has compiled, also where it is told to keep nothing.
+export PYTHONDONTWRITEBYTECODE =
 
 TAG := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 ifeq ($(TAG),)

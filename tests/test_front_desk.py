@@ -9,7 +9,7 @@ import pytest
 
 import vernal
 
-LATER = ["compat", "estimators", "linalg", "sharding", "testing"]
+LATER = ["compat", "debug", "estimators", "linalg", "saving", "sharding", "testing"]
 ROOMS = sorted(
     init.parent.name
     for init in Path(vernal.__file__).parent.glob("*/__init__.py")
@@ -31,13 +31,23 @@ def in_a_new_process(code):
 def test_some_rooms_are_imported_when_they_are_looked_at():
     code = """
 listed = dir(vernal)
-early = [name for name in {later} if f"vernal.{{name}}" in sys.modules]
+early = [name for name in [*{later}, "jax.extend"] if name in sys.modules or f"vernal.{{name}}" in sys.modules]
 names = [getattr(vernal, name).__name__ for name in {rooms}]
 same = [getattr(vernal, name) is sys.modules[f"vernal.{{name}}"] for name in {rooms}]
 print(json.dumps([early, sorted(set({rooms}) - set(listed)), names, all(same)]))
 """
     found = in_a_new_process(code.format(later=LATER, rooms=ROOMS))
     assert found == [[], [], [f"vernal.{name}" for name in ROOMS], True]
+
+
+def test_names_of_a_later_room_are_those_of_the_room():
+    code = """
+listed = dir(vernal)
+names = ["load", "save", "tree_serialise_leaves", "default_deserialise_filter_spec"]
+got = [getattr(vernal, name) for name in names]
+print(json.dumps([set(names) <= set(listed), got == [getattr(vernal.saving, name) for name in names]]))
+"""
+    assert in_a_new_process(code) == [True, True]
 
 
 def test_rooms_and_names_are_listed_once():

@@ -12,7 +12,6 @@ import typing as _typing
 _collecting = _gc.isenabled()
 _gc.disable()
 try:
-    from . import debug as debug
     from . import harvest as harvest
     from . import loops as loops
     from . import modules as modules
@@ -20,7 +19,6 @@ try:
     from . import optim as optim
     from . import primitives as primitives
     from . import runtime as runtime
-    from . import saving as saving
     from . import show as show
     from . import transforms as transforms
     from . import trees as trees
@@ -46,12 +44,6 @@ try:
     from .runtime import Enumeration as Enumeration
     from .runtime import branched_error_if as branched_error_if
     from .runtime import error_if as error_if
-    from .saving import default_deserialise_filter_spec as default_deserialise_filter_spec
-    from .saving import default_serialise_filter_spec as default_serialise_filter_spec
-    from .saving import load as load
-    from .saving import save as save
-    from .saving import tree_deserialise_leaves as tree_deserialise_leaves
-    from .saving import tree_serialise_leaves as tree_serialise_leaves
     from .show import tree_pformat as tree_pformat
     from .show import tree_pprint as tree_pprint
     from .transforms import filter_checkpoint as filter_checkpoint
@@ -102,25 +94,43 @@ clear_caches.__module__ = __name__
 # Where JAX leaves its own frames out of a traceback, it leaves out these, too.
 _hide_frames(_os.path.dirname(__file__))
 
-# Rooms that not every program needs: imported when they are first looked at.
-_LATER = ("compat", "estimators", "linalg", "sharding", "testing")
+# Rooms that not every program needs, and what is here of one of them: imported when they are first looked at.
+_LATER = ("compat", "debug", "estimators", "linalg", "saving", "sharding", "testing")
+_OF_SAVING = (
+    "default_deserialise_filter_spec",
+    "default_serialise_filter_spec",
+    "load",
+    "save",
+    "tree_deserialise_leaves",
+    "tree_serialise_leaves",
+)
 
 if _typing.TYPE_CHECKING:
     from . import compat as compat
+    from . import debug as debug
     from . import estimators as estimators
     from . import linalg as linalg
+    from . import saving as saving
     from . import sharding as sharding
     from . import testing as testing
+    from .saving import default_deserialise_filter_spec as default_deserialise_filter_spec
+    from .saving import default_serialise_filter_spec as default_serialise_filter_spec
+    from .saving import load as load
+    from .saving import save as save
+    from .saving import tree_deserialise_leaves as tree_deserialise_leaves
+    from .saving import tree_serialise_leaves as tree_serialise_leaves
 else:
     # Hidden from type checkers, which would otherwise believe that every attribute exists.
 
     def __getattr__(name: str) -> _typing.Any:
         if name in _LATER:
             return _importlib.import_module(f"{__name__}.{name}")
+        if name in _OF_SAVING:
+            return getattr(_importlib.import_module(f"{__name__}.saving"), name)
         message = f"module {__name__!r} has no attribute {name!r}"
         if f"filter_{name}" in globals():
             message += f": write `vernal.filter_{name}`"
         raise AttributeError(message, name=name, obj=_sys.modules[__name__])
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_LATER})
+        return sorted({*globals(), *_LATER, *_OF_SAVING})

@@ -40,8 +40,8 @@ from ._jax_private import hide_frames as hide_frames
 from ._jax_private import instantiate_zeros as instantiate_zeros
 from ._jax_private import is_kept_call as is_kept_call
 from ._jax_private import is_of_current_trace as is_of_current_trace
-from ._jax_private import jax_primitives as jax_primitives
 from ._jax_private import jaxprs_in_params as jaxprs_in_params
+from ._jax_private import jit_p as jit_p
 from ._jax_private import keeping_calls as keeping_calls
 from ._jax_private import lower_fun as lower_fun
 from ._jax_private import lower_to_python as lower_to_python

@@ -97,10 +97,11 @@ from jax._src.lax.lax import _convert_element_type as _convert_element_type
 # public way to rewrite an inner `jit`.
 from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
 
-# Operations that do not change values, and that of `shard_map`: operations are recognised by
+# Operations that do not change values, and those of `jit` and `shard_map`: operations are recognised by
 # identity, not by name, because others may have the same name. Present in JAX 0.10.2 to 0.12.
-# Retired by: any JAX version with these in `jax.extend.core.primitives`.
-from jax._src.pjit import reshard_p as reshard_p
+# Retired by: any JAX version with these in `jax.lax`, where the others are.
+from jax._src.pjit import jit_p as jit_p
+from jax._src.pjit import reshard_p as reshard_p  # JAX 0.10.2 to 0.12
 from jax._src.shard_map import shard_map_p as shard_map_p  # JAX 0.10.2 to 0.12
 
 # The named scopes around an operation, and where the user wrote it: kept when a program is evaluated
@@ -121,10 +122,6 @@ from jax._src.tree_util import none_leaf_registry
 # version that does not cache the abstract evaluation of a user's operations, as of `jax.custom_vjp`'s.
 from jax._src.util import weakref_cache_key_types
 from jax.core import Tracer
-
-# JAX's operations. Present in JAX 0.10.2 to 0.12. Retired by: no version; they are public, but `jax.extend` promises
-# less than `jax`.
-from jax.extend.core import primitives
 
 # The derivative rules of an operation, and the values in them: a tangent known to be zero, and the
 # argument that a transposition is with respect to. Present in JAX 0.10.2 to 0.12. Retired by: as
@@ -155,8 +152,6 @@ from jax.interpreters.mlir import emit_python_callback
 # Primitive.
 from jax.interpreters.mlir import lower_fun as lower_fun
 from jax.interpreters.mlir import register_lowering as register_lowering  # JAX 0.10.2 to 0.12
-
-jax_primitives = primitives
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -293,7 +288,7 @@ class _KeepingCalls:
         return getattr(self._trace, name)
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
-        if primitive is primitives.jit_p and _is_inlined(params):
+        if primitive is jit_p and _is_inlined(params):
             params = {**params, "inline": None}
         return self._trace.process_primitive(primitive, args, params)
 
@@ -309,7 +304,7 @@ def keeping_calls() -> contextlib.AbstractContextManager[Any]:
 
 def is_kept_call(eqn: Any) -> bool:
     """Whether an operation is an inner `jit` that only `keeping_calls` has kept."""
-    return eqn.primitive is primitives.jit_p and eqn.params["inline"] is None
+    return eqn.primitive is jit_p and eqn.params["inline"] is None
 
 
 def bind_kept_call(eqn: Any, args: Sequence[Any]) -> list[Any]:

@@ -25,8 +25,8 @@ from .._ground import (
     custom_vjp_call_p,
     equation_context,
     is_kept_call,
-    jax_primitives,
     jaxprs_in_params,
+    jit_p,
     remat_p,
     scan_parts,
     shard_map_p,
@@ -94,11 +94,7 @@ def _equation(eqn: Any, args: list[Any], views: Views, slots: Slots) -> tuple[Se
         # In an operation that cannot be opened, a check counts for every element, so no error is lost.
         with contextlib.suppress(NotImplementedError):
             return _opened(eqn, args, views, slots), []
-    if (
-        primitive is jax_primitives.jit_p
-        and any(views)
-        and only_takes_parts(eqn.params["jaxpr"].jaxpr)
-    ):
+    if primitive is jit_p and any(views) and only_takes_parts(eqn.params["jaxpr"].jaxpr):
         closed = eqn.params["jaxpr"]
         return evaluate(closed.jaxpr, closed.consts, args, views, slots)
     hidden = program_of(eqn) if any(views) else None
@@ -379,16 +375,16 @@ def _linear_call(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[
 
 
 _RULES: dict[Any, Callable[[Any, list[Any], Views, Slots], list[Any]]] = {
-    jax_primitives.cond_p: _cond,
+    jax.lax.cond_p: _cond,
     custom_jvp_call_p: _custom_jvp,
     custom_vjp_call_p: _custom_vjp,
-    jax_primitives.jit_p: _jit,
+    jit_p: _jit,
     linear_call_p: _linear_call,
     remat_p: _checkpoint,
-    jax_primitives.scan_p: _scan,
+    jax.lax.scan_p: _scan,
     shard_map_p: _shard_map,
     vprim_p: _custom_jvp,
-    jax_primitives.while_p: _while,
+    jax.lax.while_p: _while,
 }
 # Operations that run their program a known number of times, so that captured values can be results.
-_CAPTURING = {jax_primitives.jit_p, remat_p, jax_primitives.scan_p}
+_CAPTURING = {jit_p, remat_p, jax.lax.scan_p}

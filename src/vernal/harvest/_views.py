@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from .._ground import jax_primitives as p
 from .._ground import pvary_p, reshard_p, stop_gradient_p
 from ..transforms import explicit_mesh, placed_like, split_over
 
@@ -76,7 +76,7 @@ def _reshaped(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put] | None:
     before, after = (v.aval.shape for v in (eqn.invars[0], eqn.outvars[0]))
     if np.prod(before) != np.prod(after):
         return None  # It was broadcast, not only given axes of size 1.
-    if eqn.primitive is p.reshape_p and eqn.params["dimensions"] is not None:
+    if eqn.primitive is lax.reshape_p and eqn.params["dimensions"] is not None:
         return None  # It was transposed too.
     return lambda x: jnp.reshape(x, after), lambda x, new: jnp.reshape(new, before)
 
@@ -116,17 +116,26 @@ def _dynamically_sliced(eqn: Any, args: Sequence[Any]) -> tuple[Get, Put]:
 
 
 _RULES: dict[Any, Callable[[Any, Sequence[Any]], tuple[Get, Put] | None]] = {
-    p.broadcast_in_dim_p: _reshaped,
-    p.convert_element_type_p: _cast,
-    p.dynamic_slice_p: _dynamically_sliced,
-    p.reshape_p: _reshaped,
-    p.slice_p: _sliced,
-    p.squeeze_p: _reshaped,
-    p.transpose_p: _transposed,
+    lax.broadcast_in_dim_p: _reshaped,
+    lax.convert_element_type_p: _cast,
+    lax.dynamic_slice_p: _dynamically_sliced,
+    lax.reshape_p: _reshaped,
+    lax.slice_p: _sliced,
+    lax.squeeze_p: _reshaped,
+    lax.transpose_p: _transposed,
 }
-_IDENTITIES = {p.copy_p, p.sharding_constraint_p, pvary_p, reshard_p, stop_gradient_p}
+_IDENTITIES = {lax.copy_p, lax.sharding_constraint_p, pvary_p, reshard_p, stop_gradient_p}
 # Operations that compute an index in the small compiled functions of `jax.numpy` and `jax.lax`.
-_INDEXING = {p.add_p, p.clamp_p, p.ge_p, p.lt_p, p.max_p, p.min_p, p.select_n_p, p.sub_p}
+_INDEXING = {
+    lax.add_p,
+    lax.clamp_p,
+    lax.ge_p,
+    lax.lt_p,
+    lax.max_p,
+    lax.min_p,
+    lax.select_n_p,
+    lax.sub_p,
+}
 
 
 def follow(eqn: Any, args: Sequence[Any], view: View) -> View | None:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._ground import jax_primitives
+from .._ground import jit_p
 from ..show import message
 from ..transforms import call_with_jvp, chosen
 from ._machines import Inputs, Outputs, at
@@ -120,7 +120,7 @@ def _used(jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
         of_out = [v in needed for v in eqn.outvars]
         if not any(of_out):
             continue
-        if eqn.primitive is jax_primitives.jit_p:
+        if eqn.primitive is jit_p:
             of_in = _used(eqn.params["jaxpr"].jaxpr, of_out)
         else:
             of_in = [True] * len(eqn.invars)

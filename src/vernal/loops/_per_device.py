@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._ground import equations_in, jax_primitives, pvary_p
+from .._ground import equations_in, pvary_p
 from ..primitives import linear_call
 from ..show import is_traced, listed, value_error
 from ..transforms import call_with_jvp, captured, program_of, varying_axes, varying_over
@@ -106,4 +106,4 @@ def _collectives(jaxpr: Any) -> Iterator[tuple[str, frozenset[Any]]]:
             yield from _collectives(hidden)
 
 
-_LOCAL = {jax_primitives.axis_index_p, pvary_p}
+_LOCAL = {jax.lax.axis_index_p, pvary_p}

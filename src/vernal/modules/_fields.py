@@ -128,14 +128,17 @@ def array_dtype_for(annotation: Any, number: Any) -> Any:
             return None
         found = (array_dtype_for(option, number) for option in options)
         return next((dtype for dtype in found if dtype is not None), None)
-    candidates = [jnp.result_type(kind) for kind in _NUMBERS[type(number)]]
     if annotation is jax.Array:
-        return candidates[0]
+        return _array_dtypes(number)[0]
     if not (isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray)):
         return None
     if annotation.array_type is not jax.Array:
         return None
-    allowed = annotation.dtypes
+    allowed, candidates = annotation.dtypes, _array_dtypes(number)
     if not isinstance(allowed, (list, tuple)):
         return candidates[0]
     return next((dtype for dtype in candidates if dtype.name in allowed), None)
+
+
+def _array_dtypes(number: Any) -> list[Any]:
+    return [jnp.result_type(kind) for kind in _NUMBERS[type(number)]]
