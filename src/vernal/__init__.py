@@ -15,7 +15,6 @@ try:
     from . import harvest as harvest
     from . import loops as loops
     from . import modules as modules
-    from . import nn as nn
     from . import optim as optim
     from . import primitives as primitives
     from . import runtime as runtime
@@ -84,6 +83,10 @@ try:
     from .trees import tree_flatten_one_level as tree_flatten_one_level
     from .trees import ω as ω
 finally:
+    if _gc.get_freeze_count() == 0:
+        # What is new stays: Python need not look through it once more, now that it may.
+        _gc.freeze()
+        _gc.unfreeze()
     if _collecting:
         _gc.enable()
 
@@ -95,7 +98,7 @@ clear_caches.__module__ = __name__
 _hide_frames(_os.path.dirname(__file__))
 
 # Rooms that not every program needs, and what is here of one of them: imported when they are first looked at.
-_LATER = ("compat", "debug", "estimators", "linalg", "saving", "sharding", "testing")
+_LATER = ("compat", "debug", "estimators", "linalg", "nn", "saving", "sharding", "testing")
 _OF_SAVING = (
     "default_deserialise_filter_spec",
     "default_serialise_filter_spec",
@@ -110,6 +113,7 @@ if _typing.TYPE_CHECKING:
     from . import debug as debug
     from . import estimators as estimators
     from . import linalg as linalg
+    from . import nn as nn
     from . import saving as saving
     from . import sharding as sharding
     from . import testing as testing

@@ -66,7 +66,11 @@ def watch(package: str, cwd, dependencies: str = "") -> dict:
 
 
 def test_importing_the_package_has_no_side_effect(tmp_path):
-    seen = watch("vernal, vernal.debug, vernal.saving", tmp_path, "import optax, safetensors.numpy")
+    seen = watch(
+        "vernal, vernal.debug, vernal.nn, vernal.saving",
+        tmp_path,
+        "import optax, safetensors.numpy",
+    )
     assert seen == {"changed": [], "late": [], "backends": False}
 
 
