@@ -1,6 +1,7 @@
 """Several processes: how they find each other, and what the others do when one is lost."""
 
 import contextlib
+import inspect
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import jax
@@ -167,6 +169,44 @@ def test_the_hub_knows_a_death_from_a_farewell_and_from_a_stranger(monkeypatch):
     witness.close()
     failing.close()
     hub.drop()
+
+
+def wrapped(error, cause):
+    try:
+        raise error from cause
+    except Exception as caught:
+        return caught
+
+
+GLOO = ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (GLOO, True),
+        (jax.errors.JaxRuntimeError("INTERNAL: NCCL operation failed"), True),
+        (wrapped(OSError("not saved"), GLOO), True),
+        (ValueError("mine"), False),
+        (wrapped(OSError("not saved"), ValueError("mine")), False),
+    ],
+    ids=["gloo", "other collectives", "in another error", "its own", "its own in another"],
+)
+def test_who_fails_in_a_collective_waits_for_the_news_of_a_loss(monkeypatch, error, waits):
+    events = []
+    line = types.SimpleNamespace(leave=events.append)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    monkeypatch.setattr(_lifeline.time, "sleep", lambda seconds: events.append("waits"))
+    monkeypatch.setattr(os, "_exit", lambda code: events.append(code))
+    inspect.unwrap(_lifeline._leave)(line, os.getpid())
+    assert events == ["waits"] * waits + [f"{type(error).__name__}: {error}", 1]
+
+
+def test_of_a_long_error_the_others_get_beginning_and_end():
+    assert _lifeline._shortened("x" * 500) == "x" * 500
+    text = _lifeline._shortened("ValueError: INTERNAL" + "x" * 1000 + "ValueError: mine")
+    assert text.startswith("ValueError: INTERNALx") and text.endswith("xValueError: mine")
+    assert "\n...\n" in text and len(text) < 510
 
 
 def start(tmp_path, *words, **options):
