@@ -32,7 +32,7 @@ from vernal.sharding import initialise, make_mesh, shard_batch
 
 STEPS, EVERY = 6, 2
 # The number of rows that a process gives, and the seconds after which a process counts as hanging.
-ROWS, PATIENCE = 2, 3
+ROWS, PATIENCE = 2, 5
 DATA = ("rows", "dtype", "names", "fewer", "more")
 
 
