@@ -27,6 +27,7 @@ import secrets
 import selectors
 import socket
 import sys
+import sysconfig
 import threading
 import time
 from typing import Any, NoReturn
@@ -51,6 +52,7 @@ _LONGEST = 500
 _NEWS = 2.0
 # A collective of gloo (on CPUs) fails by a `ValueError`, some others by a `JaxRuntimeError`.
 _COLLECTIVE = "Gloo"
+_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
 
 # The connection of this process, if it has one.
 _lines: list["_Hub | _Spoke"] = []
@@ -310,13 +312,14 @@ class _Spoke(_Line):
 
 
 def _place() -> str:
-    """What the main thread does: the line of the user's code."""
+    """What the main thread does: the line of the program, not of a library that it calls."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     entries = () if frame is None else here(innermost=frame).entries
     if not entries:
         # It ends.
         return "not in the program any more"
-    file, line, function = entries[-1]
+    own = [entry for entry in entries if not entry[0].startswith(_INSTALLED)]
+    file, line, function = (own or entries)[-1]
     return f"at {file}:{line}, in {function}"
 
 

@@ -62,9 +62,9 @@ def initialise(
         timeout: the seconds that a process waits for the others at the beginning, and at the end.
         batch_timeout: the seconds after which a process counts as hanging, which stops all; None: never. From
             its first batch or checkpoint on, it must give the next batch to `shard_batch`, save or end within
-            them. So choose more than the longest step takes, with its compilation, and whatever is between two
-            batches, such as writing a checkpoint. The message says in which line of the program each process is. Only that of process 0
-            counts.
+            them. So choose more than the longest step takes, with its compilation, and whatever is between
+            two batches, such as writing a checkpoint. The message says in which line of the program each
+            process is. Only that of process 0 counts.
 
     Raises:
         ValueError: if the settings are incomplete or contradict each other; this includes arguments that
