@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from vernal._launch import _reserved_port
 from vernal.saving import Checkpoints
 
 pytestmark = pytest.mark.slow
@@ -71,31 +71,25 @@ print("process", rank, "is done")
 """
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
 def test_two_processes_save_together_and_one_restores(tmp_path):
     source = str(pathlib.Path(__file__).parents[2] / "src")
     env = {**os.environ, "PYTHONPATH": source, "JAX_PLATFORMS": "cpu"}
-    given = [str(free_port()), str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), *given],
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
-    try:
-        texts = [process.communicate(timeout=250)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with _reserved_port() as port:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", PROCESS, str(rank), str(port), str(tmp_path)],
+                env=env,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(2)
+        ]
+        try:
+            texts = [process.communicate(timeout=250)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     for rank, text in enumerate(texts):
         assert f"process {rank} is done" in text, text
 

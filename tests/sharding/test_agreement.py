@@ -15,8 +15,10 @@ import pytest
 from jax import P
 
 from tests.sharding.test_processes import ENVIRONMENT
+from vernal._ground import _joint_work
+from vernal.saving import _processes as saving_processes
 from vernal.sharding import _agreement, _lifeline, even_batches, make_mesh
-from vernal.sharding._ledger import Ledger, Signature, Verdict
+from vernal.sharding._ledger import CHECKPOINT, Ledger, Signature, Verdict, too_late
 
 BOTH = (0, 1)
 FOUR, EIGHT = Signature("4", "f32[4]"), Signature("8", "f32[8]")
@@ -73,26 +75,84 @@ def test_meshes_of_some_processes_count_for_themselves():
     assert ledger.end(3) == Verdict()
 
 
-def test_a_late_batch_is_noticed_if_there_is_a_limit(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless its one element is changed."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_late_batch_is_noticed_if_there_is_a_limit(clock):
     patient, limited = Ledger(), Ledger(10)
     for ledger in (patient, limited):
         ledger.report(BOTH, 0, FOUR, True)
-    now[0] = 9.0
-    assert limited.late() == Verdict()
-    now[0] = 11.0
-    assert patient.late() == Verdict()
-    assert "process 1 gives no batch 1" in limited.late().refusal
+    clock[0] = 9.0
+    assert limited.late() is None
+    clock[0] = 11.0
+    assert patient.late() is None
+    assert limited.late() == "process 1 gives no batch 1"
+
+
+def test_a_process_that_does_not_go_on_is_noticed_although_no_batch_is_missing(clock):
+    ledger = Ledger(10)
+    clock[0] = 100.0
+    # Nobody has begun.
+    assert ledger.late() is None
+    for rank in BOTH:
+        ledger.report(BOTH, rank, FOUR, True)
+    clock[0] = 109.0
+    ledger.end(1)
+    assert ledger.late() is None
+    clock[0] = 111.0
+    assert ledger.late() == "process 0 does not go on"
+    assert ledger.progress(0) == "1 batches" and ledger.progress(1) == "has ended after 1 batches"
+    text = too_late("process 0 does not go on", 10, ["process 0: 1 batches; at a.py:3, in f"])
+    assert "within batch_timeout=10 s" in text and "got: process 0: 1 batches; at a.py" in text
+
+
+def test_a_checkpoint_is_something_to_do_together(clock):
+    ledger = Ledger(10)
+    for rank in BOTH:
+        ledger.report(BOTH, rank, FOUR, True)
+    assert ledger.report(BOTH, 0, CHECKPOINT, True) == Verdict()
+    clock[0] = 11.0
+    assert ledger.late() == "process 1 gives no part in a checkpoint after batch 1"
+    refusal = ledger.report(BOTH, 1, FOUR, True).refusal
+    assert "a process saves or restores a checkpoint where another gives a batch" in refusal
+    assert "process 0: saves or restores a checkpoint" in refusal and "process 1: f32[4]" in refusal
+
+
+@pytest.mark.parametrize("ended_first", [True, False])
+def test_a_checkpoint_after_the_end_of_a_process_is_refused(ended_first):
+    ledger = Ledger()
+    for rank in BOTH:
+        ledger.report(BOTH, rank, FOUR, True)
+    first, second = lambda: ledger.end(1), lambda: ledger.report(BOTH, 0, CHECKPOINT, True)
+    verdicts = [first(), second()] if ended_first else [second(), first()]
+    expected = "process 1 has ended after 1 batches, and process 0 saves or restores a checkpoint"
+    assert expected in verdicts[1].refusal
+
+
+def test_a_checkpoint_is_announced_to_whoever_watches(monkeypatch):
+    said = []
+    monkeypatch.setattr(_joint_work, "_watchers", [lambda: said.append("watched")])
+    gather = lambda x: said.append("gathered") or np.stack([x, x])  # noqa: E731
+    monkeypatch.setattr(saving_processes, "process_count", lambda: 2)
+    monkeypatch.setattr(saving_processes.multihost_utils, "process_allgather", gather)
+    saving_processes.agree(None)
+    saving_processes.check_step(1)
+    saving_processes.check_same({"a": np.ones(2)})
+    assert said == ["watched", "gathered"] * 3
 
 
 def conversation(monkeypatch, patience=None):
     """A hub and a spoke in this process, and what would have stopped it."""
-    stopped, told = [], threading.Event()
+    stopped, told = [], threading.Semaphore(0)
 
     def stop(text, code):
         stopped.append((text, code))
-        told.set()
+        told.release()
         raise SystemExit
 
     monkeypatch.setattr(_lifeline, "_stop", stop)
@@ -135,9 +195,25 @@ def test_who_waits_gets_an_error_and_who_does_not_is_stopped(monkeypatch):
     assert together(hub, spoke, FOUR, FOUR) == [None, None]
     assert together(hub, spoke, FOUR, FOUR) == [None, None]
     raised = together(hub, spoke, FOUR, EIGHT)
-    assert told.wait(60)
+    assert told.acquire(timeout=60)
     assert raised[0] is None and "different parts" in raised[1]
     assert [code for _, code in stopped] == [1] and "different parts" in stopped[0][0]
+    hub.drop()
+    spoke.drop()
+
+
+def test_processes_that_do_not_go_on_are_asked_where_they_are(monkeypatch):
+    hub, spoke, stopped, told = conversation(monkeypatch, patience=1e9)
+    assert together(hub, spoke, FOUR, FOUR) == [None, None]
+    # An age ago.
+    hub.ledger.heard = dict.fromkeys(BOTH, -1e10)
+    # Both, before the real function that stops is back in its place.
+    assert all(told.acquire(timeout=60) for _ in BOTH)
+    # This process is both.
+    text, code = stopped[0]
+    assert code == 1 and "process 0, 1 does not go on" in text
+    for rank in BOTH:
+        assert re.search(rf"process {rank}: 1 batches; at {__file__}:\d+, in test_\w+", text)
     hub.drop()
     spoke.drop()
 
@@ -221,7 +297,7 @@ from vernal import sharding
 
 lifeline, steps, what, victim, rows = sys.argv[1:]
 if lifeline == "vernal":
-    sharding.initialise(batch_timeout=4)
+    sharding.initialise(batch_timeout=10)
 else:
     jax.distributed.initialize(os.environ["VERNAL_COORDINATOR"], 2, int(os.environ["VERNAL_RANK"]))
 rank, mesh = jax.process_index(), sharding.make_mesh(data=-1, automatic=True)

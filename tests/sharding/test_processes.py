@@ -1,6 +1,7 @@
 """Several processes: how they find each other, and what the others do when one is lost."""
 
 import contextlib
+import inspect
 import os
 import re
 import signal
@@ -8,11 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import jax
 import pytest
 
+from vernal._launch import _reserved_port
 from vernal.sharding import _lifeline, _processes, initialise, is_main
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -26,7 +29,7 @@ import vernal
 from vernal.sharding import initialise, is_main, make_mesh, shard_batch
 
 victim, what, *places = sys.argv[1:]
-initialise(*(int(x) if x.isdecimal() else x for x in places), heartbeat=5)
+initialise(*(int(x) if x.isdecimal() else x for x in places), heartbeat=10)
 rank = jax.process_index()
 assert is_main() == (rank == 0) and jax.device_count() == 2 * jax.process_count()
 mesh = make_mesh(data=-1, automatic=True)
@@ -169,6 +172,44 @@ def test_the_hub_knows_a_death_from_a_farewell_and_from_a_stranger(monkeypatch):
     hub.drop()
 
 
+def wrapped(error, cause):
+    try:
+        raise error from cause
+    except Exception as caught:
+        return caught
+
+
+GLOO = ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (GLOO, True),
+        (jax.errors.JaxRuntimeError("INTERNAL: NCCL operation failed"), True),
+        (wrapped(OSError("not saved"), GLOO), True),
+        (ValueError("mine"), False),
+        (wrapped(OSError("not saved"), ValueError("mine")), False),
+    ],
+    ids=["gloo", "other collectives", "in another error", "its own", "its own in another"],
+)
+def test_who_fails_in_a_collective_waits_for_the_news_of_a_loss(monkeypatch, error, waits):
+    events = []
+    line = types.SimpleNamespace(leave=events.append)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    monkeypatch.setattr(_lifeline.time, "sleep", lambda seconds: events.append("waits"))
+    monkeypatch.setattr(os, "_exit", lambda code: events.append(code))
+    inspect.unwrap(_lifeline._leave)(line, os.getpid())
+    assert events == ["waits"] * waits + [f"{type(error).__name__}: {error}", 1]
+
+
+def test_of_a_long_error_the_others_get_beginning_and_end():
+    assert _lifeline._shortened("x" * 500) == "x" * 500
+    text = _lifeline._shortened("ValueError: INTERNAL" + "x" * 1000 + "ValueError: mine")
+    assert text.startswith("ValueError: INTERNALx") and text.endswith("xValueError: mine")
+    assert "\n...\n" in text and len(text) < 510
+
+
 def start(tmp_path, *words, **options):
     (tmp_path / "together.py").write_text(TOGETHER)
     environment = ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
@@ -190,13 +231,16 @@ def launch(tmp_path, *words):
     return process.returncode, text
 
 
+def lines_of(rank, text):
+    """What one process has printed: the lines of others may come in between."""
+    return "".join(re.findall(rf"^\[{rank}\] (.*\n)", text, re.MULTILINE))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_stops_the_other_which_says_so(tmp_path, victim):
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    with _reserved_port() as port:
+        address = f"127.0.0.1:{port}"
         what = "os.kill(os.getpid(), signal.SIGKILL)"
         words = ("together.py", str(victim), what, address, "2")
         both = [start(tmp_path, *words, str(rank)) for rank in range(2)]
@@ -211,8 +255,8 @@ def test_a_process_that_fails_waits_for_nobody(tmp_path):
     code, text = launch(tmp_path, "1", "raise ValueError('mine')")
     assert code == 1, text
     assert "[1] ValueError: mine" in text
-    assert (
-        "[0] vernal: process 1 of 2 was lost; process 0 stops\n[0]   got: ValueError: mine" in text
+    assert "vernal: process 1 of 2 was lost; process 0 stops\n  got: ValueError: mine" in lines_of(
+        0, text
     )
     assert text.endswith("process 1 of 2 failed with exit code 1; the others were stopped\n")
 
@@ -221,4 +265,4 @@ def test_a_process_that_fails_waits_for_nobody(tmp_path):
 def test_a_process_that_hangs_is_lost_by_jaxs_heartbeat(tmp_path):
     code, text = launch(tmp_path, "1", "os.kill(os.getpid(), signal.SIGSTOP)")
     assert code == 128 + signal.SIGABRT, text
-    assert re.search(r"\[0\] .*unhealthy \(stopped sending heartbeats\):\n\[0\] .*1\n", text)
+    assert re.search(r"unhealthy \(stopped sending heartbeats\):\n.*1\n", lines_of(0, text))

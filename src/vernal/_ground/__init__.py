@@ -64,6 +64,8 @@ from ._jax_private import stop_gradient_p as stop_gradient_p
 from ._jax_private import trace_flag as trace_flag
 from ._jax_private import trace_state_clean as trace_state_clean
 from ._jax_private import unmapped_aval as unmapped_aval
+from ._joint_work import announce_joint_work as announce_joint_work
+from ._joint_work import on_joint_work as on_joint_work
 from ._keys import Alive as Alive
 from ._keys import Itself as Itself
 from ._leaves import as_arrays as as_arrays

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from .._ground import by_data
+from .._ground import announce_joint_work, by_data
 from ..show import message, value_error
 
 
@@ -29,12 +29,17 @@ def process_index() -> int:
     return jax.process_index() if process_count() > 1 else 0
 
 
+def _of_all(array: np.ndarray) -> np.ndarray:
+    """The arrays of all processes, stacked."""
+    announce_joint_work()
+    return np.asarray(multihost_utils.process_allgather(array))
+
+
 def agree(error: BaseException | None) -> None:
     """Raises in every process if one of them failed: its own error there, a `RuntimeError` in the others."""
     failed: list[int] = []
     if process_count() > 1:
-        flags = multihost_utils.process_allgather(np.array([error is not None]))
-        failed = np.flatnonzero(np.asarray(flags)).tolist()
+        failed = np.flatnonzero(_of_all(np.array([error is not None]))).tolist()
     if error is not None:
         raise error
     if failed:
@@ -83,7 +88,7 @@ def check_step(step: int) -> None:
         return
     # Without x64, JAX has no wider integers.
     halves = np.array([step >> 32, step & 0xFFFFFFFF], np.uint32)
-    every = np.asarray(multihost_utils.process_allgather(halves)).astype(np.uint64)
+    every = _of_all(halves).astype(np.uint64)
     steps = (every[:, 0] << np.uint64(32)) + every[:, 1]
     if (steps != steps[0]).any():
         raise value_error(
@@ -100,7 +105,7 @@ def check_same(arrays: Mapping[str, np.ndarray]) -> None:
     if process_count() == 1 or not arrays:
         return
     sums = [zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in arrays.values()]
-    every = np.asarray(multihost_utils.process_allgather(np.array(sums, np.uint32)))
+    every = _of_all(np.array(sums, np.uint32))
     differ = (every != every[:1]).any(axis=0)
     if differ.any():
         names = [name for name, one in zip(arrays, differ, strict=True) if one]

@@ -8,7 +8,8 @@ collective: both for minutes.
 The solution: every process has one connection to process 0. Over it, it sends its rank, reports its batches
 (`_ledger.py`), and says goodbye when it ends. When a process dies, for whatever reason, its kernel closes the
 connection. If it did not say goodbye, process 0 tells the others, and all stop. A thread stops them, because
-the main thread may hang in a collective.
+the main thread may hang in a collective. The same thread tells where the main thread is, when process 0 asks because
+a process does not go on.
 
 Invariants: the goodbye comes before JAX's barrier; a process that is told of a loss exits, with exit code
 75; a connection that breaks without a death (a network failure) does not stop any process: that is left to
@@ -26,16 +27,18 @@ import secrets
 import selectors
 import socket
 import sys
+import sysconfig
 import threading
 import time
 from typing import Any, NoReturn
 
 import jax
 
-from .._ground import distributed_state
+from .._ground import distributed_state, on_joint_work
 from ..show import message, value_error
+from ..transforms import here
 from ._conversation import Connection
-from ._ledger import Ledger, Signature, Stream, Verdict
+from ._ledger import CHECKPOINT, Ledger, Signature, Stream, Verdict, too_late
 
 _LOST = 75  # EX_TEMPFAIL of sysexits.h: try again. Also in `vernal/_launch.py`.
 _KEY = "vernal/lifeline"
@@ -44,8 +47,12 @@ _AGAIN = "start the program again: it goes on from its last checkpoint, if it sa
 _KILLED = "no farewell: it was killed (out of memory?), or its machine is gone"
 # The maximum length of the error text of a failed process.
 _LONGEST = 500
-# The seconds that a process that fails in a collective waits for the news that another was lost.
+# The seconds that a process that fails in a collective waits for the news that another was lost, and process 0 for
+# the answers of processes that it asks.
 _NEWS = 2.0
+# A collective of gloo (on CPUs) fails by a `ValueError`, some others by a `JaxRuntimeError`.
+_COLLECTIVE = "Gloo"
+_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
 
 # The connection of this process, if it has one.
 _lines: list["_Hub | _Spoke"] = []
@@ -70,6 +77,8 @@ def hold_lifeline(timeout: int, patience: float | int | None) -> None:
             return
         line = _Spoke(connection, token)
     _lines.append(line)
+    everyone = tuple(range(distributed_state.num_processes))
+    on_joint_work(lambda: line.compare(everyone, CHECKPOINT))
     threading.Thread(target=line.listen, name="vernal lifeline", daemon=True).start()
     # JAX registered its own exit function when it was imported, so that one is called later.
     atexit.register(_leave, line, os.getpid())
@@ -135,6 +144,10 @@ class _Hub(_Line):
         self.ledger = Ledger(patience)
         # Two threads use the ledger and send messages.
         self.lock = threading.RLock()
+        # What a process does not do in time, until when the processes are asked where they are, and their answers.
+        self.problem: str | None = None
+        self.until = 0.0
+        self.places: dict[int, str] = {}
 
     def listen(self) -> None:
         wake = None if self.ledger.patience is None else 1.0
@@ -158,7 +171,7 @@ class _Hub(_Line):
                             self.spokes.remove(spoke)
                             self._judge(spoke)
                 with self.lock:
-                    self._announce(self.ledger.late())
+                    self._look()
 
     def _hear(self, spoke: Connection, word: str, what: Any) -> None:
         if spoke.rank is None:
@@ -168,10 +181,29 @@ class _Hub(_Line):
             members, signature, waits = what
             said = None if signature is None else Signature(*signature)
             self._announce(self.ledger.report(tuple(members), spoke.rank, said, waits))
+        elif word == "here":
+            self.places[spoke.rank] = what
         elif word == "end":
             self._announce(self.ledger.end(spoke.rank))
         elif word == "failed":
             self._lose(spoke.rank, what)
+
+    def _look(self) -> None:
+        """Stops all if a process is late. First asks where each of them is."""
+        if self.problem is None:
+            self.problem = self.ledger.late()
+            if self.problem is not None:
+                self.places, self.until = {0: _place()}, time.monotonic() + _NEWS
+                self._tell("where")
+        elif len(self.places) > len(self.spokes) or time.monotonic() > self.until:
+            ranks = sorted({0, *(spoke.rank for spoke in self.spokes if spoke.rank is not None)})
+            lines = [
+                f"process {rank}: {self.ledger.progress(rank)}; {self.places.get(rank, 'no answer')}"
+                for rank in ranks
+            ]
+            self._announce(
+                Verdict(refusal=too_late(self.problem, self.ledger.patience or 0, lines))
+            )
 
     def _judge(self, spoke: Connection) -> None:
         """Decides what the end of a connection means."""
@@ -248,6 +280,8 @@ class _Spoke(_Line):
                     self.refuse(what)
                 elif word == "agreed":
                     self.verdicts.put(None)
+                elif word == "where":
+                    self.hub.say("here", _place())
                 elif word == "end":
                     self.hub_ended = True
         if not (self.hub.broken or self.hub_ended or self.refused):
@@ -277,6 +311,18 @@ class _Spoke(_Line):
         self.hub.socket.close()
 
 
+def _place() -> str:
+    """What the main thread does: the line of the program, not of a library that it calls."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    entries = () if frame is None else here(innermost=frame).entries
+    if not entries:
+        # It ends.
+        return "not in the program any more"
+    own = [entry for entry in entries if not entry[0].startswith(_INSTALLED)]
+    file, line, function = (own or entries)[-1]
+    return f"at {file}:{line}, in {function}"
+
+
 def _loss(rank: int, reason: str) -> str:
     return message(
         f"vernal: process {rank} of {distributed_state.num_processes} was lost; "
@@ -301,12 +347,27 @@ def _leave(line: _Hub | _Spoke, owner: int) -> None:
     if error is None:
         line.leave(None)
         return
-    if isinstance(error, jax.errors.JaxRuntimeError):
-        # Perhaps a collective failed because another process was lost. Then the thread ends this one.
+    if _may_be_a_loss(error):
+        # Then the thread ends this process.
         time.sleep(_NEWS)
-    line.leave(f"{type(error).__name__}: {error}"[:_LONGEST])
+    line.leave(_shortened(f"{type(error).__name__}: {error}"))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     # Skip JAX's barrier, where this process would wait for others that wait for it.
     os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _may_be_a_loss(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it was raised for, may be that of a collective whose peer was lost."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError) or _COLLECTIVE in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _shortened(text: str) -> str:
+    """The error of a failed process for the others. Its end counts: errors of callbacks hold a traceback."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}\n...\n{text[-half:]}"

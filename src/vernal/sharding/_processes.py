@@ -46,11 +46,11 @@ def initialise(
 
     When a process is lost, the others stop at once: they print which one it was, and why if that is
     known, and exit with code 75 ("try again": from the last checkpoint). They also stop, with exit code 1,
-    when a process ends while others still give batches to `shard_batch`. For that, each keeps a connection
-    to process 0. A process that fails by an exception does not wait for the others. A loss that does not
-    close the connection (a machine without power, a process that hangs) is noticed by JAX, after
-    `heartbeat` seconds; its message calls the process a *task*, and process 0, which coordinates, *the
-    leader*.
+    when a process ends, or saves a checkpoint, while others still give batches to `shard_batch`. For that,
+    each keeps a connection to process 0. A process that fails by an exception does not wait for the others.
+    A process that hangs is noticed after `batch_timeout` seconds. Another loss that does not close the
+    connection (a machine without power) is noticed by JAX, after `heartbeat` seconds; its message calls the
+    process a *task*, and process 0, which coordinates, *the leader*.
 
     Args:
         coordinator: `"host:port"`, where the others can reach process 0; the port must be free.
@@ -60,9 +60,11 @@ def initialise(
             or all.
         heartbeat: the seconds without a sign of life after which a process counts as lost.
         timeout: the seconds that a process waits for the others at the beginning, and at the end.
-        batch_timeout: the seconds after which a process that does not give its next batch to `shard_batch`,
-            when another one has, counts as hanging, which stops all; None: never. Only that of process 0
-            counts.
+        batch_timeout: the seconds after which a process counts as hanging, which stops all; None: never. From
+            its first batch or checkpoint on, it must give the next batch to `shard_batch`, save or end within
+            them. So choose more than the longest step takes, with its compilation, and whatever is between
+            two batches, such as writing a checkpoint. The message says in which line of the program each
+            process is. Only that of process 0 counts.
 
     Raises:
         ValueError: if the settings are incomplete or contradict each other; this includes arguments that

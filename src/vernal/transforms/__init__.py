@@ -39,6 +39,7 @@ from ._lowered import Compiled as Compiled
 from ._lowered import Lowered as Lowered
 from ._operations import define as define
 from ._operations import vprim_p as vprim_p
+from ._place import here as here
 from ._place import place_of_equation as place_of_equation
 from ._placement import axis_names as axis_names
 from ._placement import entries_without as entries_without
