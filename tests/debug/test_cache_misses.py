@@ -66,7 +66,7 @@ LONG = "PyTreeDef(" + "*, " * 40 + ")"
             HEAD
             + "  never seen function:\n    step id=14 defined at /d/train.py:3\n  but seen another "
             "function defined on the same line; maybe the function is\n  being re-defined",
-            "a new function object from the same line: `jax.jit` knows functions by identity",
+            "a new function each time: make and jit it once, outside of the loop",
         ),
     ],
 )

@@ -53,7 +53,30 @@ def test_a_function_that_is_made_again_and_again_is_named_as_the_cause():
             jax.jit(lambda x: x * 3)(np.ones(2, np.float32))
     reasons = [reason for _, reason in seen(log)]
     assert reasons[0] == "first call"
-    assert reasons[1].startswith("a new function object from the same line")
+    assert reasons[1] == "a new function each time: make and jit it once, outside of the loop"
+
+
+def test_a_function_of_filter_jit_that_is_made_in_a_loop_is_named_as_the_cause():
+    x = np.ones(2, np.float32)
+    with record_compilations() as log:
+        for i in range(3):
+            loop = vernal.filter_jit(lambda x, n=i: n * x)
+            loop(x)
+        for other in (vernal.filter_jit(lambda x: x + 7), vernal.filter_jit(lambda x: x + 8)):
+            other(x)
+    again = "a new function each time: make and jit it once, outside of the loop"
+    assert [reason for _, reason in seen(log)] == ["first call", again, again, *["first call"] * 2]
+    assert f"{again} (2 times)" in " ".join(log.table(width=300).split())
+
+
+def test_one_function_jitted_in_a_loop_is_compiled_once():
+    def same(x):
+        return x + 9
+
+    with record_compilations() as log:
+        for _ in range(3):
+            vernal.filter_jit(same)(np.ones(2, np.float32))
+    assert seen(log) == [("same", "first call")]
 
 
 def test_another_device_needs_no_new_trace():

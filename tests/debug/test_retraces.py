@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import vernal
@@ -223,7 +224,65 @@ def test_the_reason_is_the_path_and_both_values_and_nothing_else(cause, depth):
     expected = f"{PATHS[depth]}{suffix}: {texts[0]} -> {texts[1]}"
     assert seen(step) == [expected]
     assert len(lines) == 1
-    assert re.fullmatch(r"step traced again \(2nd, [\d.e-]+ s\): " + re.escape(expected), lines[0])
+    pattern = r"step traced again \(2nd, [\d.e-]+ s\): " + re.escape(expected)
+    assert re.fullmatch(pattern + r"( \(instead: [^;]+\))?", lines[0])
+
+
+def from_a_loop(_):
+    return lambda x: x
+
+
+# The value in two calls, and what to write instead.
+CURES = {
+    "number": (2, 3, "jnp.asarray(x)"),
+    "in a dict": ({"lr": 0.1}, {"lr": 0.2}, "jnp.asarray(x['lr'])"),
+    "captured": (scaled(2.0), scaled(3.0), "pass the number as an argument, an array"),
+    "captured array": (scaled(ONE), scaled(OTHER), "pass the array as an argument"),
+    "array to number": (jnp.ones(()), 2.0, "jnp.asarray(x) each time"),
+    "shape": (jnp.ones(3), jnp.ones(4), "pad to one shape, or leave out what does not fill it"),
+    "dtype": (jnp.ones(3), jnp.ones(3, jnp.int32), "cast to one dtype, .astype(...)"),
+    "weak type": (jnp.float32(1), jnp.array(1.0), "jnp.asarray(x, jnp.float32)"),
+    "function": (from_a_loop(1), from_a_loop(2), "make the function once, outside of the loop"),
+    "optax": (
+        optax.sgd(0.1),
+        optax.sgd(0.2),
+        "vernal.Optimizer, and optimizer.replace(learning_rate=...)",
+    ),
+    "rank": (jnp.ones(3), jnp.ones(()), None),
+    "text": ("same", "valid", None),
+    "flag": (True, False, None),
+    "size of a module": (Holder(2), Holder(3), None),
+}
+
+
+@pytest.mark.parametrize("kind", CURES)
+def test_the_reason_says_what_to_write_instead(kind):
+    before, after, instead = CURES[kind]
+    step = vernal.filter_jit(lambda x: 0)
+    step(before)
+    with no_retrace(), pytest.raises(RetraceError, match="like") as raised:
+        step(after)
+    step(after)
+    told = step.explain().splitlines()[-1]
+    if instead is None:
+        assert "instead" not in told
+        assert "instead: a call like the earlier ones; or a call" in str(raised.value)
+    else:
+        assert told.endswith(f" (instead: {instead})")
+        assert f"instead: {instead}; or a call like this one before the block" in str(raised.value)
+
+
+def test_where_an_array_is_and_a_setting_have_advice_too():
+    step = vernal.filter_jit(lambda x: x + x)
+    step(X)
+    step(placed_on(1))
+    assert (
+        "(instead: jax.device_put(..., sharding) before the loop, the same for each call)"
+        in step.explain()
+    )
+    with jax.default_matmul_precision("highest"):
+        step(X)
+    assert "(instead: change the setting once, before the first call)" in step.explain()
 
 
 def sharded(spec, axis_type=jax.sharding.AxisType.Explicit):
@@ -278,7 +337,7 @@ def test_where_an_array_is_may_be_the_reason(cause, depth):
     last = transforms.traces_of(step.fn).recent[-1]
     assert last.kind == kind
     assert step.trace_count == (2 if kind == "traced" else 1)
-    assert step.explain().splitlines()[-1].endswith(seen(step)[0])
+    assert f"{seen(step)[0]} (instead: jax.device_put" in step.explain().splitlines()[-1]
 
 
 SETTINGS = {
@@ -344,7 +403,7 @@ def test_several_reasons_are_told_in_the_order_of_the_arguments():
     step(Holder([jnp.tanh]), jnp.ones((32, 4)))
     with log_retraces(lines := Lines()):
         step(Holder([jax.nn.relu]), jnp.ones((31, 4)), 1, n=2, k=3)
-    assert lines[0].partition(": ")[2] == (
+    assert lines[0].partition(": ")[2].partition(" (instead")[0] == (
         "model.value[0]: <tanh> -> <relu>; x: f32[32,4] -> f32[31,4]; "
         "rest: not given -> tuple of length 1; n: not given -> 2; k: not given -> 3"
     )
@@ -355,7 +414,9 @@ def test_a_great_many_reasons_are_counted():
     step([jnp.ones(3)] * 20)
     with log_retraces(lines := Lines()):
         step([jnp.ones(4)] * 20)
-    assert lines[0].endswith("x[5]: f32[3] -> f32[4] and 14 more")
+    assert lines[0].endswith(
+        "x[5]: f32[3] -> f32[4] and 14 more (instead: pad to one shape, or leave out what does not fill it)"
+    )
     assert len(seen(step)) == 20
 
 
@@ -428,7 +489,7 @@ def test_explain_lists_the_traces_with_their_places():
     assert text.splitlines() == [
         "step: traced 2 times",
         f"  {HERE}:{line + 1}: traced (1st, 1 s)",
-        f"  {HERE}:{line + 3}: traced again (2nd, 1 s): n: 2 -> 3",
+        f"  {HERE}:{line + 3}: traced again (2nd, 1 s): n: 2 -> 3 (instead: jnp.asarray(n))",
     ]
 
 
@@ -439,7 +500,7 @@ def test_explain_forgets_old_traces_and_says_so():
     lines = step.explain().splitlines()
     assert lines[0] == "<lambda>: traced 40 times"
     assert lines[1] == "  ... (8 earlier traces)"
-    assert len(lines) == 2 + 32 and lines[-1].endswith("n: 38 -> 39")
+    assert len(lines) == 2 + 32 and "n: 38 -> 39 (instead" in lines[-1]
 
 
 def test_lowering_is_a_trace_and_what_follows_is_its_first_compilation():
@@ -512,7 +573,7 @@ def test_retraces_are_printed(capsys):
     with log_retraces():
         step(1)
         step(2)
-    assert capsys.readouterr().out.endswith("n: 1 -> 2\n")
+    assert capsys.readouterr().out.endswith("n: 1 -> 2 (instead: jnp.asarray(n))\n")
 
 
 def test_a_log_hears_of_all_threads():
@@ -532,7 +593,7 @@ def test_a_log_hears_of_all_threads():
             thread.join()
     assert len(lines) == 8
     assert sorted(re.findall(r"\((\d)", " ".join(lines))) == list("23456789")
-    assert all(re.search(r"n: \d -> \d$", line) for line in lines)
+    assert all(re.search(r"n: \d -> \d \(instead", line) for line in lines)
 
 
 def test_no_retrace_refuses_and_nothing_is_lost():

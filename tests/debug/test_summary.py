@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vernal import Module, Partial, filter_jit, filter_vmap, freeze, nn
+from vernal import Module, Partial, field, filter_jit, filter_vmap, freeze, nn
 from vernal.debug import summary
 from vernal.nn import (
     MLP,
@@ -73,6 +73,28 @@ def test_frozen_parameters_have_a_column_where_there_are_any(getkey):
     for text in (summary(frozen), summary(frozen, vector(2))):
         sizes = {".layers[0]": "12 12 48 B", ".layers[1]": "15 0 60 B", "total": "27 12 108 B"}
         assert all(numbers in " ".join(row(text, name)) for name, numbers in sizes.items())
+
+
+def test_buffers_are_not_parameters_and_have_a_column_where_there_are_any(getkey):
+    model = Sequential([Linear(3, 4, key=getkey()), BatchNorm(4)])
+    x = jax.ShapeDtypeStruct((8, 3), jnp.float32)
+    sizes = {".layers[0]": "16 0 64 B", ".layers[1]": "8 9 68 B", "total": "24 9 132 B"}
+    for text in (summary(model), summary(model, x)):
+        assert "frozen" not in text
+        assert all(numbers in " ".join(row(text, name)) for name, numbers in sizes.items())
+    frozen = summary(freeze(model, "layers[1]"))
+    assert row(frozen, "total")[1:4] == ["24", "8", "9"]
+
+
+def test_what_a_model_never_trains_is_a_buffer_in_each_row(getkey):
+    class Distilled(Module):
+        student: Linear
+        teacher: Linear = field(trainable=False)
+
+    model = Distilled(Linear(2, 2, key=getkey()), Linear(2, 3, key=getkey()))
+    text = summary(model)
+    assert row(text, "total")[1:3] == ["6", "9"]
+    assert row(text, ".teacher")[2:4] == ["0", "9"]
 
 
 def test_nothing_is_allocated_or_run(getkey):

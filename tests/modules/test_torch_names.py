@@ -74,3 +74,55 @@ def test_other_missing_attributes_are_python_s_error():
 def test_layers_say_it_too():
     with pytest.raises(AttributeError, match=r"vernal\.nn\.inference_mode\(model\)"):
         nn.Linear(2, 2, key=jax.random.key(0)).eval()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Forward(vernal.Module):
+    w: jax.Array
+
+    def forward(self, x):
+        return self.w * x
+
+
+class Doubled(vernal.Module):
+    def __call__(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f, x: f(x),
+        lambda f, x: vernal.filter_jit(f)(x),
+        lambda f, x: nn.apply(f, x),
+        lambda f, x: nn.Sequential([f])(x),
+        lambda f, x: jax.vmap(f)(x),
+    ],
+)
+def test_the_call_of_a_class_with_forward_says_how_to_name_it(call):
+    match = r"(?s)`Forward` has a method `forward` and no `__call__`.*def __call__\(self, \.\.\.\)"
+    with pytest.raises(TypeError, match=match):
+        call(Forward(jnp.ones(2)), jnp.ones(2))
+
+
+def test_a_class_with_forward_may_have_a_call_too():
+    class Both(Forward):
+        def __call__(self, x):
+            return self.forward(x) + 1
+
+    class Mixed(Forward, Doubled):
+        pass
+
+    class Abstract(vernal.Module, strict=True, is_abstract=True):
+        def forward(self, x):
+            return x
+
+    class Final(Abstract):
+        def __call__(self, x):
+            return self.forward(x)
+
+    two = jnp.full(2, 2.0)
+    assert Both(two)(1).tolist() == [3.0, 3.0]
+    assert Mixed(two)(3) == 6
+    assert Final()(3) == 3
+    assert Forward(two).forward(3).tolist() == [6.0, 6.0]
+    assert not callable(Plain(two))

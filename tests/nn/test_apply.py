@@ -249,6 +249,18 @@ def test_without_apply_a_layer_in_training_says_who_can_take_its_state():
             fn(x)
 
 
+@pytest.mark.parametrize(
+    "transform", [lambda f: f, jax.jit, vernal.filter_jit, jax.grad, jax.checkpoint]
+)
+def test_the_layer_whose_state_would_be_lost_is_named_in_a_program_too(transform):
+    layers = [nn.Lambda(jnp.sin), nn.Sequential([nn.BatchNorm(3)])]
+    model, x = nn.Sequential(layers), jnp.arange(6.0).reshape(2, 3)
+    with pytest.raises(RuntimeError, match="would be lost") as caught:
+        transform(lambda model: model(x).sum())(model)
+    (note,) = [note for note in caught.value.__notes__ if note.startswith("Raised in")]
+    assert note.startswith("Raised in model.layers[1].layers[0].running_mean (Sequential > ")
+
+
 def test_one_layer_in_two_places_is_refused():
     norm = nn.BatchNorm(3)
     with pytest.raises(ValueError, match=r"(?s)appears twice.*model\[0\].*model\[2\]"):

@@ -439,7 +439,7 @@ def test_gradients_of_another_structure_are_refused():
     opt = Optimizer(optax.sgd, 0.1)
     model = {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match="the gradients do not have the structure of the model"):
-        opt.update(model, opt.init(model), {"w": jnp.ones(2)})
+        opt.update(model, (jnp.ones(2),), opt.init(model))
 
 
 def test_an_extra_argument_that_nobody_takes_is_refused():

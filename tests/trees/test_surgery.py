@@ -285,7 +285,7 @@ BAD_WHERE = {
     "an element": lambda m: m.layers[0].weight[0],
     "a method call": lambda m: m.layers[0].weight.sum(),
     "a comparison": lambda m: m.layers[0].weight == 1,
-    "a static field": lambda m: m.fixed,
+    "the value of a static field": lambda m: m.fixed + 0,
     "one good, one bad": lambda m: (m.layers[0].weight, "stranger"),
     "another tree": lambda m: net().layers[0].weight,
 }
@@ -300,8 +300,22 @@ def test_where_may_only_pick(where):
 
 
 def test_a_static_field_is_named_as_the_reason():
-    with pytest.raises(ValueError, match="is in a field declared static=True"):
-        tree_at(lambda m: m.fixed, net(), 4)
+    match = r"(?s)a static field cannot be picked.*{}.*3, the value of {}.*{}"
+    for where in (lambda m: m.fixed, lambda m: (m.act, m.fixed)):
+        with pytest.raises(
+            ValueError, match=match.format("function `where`", r"tree\.fixed", "Net")
+        ):
+            tree_at(where, net(), 4)
+    for where in ("fixed", "**.fixed", ["act", "fixed"]):
+        with pytest.raises(
+            ValueError, match=match.format("tree_at", r"tree\.fixed", "`fixed` without")
+        ):
+            tree_at(where, net(), 4 if isinstance(where, str) else [jnp.sin, 4])
+    several = match.format("tree_at", r"tree\[0\]\.fixed, tree\[1\]\.fixed", "a new module")
+    with pytest.raises(ValueError, match=several):
+        tree_at("[*].fixed", [net(), net()], [4, 4])
+    with pytest.raises(ValueError, match="which is not in the tree"):
+        tree_at(lambda m: 17.5, net(), 4)
 
 
 def test_errors_of_the_users_function_pass_through():

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 
 FIRST_CALL = "first call"
-_REMADE = "a new function object from the same line: `jax.jit` knows functions by identity"
+REMADE = "a new function each time: make and jit it once, outside of the loop"
 
 # Compiled at their first use: most programs never need them.
 _NEVER_SEEN = r"(?m)never seen function:\s+(.+?) id=\d+(?: defined at (.+))?$"
@@ -98,7 +98,7 @@ def _reason(comparison: str) -> str:
 def read_cache_miss(text: str) -> CacheMiss | None:
     """Parses one of JAX's paragraphs; None if it does not name a function."""
     if found := re.search(_NEVER_SEEN, text):
-        reason = _REMADE if "same line" in text else FIRST_CALL
+        reason = REMADE if "same line" in text else FIRST_CALL
     elif found := re.search(_SEEN, text):
         reason = _reason(text.partition(_CLOSEST)[2])
     else:

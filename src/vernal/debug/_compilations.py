@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from ..transforms import Trace, watch_traces
-from ._cache_misses import FIRST_CALL, CacheMiss, cache_misses_reported_to, jax_explains
+from ._cache_misses import FIRST_CALL, REMADE, CacheMiss, cache_misses_reported_to, jax_explains
 from ._compilation import Compilation, Recording, Span
 from ._compilation_page import compilation_page
 from ._compilation_table import compilation_table
@@ -71,6 +71,8 @@ class CompilationLog:
         self._places: dict[str, set[str]] = {}
         # The place of the first call of each function under `filter_jit`.
         self._first_calls: dict[Any, str] = {}
+        # The first function under `filter_jit` of each code that was called at each place.
+        self._made: dict[tuple[Any, str], Any] = {}
         self._thread = _Thread()
         self._lock = threading.Lock()
 
@@ -125,11 +127,16 @@ class CompilationLog:
         with self._lock:
             for compilation in reversed(self._started):
                 if (compilation.function, compilation.thread) == (trace.name, thread):
-                    compilation.reason = trace.reason or FIRST_CALL
+                    compilation.reason = trace.reason or self._first(trace, compilation.place)
                     # One place for all calls, so that they are one function.
                     place = self._first_calls.setdefault(trace.source, compilation.place)
                     compilation.place = place
                     return
+
+    def _first(self, trace: Trace, place: str) -> str:
+        """The reason of the first trace of a function: one with the same code may have been called here before."""
+        made = self._made.setdefault((trace.code, place), trace.source)
+        return FIRST_CALL if trace.code is None or made is trace.source else REMADE
 
     def _on_miss(self, miss: CacheMiss) -> None:
         self._thread.misses.append(miss)

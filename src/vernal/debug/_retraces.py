@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..show import message, short, type_error
+from ..show import listed, message, short, type_error
 from ..transforms import Trace, Transformed, Watch, guard_traces, traces_of, watch_traces
 
 
@@ -51,7 +51,8 @@ def log_retraces(announce: Callable[[str], Any] = print, *, first: bool = False)
         >>> with vernal.debug.log_retraces(lines.append):
         ...     _ = power(jnp.ones(2), 2), power(jnp.ones(2), 2), power(jnp.ones(3), 4)
         >>> print(re.sub(r"[0-9.]+ s", "0.1 s", lines[0]))
-        power traced again (2nd, 0.1 s): x: f32[2] -> f32[3]; n: 2 -> 4
+        power traced again (2nd, 0.1 s): x: f32[2] -> f32[3]; n: 2 -> 4 (instead: pad to one shape, or leave out
+        what does not fill it; jnp.asarray(n))
     """
 
     def tell(trace: Trace) -> None:
@@ -117,11 +118,11 @@ def _source(fn: Any) -> object:
 
 def _refusal(trace: Trace) -> str:
     lines = [str(difference) for difference in trace.differences]
+    cures = dict.fromkeys(d.instead for d in trace.differences if d.instead)
     return message(
         f"`{trace.name}` would be {trace.kind}{' again' if trace.again else ''}",
         where=f"{trace.place}, inside of no_retrace",
         expected="a call that is compiled already",
         got="\n".join(lines) or trace.reason or "the first call",
-        instead="arrays of the same shapes and dtypes, arrays where numbers change (`jnp.asarray(x)`), "
-        "or a call like this one before the block",
+        instead=f"{listed(cures, '; ', 3) or 'a call like the earlier ones'}; or a call like this one before the block",
     )

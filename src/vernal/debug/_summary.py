@@ -1,14 +1,13 @@
 """`summary`: a model as a table of its layers."""
 
-import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.tree_util as jtu
 
 from ..harvest import reap
-from ..modules import Module, frozen_leaves
+from ..modules import Module, buffer_leaves, frozen_leaves
 from ..nn import Stack, Variable, keys, resolve
 from ..show import human_bytes, human_count, path_text, short, table, tree_pformat, type_error
 from ..transforms import filter_eval_shape
@@ -29,20 +28,27 @@ def _unique(leaves: Iterable[Any]) -> list[Any]:
     return list({id(x): x for x in leaves if has_shape(x)}.values())
 
 
-def _arrays(tree: Any) -> list[Any]:
-    return _unique(jtu.tree_leaves(tree))
+class _Leaf(NamedTuple):
+    """A leaf of a model, and why it is not trained."""
+
+    path: Path
+    value: Any
+    frozen: bool
+    buffer: bool
 
 
-def _frozen_arrays(tree: Any) -> list[Any]:
-    return _unique(itertools.compress(jtu.tree_leaves(tree), frozen_leaves(tree)))
+def _leaves(model: Any) -> list[_Leaf]:
+    paths = jtu.tree_leaves_with_path(model)
+    reasons = zip(frozen_leaves(model), buffer_leaves(model), strict=True)
+    return [_Leaf(*leaf, *why) for leaf, why in zip(paths, reasons, strict=True)]
 
 
-def _count(arrays: Iterable[Any]) -> int:
-    return sum(x.size for x in arrays if _is_parameter(x))
+def _count(arrays: Iterable[Any]) -> str:
+    return f"{sum(x.size for x in _unique(arrays)):,}"
 
 
-def _bytes(arrays: Iterable[Any]) -> int:
-    return sum(x.size * x.dtype.itemsize for x in arrays)
+def _bytes(arrays: Iterable[Any]) -> str:
+    return human_bytes(sum(x.size * x.dtype.itemsize for x in _unique(arrays)))
 
 
 def _has_row(layer: Module) -> bool:
@@ -168,8 +174,10 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
 
     * output: shape and dtype as the layer itself returns them, without the axes of a surrounding `vmap`. A layer called
       several times says so; one that the model did not call is "not called".
-    * parameters: the number of elements of floating-point (and complex) arrays.
+    * parameters: the number of elements of floating-point (and complex) arrays that are not buffers.
     * frozen: how many of them are frozen (see `vernal.freeze`). The column is left out if none are.
+    * buffers: the number of elements of arrays that a layer keeps and that are never trained, such as running
+      statistics. The column is left out if there are none.
     * bytes: of all arrays.
     * FLOPs: floating-point operations of all calls of this layer by XLA's cost analysis, which counts the body of a
       loop once; the body of a `Stack`, however, counts for every layer. `-` if XLA has no count. The total is that of
@@ -214,24 +222,29 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     )
     calls = _calls(ready, example, kwargs) if called else {}
     flops = _flops_counter()
-    some_frozen = any(frozen_leaves(model))
+    leaves = _leaves(model)
+    buffers = [x for x in leaves if x.buffer]
+    parameters = [x for x in leaves if not x.buffer and _is_parameter(x.value)]
+    frozen = [x for x in parameters if x.frozen]
+    counted = {"parameters": parameters, "frozen": frozen, "buffers": buffers}
+    counted = {name: some for name, some in counted.items() if some or name == "parameters"}
 
-    def sizes(tree: Any) -> list[str]:
-        frozen = [f"{_count(_frozen_arrays(tree)):,}"] if some_frozen else []
-        return [f"{_count(_arrays(tree)):,}", *frozen, human_bytes(_bytes(_arrays(tree)))]
+    def sizes(path: Path) -> list[str]:
+        inside = lambda some: [x.value for x in some if x.path[: len(path)] == path]  # noqa: E731 (twice the same)
+        return [*[_count(inside(some)) for some in counted.values()], _bytes(inside(leaves))]
 
     rows = []
     for path, layer in layers_of(model):
         if not _has_row(layer):
             continue
         found = calls.get(path, [])
-        row = [path_text(path) if path else "model", type(layer).__name__, *sizes(layer)]
+        row = [path_text(path) if path else "model", type(layer).__name__, *sizes(path)]
         if called:
             row[2:2] = [_output(found) if callable(layer) else ""]
             row.append(_flops_text(flops(found)))
         rows.append(row)
-    columns = ["layer", "type", "parameters", *(["frozen"] if some_frozen else []), "bytes"]
-    footer = ["total", "", *sizes(model)]
+    columns = ["layer", "type", *counted, "bytes"]
+    footer = ["total", "", *sizes(())]
     if called:
         columns = [*columns[:2], "output", *columns[2:], "FLOPs"]
         whole = Call(*split((ready, example, kwargs), has_shape), None)

@@ -135,7 +135,7 @@ def _check(args: list[Any], slots: Slots, *, loops: int, **params: Any) -> Any:
 
 
 def _sow(
-    args: list[Any], views: Views, slots: Slots, n: int, where: str, needed: bool, program: int
+    args: list[Any], views: Views, slots: Slots, *, n: int, where: str, needed: bool, **params: Any
 ) -> tuple[list[Any], Views]:
     values, olds, rest = parts_of_sow(args, n)
     _, of_olds, of_rest = parts_of_sow(views, n)
@@ -152,7 +152,7 @@ def _sow(
                 instead="take the layer from the model that `apply` was given. For such a `cond`: map "
                 "`vernal.nn.apply` (or `reap`) as a whole, a state for each element",
             )
-        slots.sown.add((view.slot, program))
+        slots.sown.add((view.slot, params["program"]))
         if needed:
             slots.needed.add(view.slot)
         view.put(slots.values, _as_before(value, jax.typeof(old), where))

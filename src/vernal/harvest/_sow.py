@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import current_program, current_scope, new_primitive, strong
+from ..modules import note_of_place
 from ..primitives import register_impl_finalisation
 from ..show import diff_text, message, value_error
 from ..trees import is_array_like, split
@@ -47,8 +48,8 @@ def parts_of_sow(args: Any, n: int) -> tuple[list[Any], list[Any], list[Any]]:
     return list(args[:n]), list(args[n : 2 * n]), list(args[2 * n :])
 
 
-def _not_reaped(where: str) -> RuntimeError:
-    return RuntimeError(
+def _not_reaped(where: str, note: str) -> RuntimeError:
+    error = RuntimeError(
         message(
             "the new value of a state would be lost",
             where=where,
@@ -58,12 +59,15 @@ def _not_reaped(where: str) -> RuntimeError:
             "`inference` leave their state unchanged",
         )
     )
+    if note:
+        error.add_note(note)
+    return error
 
 
-def _through(*args: Any, n: int, where: str, needed: bool, program: int) -> list[Any]:
+def _through(*args: Any, n: int, where: str, note: str, needed: bool, program: int) -> list[Any]:
     del program
     if needed:
-        raise _not_reaped(where)
+        raise _not_reaped(where, note)
     return parts_of_sow(args, n)[2]
 
 
@@ -107,12 +111,12 @@ def reaping() -> Iterator[None]:
 
 
 def _sow_jvp(
-    primals: Any, tangents: Any, *, n: int, where: str, needed: bool, **params: Any
+    primals: Any, tangents: Any, *, n: int, where: str, note: str, needed: bool, **params: Any
 ) -> tuple[Any, Any]:
     # Here, not when it is run: if the derivative does not need the results, JAX drops the operation.
     if needed and not _reaping.get():
-        raise _not_reaped(where)
-    out = sow_p.bind(*primals, n=n, where=where, needed=needed, **params)
+        raise _not_reaped(where, note)
+    out = sow_p.bind(*primals, n=n, where=where, note=note, needed=needed, **params)
     return out, list(tangents[2 * n :])
 
 
@@ -204,8 +208,10 @@ def sow(
             if where == "Variable.update"
             else "y = sow(slot, value, y), and then use y",
         )
-    params = {"n": len(new), "where": where, "needed": needed, "program": current_program()}
-    return rest.fill(sow_p.bind(*new, *old, *arrays, **params))
+    # A compiled program has left the layer when it fails. Inside `reap`, nothing is lost.
+    note = note_of_place() if needed and not _reaping.get() else ""
+    params = {"where": where, "note": note, "needed": needed, "program": current_program()}
+    return rest.fill(sow_p.bind(*new, *old, *arrays, n=len(new), **params))
 
 
 def _arrays_in(tree: Any) -> Any:

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax.tree_util as jtu
@@ -70,21 +70,52 @@ def tell(module: Any, error: Exception) -> None:
         return
     try:
         if not any(str(note).startswith(_RAISED) for note in getattr(error, "__notes__", ())):
-            modules = _running(module)
-            if len(modules) > 1:
-                names = listed([type(module).__name__ for module in modules], " > ")
-                error.add_note(f"{_RAISED}{_place(modules)} ({names})")
+            # Read nothing from the innermost call: Python would keep its locals, the exception included, alive as long
+            # as the traceback of that exception.
+            outer = itertools.islice(_frames(sys._getframe()), 1, None)
+            note = _note(_running(outer, module))
+            if note:
+                error.add_note(note)
     except Exception:
         # A tree of the user that cannot be walked must not hide the real error.
         pass
 
 
-def _running(module: Any) -> list[Any]:
-    """The modules with a call or method running in this thread, the outermost first, `module` last."""
-    found: list[Any] = [module] if _is_layer(module) else []
-    # Read nothing from the innermost call: Python would keep its locals, the exception included, alive as long as the
-    # traceback of that exception.
-    for frame in itertools.islice(_frames(sys._getframe()), 1, None):
+def note_of_place() -> str:
+    """The note of an error that is raised here, for one that is raised later, when the compiled program runs.
+
+    Returns:
+        `Raised in model.norm (Model > BatchNorm)`, or an empty text outside of the call of a nested module.
+
+    Example:
+        >>> import vernal
+        >>> class Layer(vernal.Module):
+        ...     def __call__(self):
+        ...         return vernal.modules.note_of_place()
+        >>> class Model(vernal.Module):
+        ...     layer: Layer
+        ...     def __call__(self):
+        ...         return self.layer()
+        >>> Model(Layer())()
+        'Raised in model.layer (Model > Layer)'
+    """
+    try:
+        return _note(_running(_frames(sys._getframe())))
+    except Exception:
+        return ""  # as in `tell`
+
+
+def _note(modules: list[Any]) -> str:
+    if len(modules) < 2:
+        return ""
+    names = listed([type(module).__name__ for module in modules], " > ")
+    return f"{_RAISED}{_place(modules)} ({names})"
+
+
+def _running(frames: Iterable[types.FrameType], *innermost: Any) -> list[Any]:
+    """The modules whose calls or methods these are, the outermost first, `innermost` last."""
+    found = [*filter(_is_layer, innermost)]
+    for frame in frames:
         owner = frame.f_locals["self"]
         outer = owner if hasattr(type(owner), "_vernal_class") else owner.__self__
         if _is_layer(outer) and not (found and found[-1] is outer):

@@ -4,28 +4,18 @@ Such a value may itself be a setting: schedules of optimisers, optimisers of opt
 any depth.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 
 from ..modules import Module, Static, field
-from ..show import type_error
 from ..transforms import Recipe
 from ._factory import factory_of
+from ._refusals import refuse_a_model_first, refuse_settings
 from ._settings import as_settings, is_structure, on_the_same_side
 from ._trials import try_building
-from ._whole import Whole
-
-
-@contextlib.contextmanager
-def optax_promotes() -> Iterator[None]:
-    """Allows what Optax needs, even if the user has forbidden it for their own code: mixed dtypes (Adam computes
-    `b1**count`) and ranks."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+from ._whole import Whole, optax_promotes
 
 
 def _is_call(x: Any) -> bool:
@@ -61,27 +51,11 @@ class FactoryCall(Module):
     structure: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(self, factory: Callable[..., Any], /, *args: Any, **settings: Any):
+        kind = type(self).__name__
+        refuse_a_model_first(kind, factory, args)
         known = factory_of(factory)
         given = known.by_name(args, settings)
-        if isinstance(rate := given.get("learning_rate"), str):
-            # Optax would fail only at the first step, with an unrelated message.
-            raise type_error(
-                "the learning rate is a string",
-                where=f"{type(self).__name__}({known.name}, learning_rate)",
-                expected="a number, or a function from the step count to a number",
-                got=repr(rate),
-                instead=f"float({rate!r})",
-            )
-        for name, value in given.items():
-            if isinstance(value, str) and (name == "mask" or name.endswith("_mask")):
-                # Optax would take it for one mask that is true of everything.
-                raise type_error(
-                    "a mask is a string",
-                    where=f"{type(self).__name__}({known.name}, {name}=...)",
-                    expected="a tree of bools, or a function from the parameters to one",
-                    got=repr(value),
-                    instead=f"{name}=vernal.trainable(model, {value!r})",
-                )
+        refuse_settings(kind, factory, {n: x for n, x in given.items() if not _is_opened(x)})
         values = as_settings(known.row, given)
         self.factory = factory
         self.settings = {n: value for n, value in values.items() if not is_structure(value)}

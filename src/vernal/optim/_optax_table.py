@@ -172,12 +172,24 @@ TABLE = {
 }
 
 
-def row_of(factory: Any) -> Row:
-    """The row of a factory, or of the function of a `functools.partial`: empty for any function that is not Optax's
-    own, whatever its name."""
+def _own_row(factory: Any) -> Row | None:
     for module, rows in TABLE.items():
         exported = vars(sys.modules[module]) if module in sys.modules else {}
         for name, row in rows.items():
             if exported.get(name) is factory:
                 return row
+    return None
+
+
+def row_of(factory: Any) -> Row:
+    """The row of a factory, or of the function of a `functools.partial`: empty for any function that is not Optax's
+    own, whatever its name."""
+    row = _own_row(factory)
+    if row is not None:
+        return row
     return row_of(factory.func) if isinstance(factory, partial) else {}
+
+
+def is_optaxs(x: Any) -> bool:
+    """Whether an object is one of Optax's own factories."""
+    return callable(x) and _own_row(x) is not None

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 
 from .._ground import callable_name, strong
 from ..show import short, type_error
-from ._call import FactoryCall, optax_promotes
+from ._call import FactoryCall
 from ._step import (
     extra_arguments,
     fill_missing,
@@ -25,9 +25,11 @@ from ._step import (
     refuse_exchanged,
     refuse_numbers,
     refuse_other_state,
+    refuse_state_second,
 )
 from ._trials import run_alike
 from ._updates import apply_updates
+from ._whole import optax_promotes
 
 
 def _build(opt: Any) -> Any:
@@ -89,10 +91,12 @@ class Optimizer(FactoryCall):
         structure: the other settings, as pairs of name and value.
 
     Raises:
-        TypeError: for an optimiser in place of its factory; for a setting that the factory does not have, or one that
-            is missing; for a string as the learning rate; for `optax.inject_hyperparams`, which keeps its numbers in
-            the state; for a leaf that the factory or, in `init` and `update`, its transformation looks at (compares or
-            converts): pass it as a `Static`; in `init` and `update`, if the factory does not return a transformation.
+        TypeError: for a model or an optimiser in place of the factory; for a setting that the factory does not
+            have, or one that is missing; for a learning rate that is neither a number nor a schedule; for a factory
+            of Optax's among the settings of another; for `optax.inject_hyperparams`, which keeps its numbers in the
+            state; for a leaf that the factory or, in `init` and `update`, its transformation looks at (compares or
+            converts): pass it as a `Static`; in `init` and `update`, if the factory does not return a
+            transformation.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -140,15 +144,19 @@ class Optimizer(FactoryCall):
             `(model, state)` after the step, with the dtypes of the old ones.
 
         Raises:
-            ValueError: if `grads` does not have the structure of `model`; if `state` belongs to another model or
-                optimiser, or was made before something was frozen.
+            ValueError: if `grads` does not have the structure of `model`, or is the state; if `state` belongs to
+                another model or optimiser, or was made before something was frozen.
             TypeError: for `extra` arguments, if the transformation takes none; for a gradient of a Python number; as in
                 `init`, for a setting that the transformation looks at (compares or converts).
         """
         grads = nones(grads)
         refuse_numbers(model, grads)
         params = parameters(model)
-        known = fill_missing(params, grads)
+        try:
+            known = fill_missing(params, grads)
+        except ValueError:
+            refuse_state_second(lambda model: _init(self, parameters(model)), grads, nones(state))
+            raise
 
         def init() -> Any:
             return _init(self, params)

@@ -9,8 +9,9 @@ from typing import Any
 
 from .._ground import callable_name
 from ..show import short, type_error
-from ._call import FactoryCall, optax_promotes
+from ._call import FactoryCall
 from ._trials import run_alike
+from ._whole import optax_promotes
 
 
 def _value(schedule: Any, count: Any) -> Any:

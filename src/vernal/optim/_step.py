@@ -135,6 +135,23 @@ def refuse_exchanged(model: Any, error: Exception) -> None:
         ) from error
 
 
+def refuse_state_second(init: Callable[[Any], Any], second: Any, third: Any) -> None:
+    """Refuses a state in the place of the gradients, as in Optax's `update(grads, state, params)`: it has the form of
+    what `init` makes of the third argument. Returns if the second one is something else."""
+    try:
+        exchanged = _form(second) == _form(jax.eval_shape(init, third))
+    except Exception:
+        return
+    if exchanged:
+        raise value_error(
+            "the optimiser state is in the place of the gradients",
+            where="Optimizer.update(model, grads, state)",
+            expected="the model, its gradients, and the state: not the order of Optax",
+            got=f"{short(second)} as the second argument",
+            instead="model, state = optimiser.update(model, grads, state)",
+        ) from None
+
+
 def refuse_other_state(
     init: Callable[[], Any], step: Callable[[Any], Any], state: Any, error: Exception | None = None
 ) -> None:

@@ -4,8 +4,11 @@ The values that its functions close over stay where they are. Only arrays become
 constants of a compiled program.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jax.tree_util as jtu
 
 from ..modules import Module
@@ -16,6 +19,14 @@ from ..trees import is_array
 class _Pair(NamedTuple):
     init: Any
     update: Any
+
+
+@contextlib.contextmanager
+def optax_promotes() -> Iterator[None]:
+    """Allows what Optax needs, even if the user has forbidden it for their own code: mixed dtypes (Adam computes
+    `b1**count`) and ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 def is_transformation(x: Any) -> bool:

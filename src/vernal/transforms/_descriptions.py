@@ -29,7 +29,7 @@ _LONG = 100
 _SMALL = 1 << 20
 
 
-class _Code(NamedTuple):
+class Code(NamedTuple):
     """The code of a function, with its place, which Python's own comparison leaves out."""
 
     code: types.CodeType
@@ -47,6 +47,8 @@ class _Code(NamedTuple):
 _TRACED = "inside a transformation"
 # The kind of a value without parts.
 STATIC = "static"
+# The kind of an array that a function captures.
+CONSTANT = "constant"
 
 
 class Array:
@@ -111,7 +113,7 @@ class Part:
 
     @property
     def full_text(self) -> str:
-        if isinstance(self.kind, _Code):
+        if isinstance(self.kind, Code):
             return self.kind.text
         return self.kind if isinstance(self.kind, str) and self.kind != STATIC else self.text
 
@@ -238,7 +240,7 @@ def _whole(value: Any, parts: dict[str, Description]) -> Part:
     mark = None if _is_node(value) else _mark(value)
     if isinstance(value, types.FunctionType):
         code = value.__code__
-        kind = _Code(code, code.co_filename, code.co_firstlineno)
+        kind = Code(code, code.co_filename, code.co_firstlineno)
         local = code.co_name == "<lambda>" or "<locals>" in value.__qualname__
         return Part(kind, kind.text if local else f"<{value.__name__}>", mark, parts)
     if isinstance(value, (types.MethodType, BoundMethod)):
@@ -256,7 +258,7 @@ def _whole(value: Any, parts: dict[str, Description]) -> Part:
 def _constant(x: Any) -> Part:
     """An array that a function captures."""
     small = isinstance(x, (np.ndarray, np.generic)) and not x.dtype.hasobject and x.nbytes <= _SMALL
-    return Part("constant", spec_text(x), hash(x.tobytes()) if small else id(x))
+    return Part(CONSTANT, spec_text(x), hash(x.tobytes()) if small else id(x))
 
 
 def _of_class(cls: type, parts: dict[str, Description], mark: Any) -> Part:

@@ -46,11 +46,12 @@ class Call:
         arguments: `(args, kwargs)`.
     """
 
-    __slots__ = ("name", "signature", "traces")
+    __slots__ = ("code", "name", "signature", "traces")
 
     def __init__(self, fn: Any, options: dict[str, Any], arguments: tuple[Any, Any]):
         # The name and not the function, which may hold tracers: a call is kept until it is over.
         self.name = callable_name(fn)
+        self.code = getattr(fn, "__code__", None)
         self.traces = traces_of(fn)
         self.signature = signature_of_call(fn, *arguments, options)
 
@@ -60,6 +61,7 @@ class Trace:
 
     Attributes:
         name: the name of the function.
+        code: its code, the same for all functions that a loop makes; None if it has none.
         kind: `"traced"` (and compiled, unless inside another function), `"compiled"` without being
             traced, or `"run"` operation by operation, which is how JAX looks for a NaN.
         number: how often the function was traced, including this time.
@@ -73,6 +75,7 @@ class Trace:
 
     __slots__ = (
         "again",
+        "code",
         "compiled",
         "differences",
         "failed",
@@ -88,6 +91,7 @@ class Trace:
 
     def __init__(self, call: Call, kind: str, traces: "Traces"):
         self.name = call.name
+        self.code = call.code
         self.kind = kind
         self.number = traces.count + (kind == "traced")
         self.again = traces.count > 0
@@ -106,12 +110,15 @@ class Trace:
         self.reason = listed(differences, "; ", _TOLD) or otherwise
 
     def event(self) -> str:
-        """What happened, on one line: `traced again (2nd, 0.8 s): x: f32[32,4] -> f32[31,4]`."""
+        """What happened, and what to write instead, on one line: `traced again (2nd, 0.8 s): n: 2 -> 3 (instead:
+        jnp.asarray(n))`."""
         times = [ordinal(self.number)] if self.kind == "traced" else []
         if self.seconds is not None:
             times.append(f"{self.seconds:.2g} s" if self.seconds < 10 else f"{self.seconds:.0f} s")
         text = f"{self.kind}{' again' if self.again else ''} ({', '.join(times)})"
-        return f"{text}: {self.reason}" if self.reason else text
+        cures = dict.fromkeys(d.instead for d in self.differences[:_TOLD] if d.instead)
+        told = f"{text}: {self.reason}" if self.reason else text
+        return f"{told} (instead: {listed(cures, '; ', 2)})" if cures else told
 
     def __str__(self) -> str:
         return f"{self.name} {self.event()}"

@@ -4,13 +4,14 @@ Two calls with equal signatures share a program; the differences of two signatur
 was compiled again. A signature keeps none of the user's objects alive: see `_descriptions.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.tree_util as jtu
 
 from .._ground import callable_name, signature_of
+from ._cures import OPTIMIZER, SETTING, cure, is_optax
 from ._descriptions import STATIC, Array, Description, Part, describe, mesh_text
 
 # The commonly changed settings of JAX that its traces depend on.
@@ -41,11 +42,13 @@ class Difference(NamedTuple):
         path: the place: `model.layers[0].weight`, `filter_jit(donate=)`, `jax_enable_x64`.
         before: what the earlier call had there, on one line.
         after: what the later call has.
+        instead: what to write so that both are one program; empty if there is no general advice.
     """
 
     path: str
     before: str
     after: str
+    instead: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.before} -> {self.after}"
@@ -81,7 +84,8 @@ class Signature:
         found: list[tuple[Difference, int]] = []
         for name in dict.fromkeys((*self.parts, *later.parts)):
             a, b = self.parts.get(name), later.parts.get(name)
-            found.extend(_compare(name, a, b, placed, _NOT_GIVEN))
+            here = list(_compare(name, a, b, placed, _NOT_GIVEN))
+            found.extend(_advised(here, SETTING) if name in (*_SETTINGS, _MESH) else here)
         return found
 
 
@@ -97,13 +101,15 @@ def _compare(
     elif a.hashes[placed] == b.hashes[placed]:
         return
     elif isinstance(a, Array) and isinstance(b, Array):
-        yield _difference(path, *a.texts_with(b)), 1
+        yield Difference(path, *a.texts_with(b), cure(path, a, b)), 1
     elif isinstance(a, Array) or isinstance(b, Array):
-        yield _difference(path, a.text, b.text), max(a.size, b.size)
+        yield _difference(path, a, b), max(a.size, b.size)
     elif a.kind != b.kind:
         same_name = a.text == b.text
-        texts = (x.full_text if same_name else x.text for x in (a, b))
-        yield _difference(path, *texts), max(a.size, b.size)
+        texts = [x.full_text if same_name else x.text for x in (a, b)]
+        yield _difference(path, a, b, texts), max(a.size, b.size)
+    elif is_optax(a):
+        yield from _advised(_compare_parts(path, a, b, placed), OPTIMIZER)
     else:
         yield from _compare_parts(path, a, b, placed)
 
@@ -113,7 +119,7 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
     if told:
         before, after = _in_full(a), _in_full(b)
         if before is not None and after is not None:
-            yield Difference(path, before, after), max(a.size, b.size)
+            yield Difference(path, before, after, cure(path, a, b)), max(a.size, b.size)
             return
         yield Difference(path, a.text, b.text), abs(a.size - b.size) + 1
     for key in dict.fromkeys((*a.parts, *b.parts)):
@@ -123,7 +129,12 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
                 told = True
                 yield difference
     if not told and a.mark != b.mark:
-        yield _difference(path, a.text, b.text), 1
+        yield _difference(path, a, b), 1
+
+
+def _advised(found: Iterable[tuple[Difference, int]], instead: str) -> _Found:
+    for difference, size in found:
+        yield difference._replace(instead=instead), size
 
 
 def _in_full(x: Description) -> str | None:
@@ -139,8 +150,12 @@ def _in_full(x: Description) -> str | None:
     return f"[{texts}]" if x.kind == "list" else f"({texts}{',' * (len(inside) == 1)})"
 
 
-def _difference(path: str, before: str, after: str) -> Difference:
-    return Difference(path, before, after + _ANOTHER if before == after else after)
+def _difference(
+    path: str, a: Description, b: Description, texts: Sequence[str] | None = None
+) -> Difference:
+    before, after = texts or (a.text, b.text)
+    after += _ANOTHER if before == after else ""
+    return Difference(path, before, after, cure(path, a, b))
 
 
 def has_identity(fn: Any) -> bool:

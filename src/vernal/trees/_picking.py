@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 from ..show import short, value_error
 from ._parts import node_parts, replace_parts
 from ._places import meant_nodes
+from ._static_fields import mark_static_fields, refuse_static
 
 Path = tuple[Any, ...]
 _MISSING = object()
@@ -95,6 +96,7 @@ def located(
         picked = _run(where, ghost, name)
         places, arrangement = _places(picked, ghost)
     if _MISSING in places:
+        _refuse_static(where, ghost, name)
         raise _bad_where(name, _name_stray(picked, ghost))
     return places, arrangement
 
@@ -125,11 +127,21 @@ def _places(picked: Any, ghost: Any) -> tuple[list[Any], Any]:
     return places, arrangement
 
 
+def _refuse_static(where: Callable[[Any], Any], ghost: Any, name: str) -> None:
+    """Refuses a function that returns static fields: those of another ghost, in which they are markers too."""
+    try:
+        picked = jtu.tree_leaves(where(mark_static_fields(ghost, _Marker)))
+    except Exception:
+        return
+    paths = [x.place for x in picked if type(x) is _Marker]
+    refuse_static(paths, ghost, f"the function `{name}`")
+
+
 def _name_stray(picked: Any, ghost: Any) -> str:
     inner = dict(_inner_nodes(ghost, ()))
     for leaf in jtu.tree_leaves(picked, is_leaf=lambda x: id(x) in inner):
         if type(leaf) is not _Marker and id(leaf) not in inner:
-            return f"{short(leaf)}, which is not in the tree, or is in a field declared static=True"
+            return f"{short(leaf)}, which is not in the tree"
     return "nothing"
 
 

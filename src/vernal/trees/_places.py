@@ -9,6 +9,7 @@ from ..show import UnnamedKey
 from ._parts import node_parts
 from ._path_syntax import keys_of, read
 from ._paths import Paths
+from ._static_fields import refuse_static_path
 
 _Path = tuple[Any, ...]
 _IsLeaf = Callable[[Any], bool] | None
@@ -44,6 +45,7 @@ def meant_nodes(text: str, tree: Any, is_leaf: _IsLeaf, where: str) -> dict[_Pat
             allowed = leaves | {path for path, node, _ in every if not _is_empty(node)}
         found = {path: node for path, node in found.items() if path in allowed}
     if not found:
+        refuse_static_path(text, tree, where)
         raise paths.refusal(where, [text])
     # The contents of an unnamed field have the name of the module around it: then the module itself does not match.
     around = {path[:-1] for path in found if path and isinstance(path[-1], UnnamedKey)}

@@ -1,0 +1,83 @@
+"""What an optimiser or a schedule refuses when it is made, because Optax would fail later, or not at all."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._ground import callable_name
+from ..modules import Module
+from ..show import short, type_error
+from ._optax_table import is_optaxs
+from ._whole import is_transformation, optax_promotes
+
+
+def refuse_a_model_first(kind: str, factory: Any, args: tuple[Any, ...]) -> None:
+    """Refuses a model, or a number, in the place of the factory, where a factory or an optimiser comes next."""
+    if not args or (callable(factory) and not isinstance(factory, Module)):
+        return
+    if is_optaxs(args[0]) or is_transformation(args[0]):
+        name = callable_name(args[0]) if is_optaxs(args[0]) else "optax.adam"
+        raise type_error(
+            "the factory must come first",
+            where=f"argument `factory` of {kind}",
+            expected="a factory such as `optax.adam`, followed by its settings",
+            got=short(factory),
+            instead=f"optimiser = {kind}({name}, ...), and then state = optimiser.init(model)",
+        )
+
+
+def refuse_settings(kind: str, factory: Any, given: dict[str, Any]) -> None:
+    """Refuses settings that Optax would fail with only at the first step, or misunderstand."""
+    name = callable_name(factory)
+    if "learning_rate" in given:
+        _refuse_rate(f"{kind}({name}, learning_rate)", given["learning_rate"])
+    for setting, value in given.items():
+        if isinstance(value, str) and (setting == "mask" or setting.endswith("_mask")):
+            # Optax would take it for one mask that is true of everything.
+            raise type_error(
+                "a mask is a string",
+                where=f"{kind}({name}, {setting}=...)",
+                expected="a tree of bools, or a function from the parameters to one",
+                got=repr(value),
+                instead=f"{setting}=vernal.trainable(model, {value!r})",
+            )
+    for inner in jtu.tree_leaves(given) if is_optaxs(factory) else ():
+        if is_optaxs(inner):
+            raise type_error(
+                "a factory was given without its settings",
+                where=f"{kind}({name}, ...)",
+                expected="the result of a factory",
+                got=f"the function `{callable_name(inner)}`",
+                instead=f"{kind}({callable_name(inner)}, ...) in its place, with its settings",
+            )
+
+
+def _refuse_rate(where: str, rate: Any) -> None:
+    if isinstance(rate, str):
+        raise type_error(
+            "the learning rate is a string",
+            where=where,
+            expected="a number, or a function from the step count to a number",
+            got=repr(rate),
+            instead=f"float({rate!r})",
+        )
+    if isinstance(rate, (dict, list)) or (isinstance(rate, Module) and not _is_schedule(rate)):
+        raise type_error(
+            "the learning rate must be a number or a schedule",
+            where=where,
+            expected="a number, or a function from the step count to a number",
+            got=short(rate),
+            instead="Optimizer(optax.adam, 1e-3), and then state = optimiser.init(model)",
+        )
+
+
+def _is_schedule(module: Any) -> bool:
+    """Whether a module takes the step count: a model refuses it."""
+    try:
+        with optax_promotes():
+            jax.eval_shape(lambda module: module(jnp.zeros((), jnp.int32)), module)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""A model, a factory or a setting in the place of another is refused when the optimiser is made."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import vernal
+from vernal.optim._refusals import refuse_a_model_first
+
+
+class Rate(vernal.Module):
+    """A schedule as a module, with an array that is learnt."""
+
+    peak: jax.Array
+
+    def __call__(self, count):
+        return self.peak / (1 + count)
+
+
+MODEL = vernal.nn.Linear(3, 2, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("after", [[optax.adam], [optax.sgd, 1e-3], [optax.adam(1e-3)]])
+def test_a_model_in_the_place_of_the_factory_is_refused(after):
+    name = "sgd" if after[0] is optax.sgd else "adam"
+    match = rf"(?s)the factory must come first.*got: {{}}.*instead: .*{name}, \.\.\.\).*init"
+    with pytest.raises(TypeError, match=match.format("Linear")):
+        vernal.Optimizer(MODEL, *after)
+    for model in ({"w": jnp.ones(3)}, 1e-3):
+        with pytest.raises(TypeError, match=match.format("")):
+            refuse_a_model_first("Optimizer", model, tuple(after))
+
+
+@pytest.mark.parametrize("rate", [MODEL, vernal.params(MODEL), {"w": jnp.ones(3)}, [0.1]])
+def test_a_model_in_the_place_of_the_learning_rate_is_refused(rate):
+    with pytest.raises(
+        TypeError,
+        match=r"(?s)must be a number or a schedule.*where: .*adam.*instead: .*init\(model",
+    ):
+        vernal.Optimizer(optax.adam, rate)
+
+
+def test_a_schedule_may_be_a_module_of_the_user():
+    opt = vernal.Optimizer(optax.sgd, Rate(jnp.array(0.5)))
+    model, state = jnp.ones(2), opt.init(jnp.ones(2))
+    model, state = opt.update(model, jnp.ones(2), state)
+    assert jnp.allclose(model, 0.5)
+    assert jnp.allclose(opt.update(model, jnp.ones(2), state)[0], 0.25)
+
+
+def test_a_factory_without_its_settings_is_refused():
+    match = (
+        r"(?s)a factory was given without its settings.*Optimizer\(chain.*Optimizer\(clip, \.\.\.\)"
+    )
+    with pytest.raises(TypeError, match=match):
+        vernal.Optimizer(optax.chain, optax.clip, vernal.Optimizer(optax.sgd, 0.1))
+    with pytest.raises(TypeError, match="a factory was given without its settings"):
+        vernal.Optimizer(optax.multi_transform, {"a": optax.sgd}, {"a": "a"})
+
+    def mine(inner, rate):
+        return optax.chain(optax.clip(1.0), inner(rate))
+
+    opt = vernal.Optimizer(mine, optax.sgd, 0.1)
+    model, _ = opt.update(jnp.ones(2), jnp.full(2, 9.0), opt.init(jnp.ones(2)))
+    assert jnp.allclose(model, 0.9)
+
+
+@pytest.mark.parametrize("order", ["grads state model", "model state grads"])
+@pytest.mark.parametrize("make", [optax.adam, optax.sgd])
+def test_the_order_of_optax_is_refused(order, make):
+    model = vernal.nn.Sequential([MODEL, vernal.nn.BatchNorm(2)])
+    opt = vernal.Optimizer(make, 0.1)
+    grads = vernal.filter_grad(lambda model: vernal.nn.apply(model, jnp.ones((4, 3)))[0].sum())(
+        model
+    )
+    values = {"model": model, "grads": grads, "state": opt.init(model)}
+    args = [values[name] for name in order.split()]
+    match = r"(?s)state is in the place of the gradients.*optimiser\.update\(model, grads, state\)"
+    with pytest.raises(ValueError, match=match):
+        opt.update(*args)
+    with pytest.raises(ValueError, match=match):
+        vernal.filter_jit(opt.update)(*args)
+    with pytest.raises(ValueError, match="do not have the structure of the model"):
+        opt.update(model, {"w": jnp.ones(3)}, values["state"])
