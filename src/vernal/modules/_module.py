@@ -35,7 +35,7 @@ from ._methods import as_method
 from ._sorting import Kind, is_data, sort_again
 from ._strict import check_strict
 from ._structure import KEY, assemble, layout_of, structure_of
-from ._torch_names import WithHints, hint_at_call
+from ._torch_names import WithHints
 
 # Every class of modules. (JAX's registry of pytrees keeps them alive as well.)
 module_classes: set[type] = set()
@@ -191,7 +191,6 @@ class ModuleMeta(abc.ABCMeta):
         cls._vernal_is_abstract = is_abstract
         cls._vernal_owes = bool(is_abstract or cls.__abstractvars__ or cls.__abstractclassvars__)
         check_strict(cls, strict)
-        hint_at_call(cls)
         module_classes.add(cls)
         jtu.register_pytree_with_keys(cls, _flatten_with_keys, _unflatten, _flatten)
         return cls

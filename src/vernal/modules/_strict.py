@@ -9,7 +9,6 @@ from typing import Any
 
 from . import _refusals as refuse
 from ._methods import Method
-from ._torch_names import is_hint
 
 _METHODS = (Method, types.FunctionType, property, classmethod, staticmethod)
 
@@ -73,8 +72,6 @@ def _check_override(cls: Any, name: str, bases: list[Any]) -> None:
         if name == "__init__" and base.__dict__.get("_vernal_generated_init", False):
             continue
         if name == "__check_init__" or getattr(theirs, "__isabstractmethod__", False):
-            continue
-        if is_hint(theirs):
             continue
         raise refuse.strict(
             cls,

@@ -3,7 +3,6 @@
 import inspect
 from typing import Any, NoReturn
 
-from ..show import type_error
 from ._attributes import Attributes
 
 _CAST = "vernal.nn.cast(model, vernal.nn.Policy(...))"
@@ -51,31 +50,9 @@ class Hint:
         )
 
 
-def _no_call(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    name = type(self).__name__
-    raise type_error(
-        f"`{name}` has a method `forward` and no `__call__`",
-        where=f"the call of a `{name}`",
-        expected="a method `__call__`",
-        got=f"{name}.forward",
-        instead="def __call__(self, ...) in place of def forward(self, ...)",
-    )
-
-
-def hint_at_call(cls: type) -> None:
-    """Makes the call of a class that has a `forward` and no `__call__` an error that says what to write."""
-    found = [base.__dict__["__call__"] for base in cls.__mro__ if "__call__" in base.__dict__]
-    own = next((call for call in found if not is_hint(call)), None)
-    if own is None and callable(getattr(cls, "forward", None)):
-        own = _no_call
-    if own is not None and own is not next(iter(found), None):
-        # Or a base with a `forward` hides the `__call__` of another one.
-        type.__setattr__(cls, "__call__", own)
-
-
 def is_hint(found: Any) -> bool:
     """Whether a class attribute only says that there is none of its name."""
-    return type(found) is Hint or found is _no_call
+    return type(found) is Hint
 
 
 class WithHints(Attributes):
