@@ -144,8 +144,8 @@ class Optimizer(FactoryCall):
             `(model, state)` after the step, with the dtypes of the old ones.
 
         Raises:
-            ValueError: if `grads` does not have the structure of `model`, or is the state; if `state` belongs to another
-                model or optimiser, or was made before something was frozen.
+            ValueError: if `grads` does not have the structure of `model`, or is the state; if `state` belongs to
+                another model or optimiser, or was made before something was frozen.
             TypeError: for `extra` arguments, if the transformation takes none; for a gradient of a Python number; as in
                 `init`, for a setting that the transformation looks at (compares or converts).
         """
