@@ -49,8 +49,8 @@ def _page(title: str, module: types.ModuleType, names: list[str]) -> str:
     return f"# {title}\n\n{inspect.cleandoc(module.__doc__ or '')}\n\n{entries}\n"
 
 
-def _pages() -> dict[str, str]:
-    """The text of each page by its path."""
+def _pages(titles: dict[str, str]) -> dict[str, str]:
+    """The text of each page by its path; `titles` are those that `mkdocs.yml` gives pages."""
     top = public_names(vernal)
     pages = {f"{FOLDER}/vernal.md": _page("vernal", vernal, top)}
     index = [
@@ -68,7 +68,7 @@ def _pages() -> dict[str, str]:
     pages[f"{FOLDER}/index.md"] = "\n".join(index) + "\n"
     for file, page in FILES.items():
         pages[page] = _from_root((ROOT / file).read_text(encoding="utf-8"))
-    return pages | _examples()
+    return pages | _examples(titles)
 
 
 def _from_root(text: str) -> str:
@@ -78,18 +78,26 @@ def _from_root(text: str) -> str:
     return re.sub(r"\[([^]]*)\]\((benchmarks|tests|src)/[^)]*\)", r"\1", text)
 
 
-def _examples() -> dict[str, str]:
+def _titles(nav: Any) -> dict[str, str]:
+    """The titles of pages in the navigation, in its order."""
+    titles: dict[str, str] = {}
+    for entry in nav if isinstance(nav, list) else ():
+        for title, below in entry.items() if isinstance(entry, dict) else ():
+            titles |= {below: title} if isinstance(below, str) else _titles(below)
+    return titles
+
+
+def _examples(titles: dict[str, str]) -> dict[str, str]:
     """A page for each example: what it says of itself, the program, what it prints and draws."""
-    cards: list[str] = []
+    cards: dict[str, str] = {}
     pages: dict[str, str] = {}
     for file in sorted((ROOT / "examples").glob("*.py")):
         source = file.read_text(encoding="utf-8")
         title, text = _cells(source) if source.startswith("# %%") else _program(source)
-        pages[f"examples/{file.stem}.md"] = (
-            f"# {title}\n\n`examples/{file.name}`\n\n{text}\n{_results(file.stem)}"
-        )
+        path = f"examples/{file.stem}.md"
+        pages[path] = f"# {title}\n\n`examples/{file.name}`\n\n{text}\n{_results(file.stem)}"
         picture = f"![]({_figure(file.stem)}){{ loading=lazy }}" if _figure(file.stem) else ""
-        cards.append(f"-   **[{title}]({file.stem}.md)**\n\n    {picture}\n")
+        cards[path] = f"-   **[{titles[path]}]({file.stem}.md)**\n\n    {title}.\n\n    {picture}\n"
     pages["examples/index.md"] = "\n".join(
         [
             "# Examples",
@@ -99,7 +107,7 @@ def _examples() -> dict[str, str]:
             "",
             '<div class="grid cards" markdown>',
             "",
-            *cards,
+            *(cards[path] for path in titles if path in cards),
             "</div>",
         ]
     )
@@ -164,14 +172,14 @@ def _places() -> dict[str, str]:
 
 
 _PLACES = _places()
-# Code in a line that is not part of a link yet; blocks of code are left out below.
-_CODE = re.compile(r"(?<![\[`])`([\w.]+)`(?![\]`])")
+# Code in a line that is not part of a link yet, a name or a call of it; blocks of code are left out below.
+_CODE = re.compile(r"(?<![\[`])`([\w.]+)(?:\([^`]*\))?`(?![\]`])")
 _FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages."""
-    for path, text in _pages().items():
+    for path, text in _pages(_titles(config.nav)).items():
         files.append(File.generated(config, path, content=text))
     return files
 
