@@ -156,7 +156,7 @@ def _results(name: str) -> str:
 
 def _is_same(name: str, module: types.ModuleType) -> bool:
     """Whether a name of a room is documented in `vernal`."""
-    return name in vars(vernal) and vars(vernal)[name] is vars(module)[name]
+    return name in dir(vernal) and getattr(vernal, name) is vars(module)[name]
 
 
 def _places() -> dict[str, str]:

@@ -27,7 +27,7 @@ BETWEEN_ROOMS = {
         """,
         "modules": """
             BoundMethod Flat buffer_leaves frozen_leaves hooked is_frozen is_partly_frozen
-            lazily module_classes remember_flat
+            lazily module_classes note_of_place remember_flat
         """,
         "primitives": """
             linear_call_p
@@ -40,7 +40,7 @@ BETWEEN_ROOMS = {
         "transforms": """
             define Recipe Signature Transformed awaited axis_names batch_text call_inside call_with_jvp
             captured check check_callable check_hides_nothing check_p chosen
-            entries_without explicit_mesh fail_if gathered guard_traces keep_rules
+            entries_without explicit_mesh fail_if gathered guard_traces here keep_rules
             linear_by_transpose one_way place_of_equation placed_like poison program_of replaced
             signature_of_call split_over summed_like traces_of traits_of unmapped_gathered
             varying_alike varying_axes varying_over vprim_p watch_traces without_checks

@@ -16,8 +16,8 @@ def exported_names(init: Path) -> list[str]:
     """The names that an `__init__` re-exports, `from ._x import y as y`, or defines."""
     names: list[str] = []
     body = parse(init).body
-    # The front desk imports inside a `try`.
-    inner = [node for block in body if isinstance(block, ast.Try) for node in block.body]
+    # The front desk imports inside a `try`, and for type checkers what it imports when somebody looks.
+    inner = [node for block in body if isinstance(block, ast.Try | ast.If) for node in block.body]
     for node in [*body, *inner]:
         if isinstance(node, ast.ImportFrom):
             names += [alias.name for alias in node.names if alias.asname == alias.name]

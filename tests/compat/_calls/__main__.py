@@ -45,7 +45,7 @@ def native_object(name, vernal, internal):
     """What stands for a name with `import vernal as eqx`; one of `equinox.internal` is in one of those rooms."""
     *part, last = name.split(".")
     rooms = {"": [vernal], "nn": [vernal.nn], "debug": [vernal.debug]}.get("".join(part), internal)
-    return next((vars(room)[last] for room in rooms if last in vars(room)), None)
+    return next((getattr(room, last) for room in rooms if last in dir(room)), None)
 
 
 def run_generator(generator, value, eqx):
@@ -105,7 +105,7 @@ def main(path, which, weight):
 
         native = {name: native_object(name, vernal, ROOMS) for name in names_of(equinox)}
         native = {name: value for name, value in native.items() if value is not None}
-        eqx = types.SimpleNamespace(**vars(vernal))
+        eqx = types.SimpleNamespace(**{n: getattr(vernal, n) for n in dir(vernal)})
         eqx.internal = types.SimpleNamespace(
             **{
                 name.removeprefix("internal."): v
