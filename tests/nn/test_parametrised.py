@@ -156,9 +156,10 @@ def test_names_saving_copies_and_printing(tmp_path):
     assert "weight=LoRA(weight=f32[3,3], a=f32[3,2], b=f32[2,3])" in repr(model)
     text = vernal.debug.summary(model, jnp.ones(3))
     row = next(line for line in text.splitlines() if "LoRA" in line)
-    assert row.split()[:3] == [".layers[0].weight", "LoRA", "21"]
+    # Two matrices that are trained, and the weight, a buffer.
+    assert row.split()[:4] == [".layers[0].weight", "LoRA", "12", "9"]
     row = next(line for line in text.splitlines() if "Linear" in line)
-    assert row.split()[:4] == [".layers[0]", "Linear", "f32[3]", "24"]
+    assert row.split()[:4] == [".layers[0]", "Linear", "f32[3]", "15"]
 
 
 def test_a_merged_model_is_plain_and_equal_to_the_bit(getkey):
