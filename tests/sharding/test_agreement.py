@@ -208,12 +208,12 @@ def test_processes_that_do_not_go_on_are_asked_where_they_are(monkeypatch):
     # An age ago.
     hub.ledger.heard = dict.fromkeys(BOTH, -1e10)
     # Both, before the real function that stops is back in its place.
-    assert all(told.acquire(timeout=60) for _ in BOTH)
+    assert told.acquire(timeout=60) and told.acquire(timeout=60)
     # This process is both.
     text, code = stopped[0]
     assert code == 1 and "process 0, 1 does not go on" in text
     for rank in BOTH:
-        assert re.search(rf"process {rank}: 1 batches; at {__file__}:\d+, in test_\w+", text)
+        assert re.search(rf"process {rank}: 1 batches; at {re.escape(__file__)}:\d+, in ", text)
     hub.drop()
     spoke.drop()
 
