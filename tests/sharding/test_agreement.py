@@ -161,8 +161,11 @@ def conversation(monkeypatch, patience=None):
     spoke = _lifeline._Spoke(socket.create_connection(hub.listener.getsockname()), "secret")
 
     def listen(line):
-        with contextlib.suppress(SystemExit, OSError):
-            line.listen()
+        with contextlib.suppress(OSError):
+            try:
+                line.listen()
+            except SystemExit:
+                line.drop()
 
     for line in (hub, spoke):
         threading.Thread(target=listen, args=(line,), daemon=True).start()
