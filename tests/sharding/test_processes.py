@@ -17,6 +17,7 @@ import pytest
 
 from vernal._launch import _reserved_port
 from vernal.sharding import _lifeline, _processes, initialise, is_main
+from vernal.sharding._ledger import Verdict
 
 SOURCE = Path(__file__).parents[2] / "src"
 ENVIRONMENT = dict(os.environ, PYTHONPATH=str(SOURCE), JAX_PLATFORMS="cpu", PYTHONUNBUFFERED="1")
@@ -170,6 +171,36 @@ def test_the_hub_knows_a_death_from_a_farewell_and_from_a_stranger(monkeypatch):
     witness.close()
     failing.close()
     hub.drop()
+
+
+@pytest.mark.parametrize("last", [b"", TimeoutError()], ids=["ends", "hangs"])
+@pytest.mark.parametrize("why", ["refused", "lost", "failed", "failed after a refusal"])
+def test_process_0_stops_last_as_jax_ends_the_others_when_it_does(monkeypatch, why, last):
+    events, answers = [], iter([b"words", last])
+
+    def receive(size):
+        answer = next(answers)
+        events.append("heard")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    ear = types.SimpleNamespace(settimeout=lambda seconds: None, recv=receive)
+    spoke = types.SimpleNamespace(rank=2, socket=ear, say=lambda word, what: events.append(word))
+    monkeypatch.setattr(_lifeline, "_stop", lambda text, code: events.append("stopped"))
+    hub = _lifeline._Hub(_lifeline._listen("localhost"), "secret")
+    hub.listener.close()
+    hub.spokes = [spoke]
+    if why == "refused":
+        hub._announce(Verdict(refusal="different"))
+    elif why == "lost":
+        hub._lose(1, "killed")
+    else:
+        hub.refused = why != "failed"
+        hub.leave("ValueError: mine")
+    told = {"refused": ["refused"], "failed after a refusal": []}.get(why, ["lost"])
+    stopped = ["stopped"] * (why in ("refused", "lost"))
+    assert events == [*told, "heard", "heard", *stopped]
 
 
 def wrapped(error, cause):

@@ -12,8 +12,8 @@ the main thread may hang in a collective. The same thread tells where the main t
 a process does not go on.
 
 Invariants: the goodbye comes before JAX's barrier; a process that is told of a loss exits, with exit code
-75; a connection that breaks without a death (a network failure) does not stop any process: that is left to
-JAX's heartbeat.
+75; process 0 stops last; a connection that breaks without a death (a network failure) does not stop any
+process: that is left to JAX's heartbeat.
 
 Glossary: the *hub* is process 0, a *spoke* is the connection of another process; the *token* is a secret
 that an unknown peer does not have.
@@ -37,7 +37,7 @@ import jax
 from .._ground import distributed_state, on_joint_work
 from ..show import message, value_error
 from ..transforms import here
-from ._conversation import Connection
+from ._conversation import LONGEST, Connection
 from ._ledger import CHECKPOINT, Ledger, Signature, Stream, Verdict, too_late
 
 _LOST = 75  # EX_TEMPFAIL of sysexits.h: try again. Also in `vernal/_launch.py`.
@@ -48,7 +48,7 @@ _KILLED = "no farewell: it was killed (out of memory?), or its machine is gone"
 # The maximum length of the error text of a failed process.
 _LONGEST = 500
 # The seconds that a process that fails in a collective waits for the news that another was lost, and process 0 for
-# the answers of processes that it asks.
+# the answers of processes that it asks, or for their end.
 _NEWS = 2.0
 # A collective of gloo (on CPUs) fails by a `ValueError`, some others by a `JaxRuntimeError`.
 _COLLECTIVE = "Gloo"
@@ -120,7 +120,11 @@ class _Line:
         if self.waiting:
             self.verdicts.put(refusal)
         else:
+            self.outlast()
             _stop(f"vernal: {refusal}", 1)
+
+    def outlast(self) -> None:
+        """What is waited for before this process stops."""
 
     def wait(self) -> None:
         """Waits for the verdict on the last batch."""
@@ -217,6 +221,7 @@ class _Hub(_Line):
             for spoke in self.spokes:
                 if spoke.rank != rank:
                     spoke.say("lost", [rank, reason])
+            self.outlast()
             _stop(_loss(rank or 0, reason), _LOST)
 
     def _announce(self, verdict: Verdict) -> None:
@@ -247,10 +252,23 @@ class _Hub(_Line):
     def leave(self, failure: str | None) -> None:
         with self.lock:
             if failure is not None:
-                self._tell("lost", [0, failure])
+                # After a refusal all know why.
+                if not self.refused:
+                    self._tell("lost", [0, failure])
+                self.outlast()
                 return
             self._tell("end")
             self._announce(self.ledger.end(0))
+
+    def outlast(self) -> None:
+        """Waits until the others have ended. When process 0 ends, JAX ends them at once, before they say why."""
+        until = time.monotonic() + _NEWS
+        for spoke in self.spokes:
+            with contextlib.suppress(OSError):
+                while (left := until - time.monotonic()) > 0:
+                    spoke.socket.settimeout(left)
+                    if not spoke.socket.recv(LONGEST):
+                        break
 
     def drop(self) -> None:
         for connection in (self.listener, *(spoke.socket for spoke in self.spokes)):
