@@ -50,6 +50,14 @@ print(json.dumps([set(names) <= set(listed), got == [getattr(vernal.saving, name
     assert in_a_new_process(code) == [True, True]
 
 
+def test_all_names_are_imported_by_a_star():
+    found = in_a_new_process("""
+from vernal import *
+print(json.dumps([hasattr(nn, "Linear"), save is vernal.saving.save, Module is vernal.Module, "filter_jit" in dir()]))
+""")
+    assert found == [True, True, True, True]
+
+
 def test_rooms_and_names_are_listed_once():
     assert set(LATER) < set(ROOMS) < set(dir(vernal))
     assert "Module" in dir(vernal)

@@ -138,3 +138,6 @@ else:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_LATER, *_OF_SAVING})
+
+    # For `from vernal import *`, which would leave them out.
+    __all__ = [name for name in __dir__() if not name.startswith("_")]

@@ -261,6 +261,29 @@ def test_the_layer_whose_state_would_be_lost_is_named_in_a_program_too(transform
     assert note.startswith("Raised in model.layers[1].layers[0].running_mean (Sequential > ")
 
 
+@pytest.mark.parametrize("jit", [jax.jit, vernal.filter_jit])
+def test_a_program_of_several_models_names_none_of_them(jit):
+    inner = jit(lambda layer, x: layer(x))
+
+    class First(vernal.Module):
+        norm: nn.BatchNorm
+
+        def __call__(self, x):
+            return inner(self.norm, x)
+
+    class Second(vernal.Module):
+        other: nn.BatchNorm
+
+        def __call__(self, x):
+            return inner(self.other, x)
+
+    for model in (First(nn.BatchNorm(3)), Second(nn.BatchNorm(3))):
+        with pytest.raises(RuntimeError, match="would be lost") as caught:
+            jax.jit(lambda model, x: model(x))(model, jnp.ones((4, 3)))
+        notes = [note for note in caught.value.__notes__ if note.startswith("Raised in")]
+        assert notes == ["Raised in model.running_mean (BatchNorm > Variable)"]
+
+
 def test_one_layer_in_two_places_is_refused():
     norm = nn.BatchNorm(3)
     with pytest.raises(ValueError, match=r"(?s)appears twice.*model\[0\].*model\[2\]"):

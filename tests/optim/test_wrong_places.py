@@ -32,13 +32,41 @@ def test_a_model_in_the_place_of_the_factory_is_refused(after):
             refuse_a_model_first("Optimizer", model, tuple(after))
 
 
-@pytest.mark.parametrize("rate", [MODEL, vernal.params(MODEL), {"w": jnp.ones(3)}, [0.1]])
+class Weights(vernal.Module):
+    """A model that cannot be called."""
+
+    w: jax.Array
+
+
+@pytest.mark.parametrize("rate", [Weights(jnp.ones(3)), {"w": jnp.ones(3)}, [0.1]])
 def test_a_model_in_the_place_of_the_learning_rate_is_refused(rate):
     with pytest.raises(
         TypeError,
         match=r"(?s)must be a number or a schedule.*where: .*adam.*instead: .*init\(model",
     ):
         vernal.Optimizer(optax.adam, rate)
+
+
+def test_a_model_that_can_be_called_is_refused_by_the_step():
+    opt = vernal.Optimizer(optax.adam, MODEL)
+    with pytest.raises(ValueError, match="`Linear` was given an input of the wrong shape") as info:
+        opt.update(MODEL, MODEL, opt.init(MODEL))
+    assert "Raised in model.settings['learning_rate'] (Optimizer > Linear)" in info.value.__notes__
+
+
+class Gated(vernal.Module):
+    """A schedule for one number at a time, as of a sweep."""
+
+    peak: jax.Array
+
+    def __call__(self, count):
+        return jax.lax.cond(self.peak > 0, lambda: self.peak / (1 + count), lambda: 0.0)
+
+
+def test_a_sweep_over_a_schedule_is_no_model():
+    opt = vernal.Optimizer(optax.sgd, Gated(jnp.array([0.5, 0.0])))
+    step = jax.vmap(lambda opt, x: opt.update(x, jnp.ones(2), opt.init(x))[0], (0, None))
+    assert jnp.allclose(step(opt, jnp.ones(2)), jnp.array([[0.5, 0.5], [1.0, 1.0]]))
 
 
 def test_a_schedule_may_be_a_module_of_the_user():

@@ -45,6 +45,7 @@ from ._jax_private import jit_p as jit_p
 from ._jax_private import keeping_calls as keeping_calls
 from ._jax_private import lower_fun as lower_fun
 from ._jax_private import lower_to_python as lower_to_python
+from ._jax_private import makes_a_program as makes_a_program
 from ._jax_private import manual_devices as manual_devices
 from ._jax_private import mapped_aval as mapped_aval
 from ._jax_private import mapped_mesh_axes as mapped_mesh_axes

@@ -6,6 +6,7 @@ a fifth of the time of importing Vernal.
 
 import contextlib
 import itertools
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -63,6 +64,10 @@ from jax._src.distributed import global_state
 # The effects that `jax.checkpoint` may have twice, such as printing. Present in JAX 0.10.2 to 0.12. Retired by: any JAX
 # version with a public name for them.
 from jax._src.effects import remat_allowed_effects
+
+# The module whose functions run while JAX makes a program. Present in JAX 0.10.2 to 0.12. Retired by: any JAX version
+# with a public way to learn where the innermost trace began.
+from jax._src.interpreters import partial_eval
 
 # A program without constants as the parameter of an operation (a jaxpr that is closed, on JAX 0.10).
 # Present in JAX 0.10.2 to 0.12. Retired by: any JAX version without open jaxprs, 0.12 among them.
@@ -291,6 +296,11 @@ class _KeepingCalls:
         if primitive is jit_p and _is_inlined(params):
             params = {**params, "inline": None}
         return self._trace.process_primitive(primitive, args, params)
+
+
+def makes_a_program(frame: types.FrameType) -> bool:
+    """Whether a frame is JAX's, making a program of the function that it calls."""
+    return frame.f_globals is vars(partial_eval)
 
 
 def keeping_calls() -> contextlib.AbstractContextManager[Any]:

@@ -1,5 +1,6 @@
 """`summary`: a model as a table of its layers."""
 
+import collections
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -41,6 +42,15 @@ def _leaves(model: Any) -> list[_Leaf]:
     paths = jtu.tree_leaves_with_path(model)
     reasons = zip(frozen_leaves(model), buffer_leaves(model), strict=True)
     return [_Leaf(*leaf, *why) for leaf, why in zip(paths, reasons, strict=True)]
+
+
+def _by_place(leaves: Iterable[_Leaf]) -> dict[Path, list[Any]]:
+    """The values in each part of a model."""
+    found: dict[Path, list[Any]] = collections.defaultdict(list)
+    for leaf in leaves:
+        for length in range(len(leaf.path) + 1):
+            found[leaf.path[:length]].append(leaf.value)
+    return found
 
 
 def _count(arrays: Iterable[Any]) -> str:
@@ -227,11 +237,11 @@ def summary(model: Any, /, *example: Any, **kwargs: Any) -> str:
     parameters = [x for x in leaves if not x.buffer and _is_parameter(x.value)]
     frozen = [x for x in parameters if x.frozen]
     counted = {"parameters": parameters, "frozen": frozen, "buffers": buffers}
-    counted = {name: some for name, some in counted.items() if some or name == "parameters"}
+    counted = {n: _by_place(some) for n, some in counted.items() if some or n == "parameters"}
+    every = _by_place(leaves)
 
     def sizes(path: Path) -> list[str]:
-        inside = lambda some: [x.value for x in some if x.path[: len(path)] == path]  # noqa: E731 (twice the same)
-        return [*[_count(inside(some)) for some in counted.values()], _bytes(inside(leaves))]
+        return [*[_count(values[path]) for values in counted.values()], _bytes(every[path])]
 
     rows = []
     for path, layer in layers_of(model):

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._ground import makes_a_program
 from ..show import listed, path_text
 from ._attributes import attributes_of
 from ._hooks import handed_on
@@ -84,6 +85,8 @@ def tell(module: Any, error: Exception) -> None:
 def note_of_place() -> str:
     """The note of an error that is raised here, for one that is raised later, when the compiled program runs.
 
+    Only of the modules inside of the innermost program: JAX may run it for other callers.
+
     Returns:
         `Raised in model.norm (Model > BatchNorm)`, or an empty text outside of the call of a nested module.
 
@@ -100,7 +103,7 @@ def note_of_place() -> str:
         'Raised in model.layer (Model > Layer)'
     """
     try:
-        return _note(_running(_frames(sys._getframe())))
+        return _note(_running(_frames(sys._getframe(), all_programs=False)))
     except Exception:
         return ""  # as in `tell`
 
@@ -123,9 +126,10 @@ def _running(frames: Iterable[types.FrameType], *innermost: Any) -> list[Any]:
     return found[::-1]
 
 
-def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """The calls of modules among the frames of a stack, from the innermost outwards."""
-    while frame is not None:
+def _frames(frame: types.FrameType | None, all_programs: bool = True) -> Iterator[types.FrameType]:
+    """The calls of modules among the frames of a stack, from the innermost outwards: of all programs that are being
+    made, or the innermost."""
+    while frame is not None and (all_programs or not makes_a_program(frame)):
         code = frame.f_code
         if code.co_name == "__call__" and code.co_filename in files_of_calls:
             yield frame

@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import callable_name
 from ..modules import Module
 from ..show import short, type_error
 from ._optax_table import is_optaxs
-from ._whole import is_transformation, optax_promotes
+from ._whole import is_transformation
 
 
 def refuse_a_model_first(kind: str, factory: Any, args: tuple[Any, ...]) -> None:
@@ -63,7 +61,8 @@ def _refuse_rate(where: str, rate: Any) -> None:
             got=repr(rate),
             instead=f"float({rate!r})",
         )
-    if isinstance(rate, (dict, list)) or (isinstance(rate, Module) and not _is_schedule(rate)):
+    # A model that can be called fails at the first step, as a schedule: its error names the learning rate.
+    if isinstance(rate, (dict, list)) or (isinstance(rate, Module) and not callable(rate)):
         raise type_error(
             "the learning rate must be a number or a schedule",
             where=where,
@@ -71,13 +70,3 @@ def _refuse_rate(where: str, rate: Any) -> None:
             got=short(rate),
             instead="Optimizer(optax.adam, 1e-3), and then state = optimiser.init(model)",
         )
-
-
-def _is_schedule(module: Any) -> bool:
-    """Whether a module takes the step count: a model refuses it."""
-    try:
-        with optax_promotes():
-            jax.eval_shape(lambda module: module(jnp.zeros((), jnp.int32)), module)
-    except Exception:
-        return False
-    return True
