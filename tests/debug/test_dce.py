@@ -99,7 +99,7 @@ def test_everything_but_arrays_is_left_alone(capsys):
 
 def test_it_must_be_called_inside_of_jit():
     for run in (lambda: store_dce(ONE), lambda: jax.vmap(store_dce)(ONE[None])):
-        with pytest.raises(RuntimeError, match="nothing is removed outside of compiled code"):
+        with pytest.raises(RuntimeError, match="`store_dce` must be called in compiled code"):
             run()
 
 

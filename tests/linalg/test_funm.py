@@ -380,7 +380,7 @@ def test_it_refuses_what_f_and_the_operator_do_not_fit():
     for f in (jnp.exp, jnp.sin, jnp.square):
         with pytest.raises(ValueError, match="`f` acts element by element"):
             funm(f, general, v)
-    with pytest.raises(ValueError, match="the operator has no rows"):
+    with pytest.raises(ValueError, match="the operator is empty"):
         funm(expm, jnp.zeros((0, 0)), jnp.zeros(0))
     with pytest.raises(ValueError, match="`steps` is too small"):
         funm(jnp.exp, symmetric, v, steps=0)

@@ -233,11 +233,11 @@ def test_a_run_goes_on_from_an_earlier_checkpoint_when_the_later_are_removed(fol
     checkpoints = Checkpoints(folder, keep=None, backend="safetensors")
     for step in (1, 2, 3):
         checkpoints.save(step, small(step))
-    with pytest.raises(ValueError, match="there is something under the name of this checkpoint"):
+    with pytest.raises(ValueError, match="something exists under the name of this checkpoint"):
         checkpoints.save(2, small(2))
     checkpoints.remove(2)
     with pytest.raises(
-        ValueError, match=r"checkpoints of later steps are there(.|\n)*a step after 3"
+        ValueError, match=r"there are checkpoints of later steps(.|\n)*a step after 3"
     ):
         checkpoints.save(2, small(2))
     checkpoints.remove(3)

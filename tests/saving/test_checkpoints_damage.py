@@ -204,7 +204,7 @@ def test_files_of_others_stay_and_do_not_disturb(run):
     assert run.steps == [1, 2]
     for step in (5, 6):
         with pytest.raises(
-            ValueError, match=r"something under the name(.|\n)*not a checkpoint of Vernal"
+            ValueError, match=r"something exists under the name(.|\n)*not a checkpoint of Vernal"
         ):
             run.save(step, state(step))
     with Checkpoints(folder, keep=1, backend="safetensors") as again:

@@ -90,12 +90,12 @@ def test_flipped_data_and_a_flipped_header_are_told_apart(path):
     whole = bytearray(path.read_bytes())
     whole[-1] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(ValueError, match="the data of '.*' are not what was written"):
+    with pytest.raises(ValueError, match="the data of '.*' do not match their checksum"):
         load(path, like=TREE)
     assert load_metadata(path) == {"lr": 0.1}
     whole = bytes(whole).replace(b'\\"lr\\"', b'\\"lx\\"')
     path.write_bytes(whole)
-    with pytest.raises(ValueError, match="the header is not what was written"):
+    with pytest.raises(ValueError, match="the header does not match its checksum"):
         load_metadata(path)
 
 

@@ -150,12 +150,12 @@ REFUSED = {
     "too few": (TypeError, "missing a required argument: 'x'", lambda: export(lambda x: x)),
     "a platform": (
         ValueError,
-        "(?s)no such platform.*gpu",
+        "(?s)unknown platform.*gpu",
         lambda: export(jnp.sin, X, platforms=["gpu"]),
     ),
     "a platform that is no list": (
         ValueError,
-        "no such platform",
+        "unknown platform",
         lambda: export(jnp.sin, X, platforms="cpu"),
     ),
     "an order": (ValueError, "vjp_order", lambda: export(jnp.sin, X, vjp_order=-1)),
@@ -166,7 +166,7 @@ REFUSED = {
     ),
     "a shape of a number": (
         ValueError,
-        "(?s)only an array has a shape.*got: 2",
+        "(?s)`shapes` names an argument that is not an array.*got: 2",
         lambda: export(lambda x, n: x, X, 2, shapes={"n": "b"}),
     ),
     "no constraint": (
@@ -181,7 +181,7 @@ REFUSED = {
     ),
     "constraints in one text": (
         ValueError,
-        "one text, not a list",
+        "a single string, not a list",
         lambda: export(jnp.sin, X, shapes={"x": "batch, ..."}, constraints="batch >= 2"),
     ),
     "a model of shapes": (

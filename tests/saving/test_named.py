@@ -289,7 +289,7 @@ def test_numbers_stay_weakly_typed(path):
 
 def test_64_bits_are_not_shortened(path):
     save(path, [np.ones(2)])
-    with pytest.raises(ValueError, match=r"JAX would shorten float64 to 32 bits(.|\n)*where: 0"):
+    with pytest.raises(ValueError, match=r"JAX would truncate float64 to 32 bits(.|\n)*where: 0"):
         load(path, like=[jax.ShapeDtypeStruct((2,), np.float64)])
     with jax.enable_x64(True):
         [loaded] = load(path, like=[jax.ShapeDtypeStruct((2,), np.float64)])
@@ -398,7 +398,7 @@ class Odd:
             TypeError,
             "expected: a dtype that means the same on every machine",
         ),
-        (Odd(), TypeError, "a Odd could be stored as an array, but not be made again from one"),
+        (Odd(), TypeError, "a Odd can be stored as an array, but not restored from one"),
         (
             jax.ShapeDtypeStruct((2,), "float32"),
             ValueError,
@@ -513,14 +513,16 @@ def test_keys_of_an_unknown_kind_are_refused(path, monkeypatch):
 
 def test_arguments_in_the_wrong_order_are_refused(path):
     # Beartype would answer first.
-    with pytest.raises(TypeError, match=r"(?s)`path` is no path.*the path first: save\("):
+    with pytest.raises(TypeError, match=r"(?s)`path` is not a path.*the path first: save\("):
         inspect.unwrap(save)({"w": jnp.ones(2)}, path)
 
 
 @pytest.mark.parametrize("like", [Module, lambda: None])
 def test_what_makes_a_model_is_no_model(path, like):
     save(path, {})
-    with pytest.raises(TypeError, match=r"(?s)`like` makes a model, and is none.*eval_shape"):
+    with pytest.raises(
+        TypeError, match=r"(?s)`like` must be a model, not a function that makes one.*eval_shape"
+    ):
         load(path, like)
 
 

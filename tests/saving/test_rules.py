@@ -219,9 +219,9 @@ def test_files_are_read_by_path_by_index_and_by_folder(folder):
 
 def test_what_is_no_file_of_weights_is_refused(folder, tmp_path):
     (folder / "model.safetensors.index.json").unlink()
-    with pytest.raises(ValueError, match=r"(?s)folder has no weights.*got: one.safetensors, two"):
+    with pytest.raises(ValueError, match=r"(?s)folder holds no weights.*got: one.safetensors, two"):
         from_torch({}, folder)
-    with pytest.raises(ValueError, match=r"(?s)PyTorch's own, which is a pickle.*torch.load"):
+    with pytest.raises(ValueError, match=r"(?s)`torch.save` is a pickle.*torch.load"):
         from_torch({}, "model.bin")
     with pytest.raises(FileNotFoundError):
         from_torch({}, tmp_path / "none.safetensors")
@@ -339,7 +339,7 @@ def raise_a_pear(weight):
             {"s": B, "t": numbers(3)},
             {"h.0": B},
             {("s", "t"): "h.#"},
-            "no 1 leading axes in common, which the rule for 'h.#' wants",
+            "no 1 leading axes in common, which the rule for 'h.#' needs",
         ),
         ({"w": W}, {"a": W, "b": B}, {"w": ("a", "b")}, "f32[2,3], f32[2], which cannot be joined"),
         ({"q": W, "k": W}, {"qk": W}, {("q", "k"): "qk"}, "f32[2,3], which cannot be cut along"),
@@ -347,7 +347,7 @@ def raise_a_pear(weight):
             {"e": B},
             {"a": B, "b": B + 1},
             {"e": Tied("a", "b")},
-            "other values in 'b' than in 'a', which are tied",
+            "values in 'b' that differ from those in 'a', to which it is tied",
         ),
         (
             {"w": W},
@@ -396,7 +396,7 @@ def test_what_fits_is_taken_if_that_is_asked_for():
             {"*": "x.*", "a": "y"},
             r"(?s)where: the rules.*got: a: more than one path matches it, '\*' and 'a'",
         ),
-        ({"{a,b}": "x"}, r"(?s)what matches in '\{a,b\}' cannot be used again.*a rule for each"),
+        ({"{a,b}": "x"}, r"(?s)what matches in '\{a,b\}' cannot be filled in.*a rule for each"),
         ({"*": "x"}, r"(?s)different numbers of wildcards.*'\*', 'x'.*# for the index"),
         ({"a": "h.*.x"}, r"(?s)the two sides of a rule have different numbers of wildcards"),
         (
@@ -427,7 +427,7 @@ def test_a_rule_that_cannot_be_meant_is_refused(rules, text):
         ),
         ({"w": W}, {"w": ("x", "y")}, None, "one array, and no sizes for its pieces: give `like`"),
         ({"a": W, "b": W + 1}, {"a": "x", "b": "x"}, None, "another value for 'x' than other"),
-        ({"a": W}, {}, {"b": W}, r"(?s)are not those of `like`.*b: missing.*a: not expected"),
+        ({"a": W}, {}, {"b": W}, r"(?s)do not match `like`.*b: missing.*a: not expected"),
         ({"a": W}, {}, {"a": W.T}, r"(?s)a: expected f32\[3,2\], found f32\[2,3\], its transpose"),
         ({"a": W}, {}, {"a": W.astype(int)}, r"(?s)a: expected i64\[2,3\], found f32\[2,3\]"),
     ],

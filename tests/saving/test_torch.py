@@ -111,7 +111,7 @@ def test_a_kernel_of_another_form_is_no_kernel_of_ours_though_the_shapes_agree(w
     theirs = torch.nn.ConvTranspose2d(4, 4, 3)
     source = torch.nn.Sequential(theirs) if where else theirs
     for call in (lambda: from_torch(model, source.state_dict()), lambda: to_torch(model)):
-        with pytest.raises(ValueError, match="PyTorch keeps these arrays in another form"):
+        with pytest.raises(ValueError, match="PyTorch stores these arrays in another layout"):
             call()
     rules = conv_transpose_rules(where, "0" if where else "")
     loaded = from_torch(model, source.state_dict(), rules)

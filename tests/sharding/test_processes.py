@@ -67,7 +67,7 @@ def test_settings_come_from_the_launcher_or_the_arguments(fresh, monkeypatch):
     # The same again is harmless, something else is not.
     initialise("host:1", 2, 0, local_devices=[0, 1], heartbeat=7, timeout=8)
     assert len(fresh) == 1
-    with pytest.raises(RuntimeError, match="the processes have been joined already"):
+    with pytest.raises(RuntimeError, match="the processes were already joined, in another way"):
         initialise("host:1", 2, 1)
     _processes._initialised.clear()
     under_the_launcher(monkeypatch)
@@ -77,7 +77,7 @@ def test_settings_come_from_the_launcher_or_the_arguments(fresh, monkeypatch):
 
 def test_contradictions_with_the_launcher_are_refused(fresh, monkeypatch):
     under_the_launcher(monkeypatch)
-    with pytest.raises(ValueError, match="the launcher has other settings than these"):
+    with pytest.raises(ValueError, match="the settings differ from those of the launcher"):
         initialise("127.0.0.1:1234", 3, 1)
     with pytest.raises(RuntimeError, match="the rank of this process is not known yet"):
         is_main()

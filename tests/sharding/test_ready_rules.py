@@ -160,6 +160,6 @@ def test_what_the_ready_rules_cannot_do_is_refused():
     assert "a.attention.num_key_value_heads=2\n" in str(caught.value)
     assert "b.width_size=6" in str(caught.value)
     with pytest.raises(
-        ValueError, match=r"(?s)the model has nothing that tensor_parallel.*got: bias|weight"
+        ValueError, match=r"(?s)the model has no layers that tensor_parallel.*got: bias|weight"
     ):
         tensor_parallel(nn.Linear(2, 2, key=jax.random.key(0)), MESH, "model")

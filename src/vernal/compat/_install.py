@@ -47,7 +47,7 @@ def install() -> None:
             message(
                 "the real Equinox has been imported already",
                 where="vernal.compat.install()",
-                expected="to be called before `equinox`, and what is built on it, is imported",
+                expected="a call before the first import of `equinox`, or of a library built on it",
                 got=f"equinox {getattr(theirs, '__version__', '')} from {theirs.__file__}",
                 instead="import vernal.compat; vernal.compat.install() as the first lines of the "
                 "script, or `python -m vernal compat SCRIPT`; or neither: modules of Vernal work in "

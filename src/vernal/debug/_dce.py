@@ -93,7 +93,7 @@ def store_dce(x: Any, name: Hashable = None) -> Any:
     if not is_traced(jnp.zeros(())):
         raise RuntimeError(
             message(
-                "nothing is removed outside of compiled code",
+                "`store_dce` must be called in compiled code",
                 where="store_dce",
                 expected="a call inside of a compiled function",
                 got="a call outside of one",

@@ -92,7 +92,7 @@ def funm(
     Raises:
         TypeError: if `operator` is not an operator, the vector does not fit it, `steps` is not a Python int, or `f` is
             not a function of the kind that the operator needs.
-        ValueError: if `steps` is less than 1, the operator has no rows, or `f` acts on a matrix element by element.
+        ValueError: if `steps` is less than 1, the operator is empty, or `f` acts on a matrix element by element.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -111,7 +111,7 @@ def funm(
     steps = positive_int(_STEPS if steps is None else steps, "steps", "funm(steps)")
     if operator.size == 0:
         raise value_error(
-            "the operator has no rows",
+            "the operator is empty",
             where=_WHERE,
             expected="vectors with at least one element",
             got=short(operator.in_structure()),

@@ -212,7 +212,7 @@ def check_count(layer: str, name: str, value: Any) -> None:
     """Refuses dtypes that cannot count: all but integers, and narrow ones, which overflow."""
     if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
         raise value_error(
-            f"a number of `{layer}` has a dtype that does not count far enough",
+            f"a number of `{layer}` would overflow, or be rounded, in its dtype",
             where=f"`{name}` of {layer}",
             expected="integers of at least 32 bits",
             got=short(value),

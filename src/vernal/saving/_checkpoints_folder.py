@@ -96,7 +96,7 @@ def read_manifest(path: str) -> Manifest:
         raw = file.read()
     content = _checked(raw)
     if content is None:
-        raise damaged(path, f"{_MANIFEST} is not what was written")
+        raise damaged(path, f"{_MANIFEST} does not match its checksum")
     if content.pop("version") != _VERSION:
         raise value_error(
             "the checkpoint was written by a newer version of Vernal",

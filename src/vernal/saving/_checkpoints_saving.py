@@ -34,7 +34,7 @@ def _refused(path: str, error: Exception) -> OSError:
             "the checkpoint could not be saved",
             where=path,
             got=f"{type(error).__name__}: {error}",
-            instead="see what the system says; the checkpoints that were there before are as they were",
+            instead="read the error of the system; earlier checkpoints are unchanged",
         )
     )
 
@@ -44,14 +44,14 @@ def _check_step(folder: str, step: int) -> None:
     path, steps = checkpoint_path(folder, step), steps_in(folder)
     if os.path.lexists(path):
         raise value_error(
-            "there is something under the name of this checkpoint already",
+            "something exists under the name of this checkpoint already",
             where=path,
             got="a checkpoint" if step in steps else "something that is not a checkpoint of Vernal",
             instead="remove it first, with Checkpoints.remove if it is one; or save to another folder",
         )
     if steps and step < steps[-1]:
         raise value_error(
-            "checkpoints of later steps are there",
+            "there are checkpoints of later steps",
             where=path,
             expected=f"a step after {steps[-1]}",
             instead="call Checkpoints.remove for the later ones to go on from an earlier one; "

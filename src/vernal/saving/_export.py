@@ -128,7 +128,7 @@ def _check_options(function: Any, platforms: Any, vjp_order: int) -> None:
     unknown = [p for p in platforms or () if p not in _PLATFORMS]
     if unknown or platforms is not None and (isinstance(platforms, str) or not platforms):
         raise value_error(
-            "there is no such platform",
+            "unknown platform",
             where="argument `platforms`",
             expected=f"some of {', '.join(_PLATFORMS)}",
             got=short(platforms),
@@ -175,7 +175,7 @@ def _with_sizes(
             return leaf
         if not has_shape(leaf):
             raise value_error(
-                "only an array has a shape",
+                "`shapes` names an argument that is not an array",
                 where=f"shapes={{...: {shape!r}}}",
                 expected="the name of an array",
                 got=short(leaf),
@@ -192,7 +192,7 @@ def _scope(shapes: Mapping[str, str] | None, constraints: Sequence[str]) -> Any:
     """The symbolic scope with the constraints."""
     try:
         if isinstance(constraints, str):
-            raise ValueError("one text, not a list")
+            raise ValueError("a single string, not a list")
         named = " ".join((shapes or {}).values())
         unknown = set(_NAME.findall(" ".join(constraints))) - {*_NAME.findall(named), *_FUNCTIONS}
         if unknown:

@@ -254,5 +254,5 @@ def _refuse_callbacks(text: str) -> None:
                 where=_WHERE,
                 expected="a program of operations on arrays",
                 got=f"a call of {target}",
-                instead="do not run it: somebody has changed it",
+                instead="do not run it: the file was changed after the export",
             )

@@ -163,7 +163,7 @@ def plain_values(leaves: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if type(value) not in _PLAIN:
             raise type_error(
-                "an argument has something in it that an exported function cannot be called with",
+                "an argument holds a value that an exported function cannot take",
                 where=f"argument {name}",
                 expected="arrays; bools, ints, floats and strings",
                 got=short(value),
@@ -195,7 +195,7 @@ def describe(out: Any, arrays: list[Any], path: tuple[Any, ...] = ()) -> list[An
         leaves = leaves_by_name(out, f"the result{path_text(path)}").items()
         return ["dict", *([k, describe(x, arrays, (*path, jtu.GetAttrKey(k)))] for k, x in leaves)]
     raise type_error(
-        "the result has something in it that an exported function cannot return",
+        "the result holds a value that an exported function cannot return",
         where=f"the result{path_text(path)}",
         expected="arrays; None, bools, ints, floats and strings",
         got=short(out),

@@ -161,7 +161,7 @@ class StoredFile(NamedTuple):
         )
         stored = flat.reshape(entry.shape)
         if entry.remarks.get("crc32", _crc(stored)) != _crc(stored):
-            raise _damaged(self.path, f"the data of {entry.name!r} are not what was written")
+            raise _damaged(self.path, f"the data of {entry.name!r} do not match their checksum")
         return decode(stored, entry.remarks)
 
     def metadata(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _about(path: str, header: dict[str, Any], texts: dict[str, str]) -> dict[str
         return {}
     shapes = {name: (info["dtype"], info["shape"]) for name, info in header.items()}
     if texts.get(_CHECKSUM) != _header_crc(shapes, texts):
-        raise _damaged(path, "the header is not what was written")
+        raise _damaged(path, "the header does not match its checksum")
     ours = json.loads(texts[_OURS])
     if ours["version"] != _VERSION:
         raise value_error(

@@ -145,7 +145,7 @@ def fill(store: Store, like: Any, strict: bool, rename: Rules | None, cast: bool
     """A tree like `like` with the values of a store; see `load`."""
     if isinstance(like, (type, FunctionType)):
         raise type_error(
-            "`like` makes a model, and is none",
+            "`like` must be a model, not a function that makes one",
             where=store.path,
             expected="a tree",
             got=short(like),

@@ -69,7 +69,7 @@ def spec_of(leaf: Any, name: str) -> Spec | None:
             f"an array of dtype {leaf.dtype} cannot be stored",
             where=name,
             expected="an array of numbers or bools",
-            instead="keep texts and dates in the metadata, or in a static field",
+            instead="keep strings and dates in the metadata, or in a static field",
         )
     if is_traced(leaf):
         raise type_error(
@@ -86,7 +86,7 @@ def spec_of(leaf: Any, name: str) -> Spec | None:
         return Spec((), PYTHON[type(leaf)])
     if hasattr(type(leaf), "__jax_array__"):
         raise type_error(
-            f"a {type(leaf).__name__} could be stored as an array, but not be made again from one",
+            f"a {type(leaf).__name__} can be stored as an array, but not restored from one",
             where=name,
             expected="an array, or a class that is registered as a pytree of arrays",
             instead="make its class a Module",
@@ -191,7 +191,7 @@ def check_width(dtype: np.dtype, name: str) -> None:
     wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue] (added at run time)
     if dtype.name in _WIDE and not wide:
         raise value_error(
-            f"JAX would shorten {dtype.name} to 32 bits",
+            f"JAX would truncate {dtype.name} to 32 bits",
             where=name,
             expected="64 bits, because `like` says so",
             instead='call jax.config.update("jax_enable_x64", True), or load into a NumPy array',

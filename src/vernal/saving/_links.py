@@ -77,7 +77,7 @@ def indices_of(link: Link, specs: Mapping[str, Spec]) -> list[tuple[int, ...]]:
     leading = {specs[name].shape[: link.depth] for name in link.ours}
     sizes = leading.pop()
     if leading or len(sizes) < link.depth:
-        raise Misfit(f"no {link.depth} leading axes in common, which the rule for {link} wants")
+        raise Misfit(f"no {link.depth} leading axes in common, which the rule for {link} needs")
     return list(itertools.product(*map(range, sizes)))
 
 
@@ -120,7 +120,9 @@ def _loaded(
     if isinstance(link.conversion, Tied):
         for name, array in zip(names, arrays, strict=True):
             if not np.array_equal(array, arrays[0]):
-                raise Misfit(f"other values in {name!r} than in {names[0]!r}, which are tied")
+                raise Misfit(
+                    f"values in {name!r} that differ from those in {names[0]!r}, to which it is tied"
+                )
         arrays = arrays[:1]
     if isinstance(link.conversion, Conversion):
         pieces = called(link.conversion.load, *arrays)

@@ -98,7 +98,7 @@ def save(
     """
     if not isinstance(path, (str, os.PathLike)):
         raise type_error(
-            "`path` is no path",
+            "`path` is not a path",
             where="save(path, tree)",
             expected="a string or an os.PathLike",
             got=short(path),

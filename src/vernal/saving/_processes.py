@@ -110,7 +110,7 @@ def check_same(arrays: Mapping[str, np.ndarray]) -> None:
     if differ.any():
         names = [name for name, one in zip(arrays, differ, strict=True) if one]
         raise value_error(
-            "leaves are not the same in every process, and only those of one would be saved",
+            "leaves differ between the processes, and only those of one would be saved",
             where=", ".join(names),
             expected="the same values everywhere, or one array that is spread over all devices",
             instead="gather them first: jax.experimental.multihost_utils.process_allgather",

@@ -38,7 +38,7 @@ def _is_data(x: Any) -> bool:
 def _check_no_key(x: Any) -> None:
     if is_key(x):
         raise type_error(
-            "the .eqx format has no place for the kind of a PRNG key",
+            "the .eqx format cannot store typed PRNG keys",
             expected="arrays and numbers",
             got=short(x),
             instead="use vernal.saving.save and load, which keep it; or store jax.random.key_data(key)",
@@ -182,7 +182,7 @@ def _check_loaded(path: tuple[Any, ...], like: Any, new: Any) -> None:
             expected, got = f"{type(like).__name__} {expected}", f"{type(new).__name__} {got}"
         raise RuntimeError(
             message(
-                "a leaf of the file is not like the one in `like`",
+                "a leaf of the file does not match the one in `like`",
                 where=path_text(path, "like"),
                 expected=expected,
                 got=got,

@@ -189,7 +189,7 @@ def _links(model: Any, specs: Any, rules: Rules | None, function: str) -> list[L
         ours, theirs = (name.rpartition(".")[0] for name in wrong[0])
         rules_of = f"saving.{others[wrong[0][0]]}({ours!r}, {theirs!r}, groups=...)"
         raise value_error(
-            "PyTorch keeps these arrays in another form, also where the shapes agree",
+            "PyTorch stores these arrays in another layout, even where the shapes agree",
             where=f"{function}(model, ...)",
             expected="a ready rule for each, or a `Conversion` of your own",
             got=listed([f"{name}: {others[name]}" for name, _ in wrong], "\n"),
@@ -250,10 +250,10 @@ def to_torch(
                 for name, tensor in zip(names, tensors, strict=True):
                     # Compare bytes, so that a NaN equals itself.
                     if made.setdefault(name, tensor).tobytes() != tensor.tobytes():
-                        raise Misfit(f"another value for {name!r} than other leaves give it")
+                        raise Misfit(f"a value for {name!r} that differs from another leaf's")
         except Misfit as misfit:
             raise value_error(
-                "leaves of the model cannot be made what PyTorch has for them",
+                "leaves of the model cannot be converted to PyTorch's tensors",
                 where=", ".join(link.ours),
                 expected=str(link),
                 got=str(misfit),
@@ -312,7 +312,7 @@ def _like(
             result[name] = like
     if report != LoadReport():
         raise value_error(
-            "the weights of the model are not those of `like`",
+            "the weights of the model do not match `like`",
             where="to_torch(model, rules, like=...)",
             got=str(report),
             instead="rules for names and forms that differ; `ignore` for tensors that stay as they are in `like`",

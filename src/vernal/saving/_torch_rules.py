@@ -124,7 +124,7 @@ def _check(key: Any, ours: tuple[str, ...], theirs: tuple[str, ...]) -> None:
         if stars is None:
             raise _bad_rule(
                 key,
-                f"what matches in {pattern!r} cannot be used again on the other side",
+                f"what matches in {pattern!r} cannot be filled in on the other side",
                 "paths in which * and ** are the only wildcards",
                 "a rule for each of the names",
             )

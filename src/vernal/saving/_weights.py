@@ -65,7 +65,7 @@ def _files_of(index: str) -> list[str]:
     parts = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
         raise value_error(
-            "this is not an index of safetensors files",
+            "not an index of safetensors files",
             where=index,
             expected='{"weight_map": {name of a tensor: name of a file}}',
             got=short(content),
@@ -107,7 +107,7 @@ def weights_of(source: Any) -> Mapping[str, Any]:
         path = next(filter(os.path.exists, inside), "")
         if not path:
             raise value_error(
-                "the folder has no weights in it",
+                "the folder holds no weights",
                 where=os.fspath(source),
                 expected=f"{_FILE} or {_INDEX}",
                 got=", ".join(sorted(os.listdir(source))) or "nothing",
@@ -117,7 +117,7 @@ def weights_of(source: Any) -> Mapping[str, Any]:
         return _Files(*_files_of(path))
     if path.endswith((".pt", ".pth", ".bin")):
         raise value_error(
-            "this is a file of PyTorch's own, which is a pickle",
+            "a file of `torch.save` is a pickle, which is not read",
             where=path,
             expected="a safetensors file, an index of several, or a folder with one of these",
             instead="give the dictionary that torch.load(path, weights_only=True) returns",

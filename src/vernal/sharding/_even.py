@@ -83,7 +83,7 @@ def _even(batches: Any, mesh: Mesh, axis: Any, rows: int, own: int, choose: Any)
             count = 0
         else:
             raise value_error(
-                "this process has no batch, and others have",
+                "this process has no batch, but others do",
                 where=_WHERE,
                 expected="at least one, whose copies are padding",
                 got="none",

@@ -313,7 +313,7 @@ class _Spoke(_Line):
         self.waiting = new
         if not self.hub.open:
             raise value_error(
-                "whether the processes give the same batches cannot be known",
+                "the batches of the processes cannot be compared",
                 where="vernal.sharding.shard_batch",
                 got=_CUT_OFF,
                 instead=_AGAIN,

@@ -56,7 +56,7 @@ def _spec(path: str, spec: Any, axes: Mapping[str, str | tuple[str, ...] | None]
     unknown = [name for entry in entries for name in entry if name not in axes]
     if unknown:
         raise value_error(
-            "a rule names logical axes that are mapped to nothing",
+            "a rule names logical axes that `axes` does not map",
             where=where,
             expected=f"some of {listed(map(repr, axes))}",
             got=listed(map(repr, unknown)),

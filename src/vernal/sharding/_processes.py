@@ -69,7 +69,7 @@ def initialise(
     Raises:
         ValueError: if the settings are incomplete or contradict each other; this includes arguments that
             differ from the launcher's settings.
-        RuntimeError: if JAX has been used already, or the processes have been joined already with
+        RuntimeError: if JAX has been used already, or the processes were already joined, in another way with
             other settings. (With the same ones, the call does nothing.)
 
     Example:
@@ -100,7 +100,7 @@ def initialise(
     if _initialised or jax.distributed.is_initialized():
         raise RuntimeError(
             message(
-                "the processes have been joined already",
+                "the processes were already joined, in another way",
                 where=_HERE,
                 expected="one call, or several with the same arguments",
                 got=f"first {_initialised[0]}, now {given}"
@@ -172,7 +172,7 @@ def _from_launcher(given: tuple[Any, Any, Any]) -> tuple[str, int, int] | None:
     found = (str(coordinator), int(str(processes)), int(str(rank)))
     if any(here not in (None, there) for here, there in zip(given, found, strict=True)):
         raise value_error(
-            "the launcher has other settings than these",
+            "the settings differ from those of the launcher",
             where=_HERE,
             expected=f"{found}, as in {', '.join(names)}",
             got=str(given),

@@ -206,7 +206,7 @@ def _followers(tree: Any, like: Any, specs: dict[str, P]) -> dict[str, P]:
                 found[name] = P(*[None] * before, *spec) if spec else P()
     if not following and any(leaf.ndim for _, leaf in _keys(tree)):
         raise value_error(
-            "no array of the tree follows one of `like`",
+            "no array of the tree is named after one of `like`",
             where="shardings(tree, mesh, rules, like=...)",
             expected="arrays whose names end with the name of an array of `like`, such as "
             + "\n".join(f"....{name}" for name in list(specs)[:3]),

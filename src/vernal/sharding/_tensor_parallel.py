@@ -78,7 +78,7 @@ def tensor_parallel(model: Any, mesh: Mesh, axis: str) -> dict[str, P]:
         )
     if not halves:
         raise value_error(
-            "the model has nothing that tensor_parallel could cut",
+            "the model has no layers that tensor_parallel can split",
             where=where,
             expected="attention, or perceptrons with at least one hidden layer",
             got=listed(map(shown_name, placed_leaves(model)), "\n"),

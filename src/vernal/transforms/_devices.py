@@ -119,7 +119,7 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
     for path, leaf in jtu.tree_leaves_with_path(device_or_shardings, is_leaf=_is_placement):
         if not _is_placement(leaf):
             raise type_error(
-                "an array cannot be placed on this",
+                "not a device or a sharding",
                 where=path_text(path, root="device_or_shardings"),
                 expected="a jax.Device, a Sharding, a PartitionSpec, or None",
                 got=short(leaf),

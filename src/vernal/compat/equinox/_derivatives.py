@@ -29,7 +29,7 @@ def _holomorphic(fn: Any, has_aux: bool, only_gradient: bool) -> Any:
         for leaf in (value, *jax.tree.leaves(gradient)):
             if not jnp.iscomplexobj(leaf):
                 raise type_error(
-                    "a holomorphic function is one of complex numbers",
+                    "a holomorphic derivative is taken of complex arrays only",
                     where="filter_grad(fn, holomorphic=True)",
                     expected="complex arrays only, and a complex result",
                     got=short(leaf),
