@@ -60,7 +60,8 @@ class VisionTransformer(vernal.Module):
 
 # %% [markdown]
 # One key per call of `nn.apply` is enough for dropout: every use of a layer draws anew. The learning rate is a
-# schedule, and weight decay acts on the matrices alone.
+# schedule, and weight decay acts on the matrices alone. They are named: in a `Stack`, whose arrays have one axis more,
+# a bias has as many axes as a matrix elsewhere.
 
 
 # %%
@@ -92,13 +93,11 @@ train_x, test_x, train_y, test_y = train_test_split(
 EPOCHS, BATCH = 20, 64
 steps = len(train_x) // BATCH
 schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 2 * steps, EPOCHS * steps)
-optimiser = vernal.Optimizer(
-    optax.adamw,
-    schedule,
-    weight_decay=0.1,
-    mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-)
 model = VisionTransformer(jax.random.key(0))
+matrices = ["embed.weight", "blocks.**.{attention,mlp}.**.weight", "head.weight"]
+optimiser = vernal.Optimizer(
+    optax.adamw, schedule, weight_decay=0.1, mask=vernal.trainable(model, matrices)
+)
 state = optimiser.init(model)
 losses = []
 for epoch, key in enumerate(jax.random.split(jax.random.key(1), EPOCHS), start=1):

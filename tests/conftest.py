@@ -106,19 +106,24 @@ LONG = {
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is not sampled, and puts the longest files first: one that begins when the others end keeps a
     worker waiting for minutes."""
-    left_out = [item for item in items if not in_sample(item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if in_sample(item)]
-    items.sort(key=lambda item: item.path.name not in LONG)
+    kept = sampled(items) if "CI" in os.environ else items
+    if len(kept) < len(items):
+        chosen = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = sorted(kept, key=lambda item: item.path.name not in LONG)
 
 
-def in_sample(item: pytest.Item) -> bool:
-    """Of a test marked `sample(n)`, CI runs about one cell in n, always the same ones; at the desk every cell runs."""
-    mark = item.get_closest_marker("sample")
-    return (
-        mark is None or "CI" not in os.environ or zlib.crc32(item.name.encode()) % mark.args[0] == 0
-    )
+def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of a test marked `sample(n)`, about one cell in n, at least one, and always the same ones."""
+    kept: list[pytest.Item] = []
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cells in tests.values():
+        mark = cells[0].get_closest_marker("sample")
+        count = 1 if mark is None else mark.args[0]
+        kept += [x for x in cells if zlib.crc32(x.name.encode()) % count == 0] or cells[:1]
+    return kept
 
 
 def pytest_collection_finish() -> None:

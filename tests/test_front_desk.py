@@ -101,3 +101,17 @@ def test_the_other_spelling_is_answered_with_ours(written, meant):
     )
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith(f"Did you mean: '{meant}'?")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("static_field", r"write vernal\.field\(static=True\)"),
+        ("internal", "python -m vernal.compat"),
+        ("EquinoxRuntimeError", "write vernal.runtime.RuntimeCheckError"),
+        ("vmap", "write `vernal.filter_vmap`"),
+    ],
+)
+def test_names_of_equinox_and_jax_say_what_is_written_here(name, instead):
+    with pytest.raises(AttributeError, match=instead):
+        getattr(vernal, name)

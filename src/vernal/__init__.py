@@ -108,6 +108,16 @@ _OF_SAVING = (
     "tree_serialise_leaves",
 )
 
+# Names that `import vernal as eqx` does not have.
+_OF_EQUINOX = {
+    "EquinoxRuntimeError": "vernal.runtime.RuntimeCheckError",
+    "EquinoxTracetimeError": "vernal.runtime.RuntimeCheckError",
+    "StrictConfig": "strict=True in the line of the class",
+    "internal": "the name of the room, such as vernal.loops: `python -m vernal.compat` lists them",
+    "static_field": "vernal.field(static=True)",
+    "tree_inference": "vernal.nn.inference_mode",
+}
+
 if _typing.TYPE_CHECKING:
     from . import compat as compat
     from . import debug as debug
@@ -134,6 +144,8 @@ else:
         message = f"module {__name__!r} has no attribute {name!r}"
         if f"filter_{name}" in globals():
             message += f": write `vernal.filter_{name}`"
+        elif name in _OF_EQUINOX:
+            message += f": write {_OF_EQUINOX[name]}"
         raise AttributeError(message, name=name, obj=_sys.modules[__name__])
 
     def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 import threading
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from typing import Any
 
 import jax
@@ -248,10 +248,19 @@ CURES = {
         optax.sgd(0.2),
         "vernal.Optimizer, and optimizer.replace(learning_rate=...)",
     ),
+    "order of keys": (
+        OrderedDict(a=ONE, b=OTHER),
+        OrderedDict(b=OTHER, a=ONE),
+        "insert the keys in one order",
+    ),
     "rank": (jnp.ones(3), jnp.ones(()), None),
     "text": ("same", "valid", None),
     "flag": (True, False, None),
-    "size of a module": (Holder(2), Holder(3), None),
+    "number in a module": (
+        Holder(2),
+        Holder(3),
+        "if it changes: `value: jax.Array = vernal.field(trainable=False)`",
+    ),
 }
 
 
@@ -628,7 +637,8 @@ def test_no_retrace_lets_first_traces_pass_unless_told_otherwise():
     with no_retrace():
         vernal.filter_jit(lambda x: x)(X)
     with no_retrace(first=False):
-        with pytest.raises(RetraceError, match="would be traced\n.*\n.*\n  got: the first call"):
+        first = "would be traced\n.*\n.*\n  got: the first call\n  instead: make and jit the function once"
+        with pytest.raises(RetraceError, match=first):
             vernal.filter_jit(lambda x: x)(X)
 
 

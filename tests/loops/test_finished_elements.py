@@ -61,6 +61,7 @@ def run(n, scale, kind, place):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_checks_see_only_elements_that_are_active(kind, place):
     def value(n):
         return run(n, jnp.float32(1), kind, PLACES[place])
@@ -72,6 +73,7 @@ def test_checks_see_only_elements_that_are_active(kind, place):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_derivatives_check_only_elements_that_are_active(kind, place):
     def slope(n):
         def value(scale):
@@ -90,6 +92,7 @@ def test_derivatives_check_only_elements_that_are_active(kind, place):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_a_check_of_an_active_element_names_it(kind, place):
     def value(n):
         # The last element has two steps that do not count.
@@ -141,6 +144,7 @@ def test_the_gradient_under_vmap_is_that_of_each_element_alone(kind, max_steps):
         *[("checkpointed", most) for most in (2**20, 2**31, 2**70)],
     ],
 )
+@pytest.mark.sample(3)
 def test_any_number_of_steps_may_be_the_greatest(kind, max_steps):
     def value(x):
         def body(c):
@@ -246,7 +250,7 @@ def along(fn):
         pytest.param("buffer_outside", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("kind", "max_steps"), [("checkpointed", 4), ("checkpointed", None), ("bounded", 4)]
 )

@@ -13,7 +13,7 @@ import pytest
 import vernal
 from vernal import Module, freeze, trainable, tree_at, unfreeze
 from vernal.modules import frozen_leaves, module_update_wrapper
-from vernal.nn import Linear
+from vernal.nn import Linear, Sequential
 from vernal.trees import named_leaves
 
 
@@ -244,7 +244,17 @@ def test_an_array_in_no_module_cannot_be_frozen():
     assert frozen_names(unfreeze(freeze(tree, "layer"))) == []
 
 
-@pytest.mark.parametrize("where", [3, None, {"encoder": True}, [lambda m: m], b"encoder"])
+@pytest.mark.parametrize("transform", [freeze, unfreeze, trainable])
+def test_a_tree_of_bools_is_not_taken_for_a_function_that_picks_parts(transform):
+    """That of a model that can be called would be called with the model."""
+    model = Sequential([Linear(2, 2, key=jax.random.key(0)), jax.nn.relu])
+    mask = trainable(model, "layers.0.weight")
+    for where in (mask, mask.layers[0], {"encoder": True}):
+        with pytest.raises(TypeError, match=r"(?s)`where` is a tree of bools.*instead: the paths"):
+            inspect.unwrap(transform)(model, where)
+
+
+@pytest.mark.parametrize("where", [3, None, {"encoder": 1}, [lambda m: m], b"encoder", Linear])
 def test_anything_else_is_no_where(where):
     with pytest.raises(TypeError, match="`where` does not pick a part of the model"):
         inspect.unwrap(unfreeze)(make(), where)

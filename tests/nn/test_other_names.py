@@ -23,6 +23,7 @@ from vernal.nn._other_names import _INSTEAD
         ("Dropout2d", "write nn.Dropout(p, together=2)"),
         ("ModuleList", "write a list or a tuple in a field"),
         ("Module", "write vernal.Module"),
+        ("StateIndex", "write nn.Variable"),
     ],
 )
 def test_the_name_of_a_layer_elsewhere_says_what_is_written_here(name, instead):

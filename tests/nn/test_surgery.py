@@ -133,8 +133,16 @@ def test_a_complex_slope_is_for_complex_numbers():
         ("values", jnp.ones((4, 2, 2)), r"wrong shape.*`values` of KVCache.*\(5, 2, 2\)"),
         ("values", jnp.ones((5, 1, 2)), r"wrong shape.*`values` of KVCache.*\(5, 2, 2\)"),
         ("length", jnp.ones(2, int), r"wrong shape.*`length` of KVCache.*\(\)"),
-        ("length", jnp.ones(()), "would overflow, or be rounded.*`length` of KVCache.*at least 32 bits.*f32"),
-        ("length", jnp.ones((), jnp.int8), "would overflow, or be rounded.*`length` of KVCache.*i8"),
+        (
+            "length",
+            jnp.ones(()),
+            "would overflow, or be rounded.*`length` of KVCache.*at least 32 bits.*f32",
+        ),
+        (
+            "length",
+            jnp.ones((), jnp.int8),
+            "would overflow, or be rounded.*`length` of KVCache.*i8",
+        ),
     ],
 )
 def test_a_part_of_a_cache_that_does_not_fit_the_others_is_refused(name, value, text):

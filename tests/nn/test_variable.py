@@ -267,3 +267,8 @@ def test_a_number_put_in_the_place_of_a_value_is_refused_where_it_is_read():
     norm = vernal.tree_at("num_batches_tracked", nn.BatchNorm(3), float("inf"))
     with pytest.raises(TypeError, match=r"(?s)a variable must hold arrays only.*jnp\.asarray"):
         nn.apply(norm, jnp.ones((8, 3)))
+
+
+def test_assigning_the_value_says_what_to_write():
+    with pytest.raises(AttributeError, match=r"x = self\.variable\.update\(new, x\)"):
+        nn.Variable(jnp.zeros(())).value = jnp.ones(())

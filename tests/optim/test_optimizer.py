@@ -329,8 +329,14 @@ def test_bfloat16_weights_and_states_keep_their_type():
     assert [x.dtype for x in jax.tree.leaves(new_state)] == [
         x.dtype for x in jax.tree.leaves(state)
     ]
-    strong = opt.replace(learning_rate=jnp.ones(3))
-    _, again = strong.update(model, model, strong.init(model))
+
+    @jax.jit
+    def step(rate):
+        strong = opt.replace(learning_rate=rate)
+        assert not jax.typeof(strong.settings["learning_rate"]).weak_type
+        return strong.update(model, model, strong.init(model))[1]
+
+    again = step(jnp.float32(1))
     assert [x.dtype for x in jax.tree.leaves(again)] == [x.dtype for x in jax.tree.leaves(state)]
 
 
@@ -391,9 +397,13 @@ def test_replace_finds_settings_of_nested_optimisers():
 
 def test_a_setting_that_none_or_several_have_is_refused():
     two = Optimizer(optax.chain, Optimizer(optax.sgd, 0.1), Optimizer(optax.adam, 0.1))
-    for opt, name, count in [(two, "learning_rate", 2), (make_chain(0.1), "lr", 0)]:
+    several, none = (
+        "'learning_rate' is a setting of 2 nested factories",
+        "no setting is called 'lr'",
+    )
+    for opt, name, why in [(two, "learning_rate", several), (make_chain(0.1), "lr", none)]:
         with pytest.raises(
-            TypeError, match=f"`chain` does not take these settings(.|\n)*which {count} nested"
+            TypeError, match=f"`chain` does not take these settings(.|\n)*got: {why}"
         ):
             opt.replace(**{name: 1.0})
 

@@ -111,3 +111,33 @@ def test_the_order_of_optax_is_refused(order, make):
         vernal.filter_jit(opt.update)(*args)
     with pytest.raises(ValueError, match="do not have the structure of the model"):
         opt.update(model, {"w": jnp.ones(3)}, values["state"])
+
+
+def test_an_array_in_the_place_of_a_number_is_refused_by_the_step():
+    """It would be a rate for each column of a weight."""
+    params = {"w": jnp.ones((4, 4)), "b": jnp.ones(4)}
+    rates = jnp.array([0.1, 0.2, 0.3, 0.4])
+    nested = vernal.Optimizer(optax.adam, vernal.optim.Schedule(optax.constant_schedule, rates))
+    for many, name in [
+        (vernal.Optimizer(optax.sgd, rates), "sgd, learning_rate"),
+        (vernal.Optimizer(optax.chain, vernal.Optimizer(optax.sgd, rates)), "sgd, learning_rate"),
+        (nested, "constant_schedule, value"),
+    ]:
+        with pytest.raises(ValueError, match=rf"(?s)one number where a step.*{name}=.*f32\[4\]"):
+            many.update(params, params, many.init(params))
+    many = vernal.Optimizer(optax.sgd, rates)
+
+    def step(optimizer):
+        return optimizer.update(params, params, optimizer.init(params))[0]["b"][0]
+
+    assert jnp.allclose(jax.vmap(step)(many), 1 - rates)
+
+
+def test_assigning_a_setting_says_what_to_write():
+    optimizer = vernal.Optimizer(optax.sgd, 0.1)
+    with pytest.raises(
+        AttributeError, match=r"instead: new = old\.replace\(learning_rate=\.\.\.\)"
+    ):
+        optimizer.learning_rate = 0.2
+    with pytest.raises(TypeError, match="no setting is called 'learning_rte'"):
+        optimizer.replace(learning_rte=0.2)

@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_does_not_stop_the_run(run):
     assert manifest.name == "checkpoint.json"
     manifest.write_text(manifest.read_text().replace("0.1", "0.2"))
     with pytest.raises(
-        ValueError, match=r"the checkpoint is damaged(.|\n)*checkpoint.json is not what"
+        ValueError, match=r"the checkpoint is damaged(.|\n)*checkpoint.json does not match"
     ):
         run.metadata(1)
     with Checkpoints(run.folder, keep=1, best="lr", backend="safetensors") as again:

@@ -139,7 +139,7 @@ REFUSED = {
     "no function": (TypeError, "only functions can be exported", lambda: inspect.unwrap(export)(X)),
     "a function as an argument": (
         TypeError,
-        r"(?s)called with.*argument f\.0.*<.*sin",
+        r"(?s)cannot take.*argument f\.0.*<.*sin",
         lambda: export(lambda x, f: x, X, [jnp.sin]),
     ),
     "a function as a result": (

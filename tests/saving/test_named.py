@@ -515,6 +515,8 @@ def test_arguments_in_the_wrong_order_are_refused(path):
     # Beartype would answer first.
     with pytest.raises(TypeError, match=r"(?s)`path` is not a path.*the path first: save\("):
         inspect.unwrap(save)({"w": jnp.ones(2)}, path)
+    with pytest.raises(TypeError, match=r"(?s)`path` is not a path.*the path first: load\("):
+        inspect.unwrap(load)({"w": jnp.ones(2)}, path)
 
 
 @pytest.mark.parametrize("like", [Module, lambda: None])

@@ -426,7 +426,7 @@ def test_a_rule_that_cannot_be_meant_is_refused(rules, text):
             "1 arrays from the conversion, for 2 tensors",
         ),
         ({"w": W}, {"w": ("x", "y")}, None, "one array, and no sizes for its pieces: give `like`"),
-        ({"a": W, "b": W + 1}, {"a": "x", "b": "x"}, None, "another value for 'x' than other"),
+        ({"a": W, "b": W + 1}, {"a": "x", "b": "x"}, None, "a value for 'x' that differs"),
         ({"a": W}, {}, {"b": W}, r"(?s)do not match `like`.*b: missing.*a: not expected"),
         ({"a": W}, {}, {"a": W.T}, r"(?s)a: expected f32\[3,2\], found f32\[2,3\], its transpose"),
         ({"a": W}, {}, {"a": W.astype(int)}, r"(?s)a: expected i64\[2,3\], found f32\[2,3\]"),

@@ -262,7 +262,7 @@ def test_a_number_that_would_change_is_refused(stored, like):
     ],
 )
 def test_another_shape_or_dtype_is_refused_by_path(stored, like, expected, got):
-    with pytest.raises(RuntimeError, match=r"is not like the one in `like`") as caught:
+    with pytest.raises(RuntimeError, match=r"does not match the one in `like`") as caught:
         read(written({"a": [1.0, stored]}), {"a": [1.0, like]})
     text = f"where: like['a'][1]\n  expected: {expected}\n  got: {got}\n"
     assert text in str(caught.value)

@@ -141,3 +141,16 @@ def test_one_pattern_to_ignore_is_not_read_letter_by_letter():
     assert from_torch(nn.BatchNorm(3), more, ignore="extra").weight.shape == (3,)
     with pytest.raises(ValueError, match="extra"):
         from_torch(nn.BatchNorm(3), more, ignore="*k")
+
+
+def test_tensors_that_share_their_memory_take_one_value():
+    theirs = torch.nn.Linear(2, 2, bias=False)
+    like = {"first": theirs.weight, "second": theirs.weight, "empty": torch.ones(0)}
+    one, other, empty = jnp.full((2, 2), jnp.nan), jnp.zeros((2, 2)), jnp.ones(0)
+    same = to_torch({"first": one, "second": one, "empty": empty}, like=like)
+    assert same["first"].isnan().all() and same["second"].isnan().all()
+    with pytest.raises(ValueError, match=r"(?s)tensors of `like` are tied.*first, second"):
+        to_torch({"first": one, "second": other, "empty": empty}, like=like)
+    # A view of the same memory is another tensor.
+    turned = {"first": theirs.weight, "second": theirs.weight.T}
+    assert len(to_torch({"first": one, "second": other}, like=turned)) == 2

@@ -267,6 +267,7 @@ def test_no_transformation_leaks_a_tracer(subject):
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.sample(3)
 def test_derivatives_of_every_order_inside_a_scan(subject):
     fn, reference = (composed(f, ("vjp", "vjp", "scan")) for f in SUBJECTS[subject])
     np.testing.assert_allclose(jax.jit(fn)(X), jax.jit(reference)(X), rtol=1e-4)
@@ -275,6 +276,7 @@ def test_derivatives_of_every_order_inside_a_scan(subject):
 @pytest.mark.parametrize(
     ("core", "kind"), [*itertools.product([with_jvp, with_vjp], ["checkpointed", "bounded"])]
 )
+@pytest.mark.sample(3)
 def test_the_third_derivative_through_scan_and_loop(core, kind):
     def around(loop):
         return lambda x: lax.scan(lambda c, _: (loop(c) * x, None), x, None, length=2)[0]

@@ -56,7 +56,7 @@ DIFFERENCES = {
     "nn.AdaptiveMaxPool1d": (DIFFERS, "as `nn.AdaptivePool`"),
     "nn.AdaptiveMaxPool2d": (DIFFERS, "as `nn.AdaptivePool`"),
     "nn.AdaptiveMaxPool3d": (DIFFERS, "as `nn.AdaptivePool`"),
-    "nn.BatchNorm": (DIFFERS, "batch statistics by default, `momentum=0.9`; averages without the start; `nn.apply`"),
+    "nn.BatchNorm": (DIFFERS, "batch statistics by default, `momentum=0.9`; averages do not begin at 0; `nn.apply`"),
     "nn.StateIndex": (DIFFERS, "is `nn.Variable`, which adds no `.init` to paths and has no marker of its own"),
     "nn.State": (DIFFERS, "is made by `nn.make_with_state`, or of variables with markers"),
     "nn.GroupNorm": (DIFFERS, "takes batches; needs `num_spatial_dims` where the input could be one"),

@@ -119,10 +119,11 @@ def _source(fn: Any) -> object:
 def _refusal(trace: Trace) -> str:
     lines = [str(difference) for difference in trace.differences]
     cures = dict.fromkeys(d.instead for d in trace.differences if d.instead)
+    alike = "a call like the earlier ones" if trace.again else "make and jit the function once"
     return message(
         f"`{trace.name}` would be {trace.kind}{' again' if trace.again else ''}",
         where=f"{trace.place}, inside of no_retrace",
         expected="a call that is compiled already",
         got="\n".join(lines) or trace.reason or "the first call",
-        instead=f"{listed(cures, '; ', 3) or 'a call like the earlier ones'}; or a call like this one before the block",
+        instead=f"{listed(cures, '; ', 3) or alike}; or a call like this one before the block",
     )

@@ -139,13 +139,27 @@ def _patterns(where: Any, transform: str) -> list[str]:
     return list(patterns)
 
 
+def _refuse_mask(where: Any, transform: str) -> None:
+    """Refuses a tree of bools. That of a model can be called, as a function that picks parts is."""
+    leaves = jtu.tree_leaves(where)
+    if leaves and all(isinstance(leaf, bool) for leaf in leaves):
+        raise type_error(
+            "`where` is a tree of bools: whether True means trained or frozen is ambiguous",
+            where=f"{transform}(model, where)",
+            expected="a path, a list of paths, or a function that picks parts of the model",
+            got=short(where),
+            instead="the paths of what is meant; such a tree is for wrt=, partition and the masks of Optax",
+        )
+
+
 def _covered(
     pytree: Any, where: Any, transform: str, apart: Sequence[bool] | None = None
 ) -> list[bool]:
     """For every leaf, whether `where` covers it and it is not set apart."""
+    _refuse_mask(where, transform)
     leaves = [path for path, _ in jtu.tree_flatten_with_path(pytree)[0]]
     paths = Paths(leaves)
-    if callable(where):
+    if callable(where) and not isinstance(where, type):
         parts = [path for path, _ in picked_nodes(where, pytree)]
         names = [path_name(part) for part in parts]
         hits = [{i for i, leaf in enumerate(leaves) if leaf[: len(part)] == part} for part in parts]

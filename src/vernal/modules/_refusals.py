@@ -35,12 +35,18 @@ def not_initialised(cls: type, name: str) -> TypeError:
     )
 
 
+_COPY = (
+    "model = vernal.tree_at(lambda m: m.{name}, model, new_value), or dataclasses.replace(model, {name}=...); "
+    "for state that calls change, a vernal.nn.Variable"
+)
+
+
 def frozen(cls: type, name: str, verb: str) -> str:
+    """The error for an assignment. A class may say in `_vernal_instead` how its values change."""
     return message(
         f"cannot {verb} `{name}`: modules are immutable once they are built",
         where=_at(cls, name),
-        instead=f"model = vernal.tree_at(lambda m: m.{name}, model, new_value), "
-        f"or dataclasses.replace(model, {name}=...); for state that calls change, a vernal.nn.Variable",
+        instead=getattr(cls, "_vernal_instead", _COPY).format(name=name),
     )
 
 

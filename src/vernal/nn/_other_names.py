@@ -1,4 +1,4 @@
-"""What to write in Vernal for names of `torch.nn` and `flax.linen` that `vernal.nn` does not have."""
+"""What to write in Vernal for names of `torch.nn`, `flax.linen` and `equinox.nn` that `vernal.nn` does not have."""
 
 _ACTIVATIONS = (
     "celu elu gelu glu hard_tanh leaky_relu log_sigmoid log_softmax mish relu relu6 selu sigmoid silu softmax "
@@ -12,6 +12,7 @@ _INSTEAD = {
     "parameter": "the array itself, in a field",
     "modulelist": "a list or a tuple in a field",
     "moduledict": "a dictionary in a field",
+    "stateindex": "nn.Variable",
     "flatten": "lambda x: x.reshape(*x.shape[:-3], -1) for images, or jnp.ravel for one example",
     "crossentropyloss": "optax.softmax_cross_entropy_with_integer_labels",
     "mseloss": "optax.squared_error",

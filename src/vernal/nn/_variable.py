@@ -83,6 +83,10 @@ class Variable(Module, Generic[V]):
     """
 
     _vernal_unnamed: ClassVar[str] = "stored"
+    _vernal_instead: ClassVar[str] = (
+        "in a layer, x = self.variable.update(new, x), with an array x that the layer goes on with; "
+        "from outside, model = vernal.tree_at(lambda m: m.variable.{name}, model, new)"
+    )
 
     marker: Hashable = field(static=True)
     stored: Any = field(trainable=False)

@@ -5,14 +5,14 @@ any depth.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.tree_util as jtu
 
 from ..modules import Module, Static, field
 from ..transforms import Recipe
 from ._factory import factory_of
-from ._refusals import refuse_a_model_first, refuse_settings
+from ._refusals import refuse_a_model_first, refuse_axes, refuse_settings
 from ._settings import as_settings, is_structure, on_the_same_side
 from ._trials import try_building
 from ._whole import Whole, optax_promotes
@@ -46,6 +46,8 @@ def _opened(x: Any) -> Any:
 class FactoryCall(Module):
     """A factory and its settings."""
 
+    _vernal_instead: ClassVar[str] = "new = old.replace({name}=...)"
+
     factory: Callable[..., Any]
     settings: dict[str, Any]
     structure: tuple[tuple[str, Any], ...] = field(static=True)
@@ -78,6 +80,13 @@ class FactoryCall(Module):
         args, kwargs = factory_of(self.factory).arguments(values)
         with optax_promotes():
             return self.factory(*args, **kwargs)
+
+    def _refuse_axes(self) -> None:
+        """Raises `ValueError` if a number among the settings, nested ones too, has an axis."""
+        refuse_axes(self.factory, factory_of(self.factory).row, self.settings)
+        for nested in jtu.tree_leaves(self.settings, is_leaf=_is_call):
+            if _is_call(nested):
+                nested._refuse_axes()
 
     def _as_setting(self) -> Any:
         """What is passed to another factory that has this among its settings."""
@@ -131,7 +140,8 @@ class FactoryCall(Module):
             leaves, treedef = jtu.tree_flatten(self.settings, is_leaf=_is_call)
             found = [i for i, x in enumerate(leaves) if _is_call(x) and x._reaches(name)]
             if len(found) != 1:
-                raise factory.unknown(f"`{name}`, which {len(found)} nested factories take")
+                several = f"{name!r} is a setting of {len(found)} nested factories"
+                raise factory.unknown(several if found else f"no setting is called {name!r}")
             leaves[found[0]] = leaves[found[0]]._replace_one(name, value)
             values.update(treedef.unflatten(leaves))
         args, kwargs = factory.arguments(values)

@@ -145,10 +145,12 @@ class Optimizer(FactoryCall):
 
         Raises:
             ValueError: if `grads` does not have the structure of `model`, or is the state; if `state` belongs to
-                another model or optimiser, or was made before something was frozen.
+                another model or optimiser, or was made before something was frozen; if a setting that Optax takes as a
+                number has an axis, outside of the `vmap` that takes it away.
             TypeError: for `extra` arguments, if the transformation takes none; for a gradient of a Python number; as in
                 `init`, for a setting that the transformation looks at (compares or converts).
         """
+        self._refuse_axes()
         grads = nones(grads)
         refuse_numbers(model, grads)
         params = parameters(model)

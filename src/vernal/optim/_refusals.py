@@ -1,12 +1,13 @@
-"""What an optimiser or a schedule refuses when it is made, because Optax would fail later, or not at all."""
+"""What an optimiser or a schedule refuses, because Optax would fail later, or not at all."""
 
 from typing import Any
 
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._ground import callable_name
 from ..modules import Module
-from ..show import short, type_error
+from ..show import short, type_error, value_error
 from ._optax_table import is_optaxs
 from ._whole import is_transformation
 
@@ -49,6 +50,29 @@ def refuse_settings(kind: str, factory: Any, given: dict[str, Any]) -> None:
                 expected="the result of a factory",
                 got=f"the function `{callable_name(inner)}`",
                 instead=f"{kind}({callable_name(inner)}, ...) in its place, with its settings",
+            )
+
+
+def refuse_axes(factory: Any, numbers: dict[str, Any], leaves: dict[str, Any]) -> None:
+    """Refuses, when a step is taken, an array in the place of a number: it would be broadcast against the parameters.
+
+    Args:
+        factory: the factory.
+        numbers: the names of its settings that are numbers, as keys.
+        leaves: its settings that are leaves, by name.
+    """
+    for name, value in leaves.items():
+        # A schedule may have arrays of any shape in it.
+        parts = jtu.tree_leaves(value, is_leaf=callable) if name in numbers else ()
+        wrong = [x for x in parts if not callable(x) and jnp.ndim(x) > 0]
+        if wrong:
+            raise value_error(
+                "a setting of an optimiser must be one number where a step is taken",
+                where=f"Optimizer({callable_name(factory)}, {name}=...)",
+                expected="an array of shape ()",
+                got=short(wrong[0]),
+                instead="one step for each of them: jax.vmap of `init` and `update` over the optimiser, the model and "
+                "the state",
             )
 
 

@@ -55,6 +55,17 @@ def data_of(tree: Any) -> dict[str, Any]:
     return {n: leaf for n, leaf in leaves.items() if spec_of(leaf, shown_name(n)) is not None}
 
 
+def _check_path(path: Any, where: str, call: str) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise type_error(
+            "`path` is not a path",
+            where=where,
+            expected="a string or an os.PathLike",
+            got=short(path),
+            instead=f"the path first: {call}",
+        )
+
+
 def save(
     path: str | os.PathLike[str], tree: Any, *, metadata: dict[str, Any] | None = None
 ) -> None:
@@ -96,14 +107,7 @@ def save(
         >>> load_metadata(path)
         {'width': 3}
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise type_error(
-            "`path` is not a path",
-            where="save(path, tree)",
-            expected="a string or an os.PathLike",
-            got=short(path),
-            instead='the path first: save("model.safetensors", model)',
-        )
+    _check_path(path, "save(path, tree)", 'save("model.safetensors", model)')
     text = None
     if metadata is not None:
         check_plain(metadata, "metadata")
@@ -189,7 +193,7 @@ def load(
             dtype. With `strict=False`, if a leaf that does not fit has no value in `like`, because
             it is a `ShapeDtypeStruct`. If a rule of `rename` applies to no leaf, or two apply to the same.
         TypeError: if `like` has a leaf that cannot be loaded (an array of strings, a tracer), or is a class or a
-            function.
+            function; if `path` is not a path.
         OSError: if the file cannot be read.
 
     Example:
@@ -213,6 +217,7 @@ def load(
         >>> load(path, {"w": jnp.zeros(2), "scale": 0 * tree["bias"][0]}, rename={"w": "weight"})
         {'scale': Array(1., dtype=float32), 'w': Array([1., 1.], dtype=float32)}
     """
+    _check_path(path, "load(path, like)", 'load("model.safetensors", model)')
     return fill(File(read(path)), like, strict, rename, cast)
 
 

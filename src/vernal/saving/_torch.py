@@ -228,7 +228,8 @@ def to_torch(
 
     Raises:
         ValueError: if a rule matches no array, or two rules match the same; if a rule cannot be inverted; if
-            two leaves give different values to one tensor; if the result does not fit `like`.
+            two leaves give different values to one tensor, or to tensors of `like` that share their memory; if the
+            result does not fit `like`.
 
     Example:
         >>> import jax
@@ -290,6 +291,24 @@ def _counted(array: np.ndarray, wanted: np.dtype) -> np.ndarray:
     return array.astype(np.int64) if count else array
 
 
+def _check_tied(made: Mapping[str, np.ndarray], like: Mapping[str, Any]) -> None:
+    """Refuses different values for tensors that share their memory: `load_state_dict` would keep those of the last."""
+    first: dict[Any, str] = {}
+    for name in made:
+        pointer = getattr(like[name], "data_ptr", None)
+        if pointer is None or not like[name].numel():
+            continue
+        place = pointer(), tuple(like[name].shape), tuple(like[name].stride())
+        other = first.setdefault(place, name)
+        if other != name and made[other].tobytes() != made[name].tobytes():
+            raise value_error(
+                "tensors of `like` are tied, and the model has different values for them",
+                where=f"{other}, {name}",
+                expected="equal values: the tensors share their memory",
+                instead="a module without tied tensors (tie_word_embeddings=False), or one array of the model for both",
+            )
+
+
 def _like(
     made: dict[str, np.ndarray], wanted: Mapping[str, Any], ignore: str | Sequence[str]
 ) -> dict[str, Any]:
@@ -317,4 +336,5 @@ def _like(
             got=str(report),
             instead="rules for names and forms that differ; `ignore` for tensors that stay as they are in `like`",
         )
+    _check_tied(made, wanted)
     return result

@@ -131,7 +131,8 @@ def argument_axes(
 def _out_of_range(name: str, array: Any, axis: int, ndim: int, of_what: str) -> str:
     key = name.split(".")[0].split("[")[0]
     if ndim == 0:
-        instead = f"do not map it: in_axes={{{key!r}: None}}, or None in its place in the tuple"
+        instead = "make it with this axis, as filter_vmap of what makes it does; or do not map it: "
+        instead += f"in_axes={{{key!r}: None}}, or None in its place in the tuple"
         expected = "an array with an axis to map"
     else:
         instead = f"an axis from {-ndim} to {ndim - 1}, or None if it is not mapped"

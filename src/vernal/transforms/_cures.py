@@ -1,11 +1,13 @@
 """What to write instead, for each kind of difference that makes a function compile again."""
 
 import os
+import re
 from typing import Any
 
 from ._descriptions import CONSTANT, Array, Code, Description, Part
 
 _NUMBERS = (int, float, complex)
+_FIELD = re.compile(r"\.(\w+)$")
 _OPTAX = f"{os.sep}optax{os.sep}"
 
 
@@ -18,8 +20,15 @@ def cure(path: str, a: Description, b: Description) -> str:
     if _is_number(a) and _is_number(b):
         if path.endswith((" (captured)", " (default)")):
             return "pass the number as an argument, an array"
-        # A field of a module may be a size.
-        return "" if "." in path else f"jnp.asarray({path})"
+        if "." not in path:
+            return f"jnp.asarray({path})"
+        # It may be a size, which has to compile again; an array that is not declared a buffer would be trained.
+        field = _FIELD.search(path)
+        return (
+            f"if it changes: `{field[1]}: jax.Array = vernal.field(trainable=False)`"
+            if field
+            else ""
+        )
     if _is_constant(a) and _is_constant(b):
         return "pass the array as an argument"
     same = isinstance(a, Part) and isinstance(a.kind, Code) and a.text == b.text

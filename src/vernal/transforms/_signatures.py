@@ -128,7 +128,10 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
             for difference in _compare(path + key, a.parts.get(key), b.parts.get(key), placed):
                 told = True
                 yield difference
-    if not told and a.mark != b.mark:
+    if not told and [*a.parts] != [*b.parts]:
+        before, after = (f"keys in the order {', '.join(x.parts)}" for x in (a, b))
+        yield Difference(path, before, after, "insert the keys in one order"), 1
+    elif not told and a.mark != b.mark:
         yield _difference(path, a, b), 1
 
 
