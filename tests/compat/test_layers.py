@@ -35,6 +35,7 @@ def trained(eqx, make, steps=2):
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("mode", ["legacy", "ema", "batch"])
+@pytest.mark.sample(3)
 def test_batch_norm(mode, steps):
     same_as_equinox(lambda eqx: trained(eqx, lambda: eqx.nn.BatchNorm(2, "b", mode=mode), steps))()
 
@@ -135,6 +136,7 @@ def test_a_state_is_made_natively_of_variables_with_markers():
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float32", "int32", "uint8"])
+@pytest.mark.sample(3)
 def test_masks_of_any_dtype(dtype):
     @same_as_equinox
     def attend(eqx):

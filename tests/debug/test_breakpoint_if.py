@@ -51,6 +51,7 @@ def test_it_stops_inside_of_loops_and_derivatives():
 
 
 @pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
+@pytest.mark.sample(3)
 def test_elements_that_are_done_do_not_count(kind):
     bound = None if kind == "lax" else 4
 

@@ -209,6 +209,7 @@ HIDDEN = {"captured array", "captured numpy"}
     ("cause", "depth"),
     [(c, d) for c in CAUSES for d in PATHS if d == "top" or c not in HIDDEN],
 )
+@pytest.mark.sample(3)
 def test_the_reason_is_the_path_and_both_values_and_nothing_else(cause, depth):
     before, after, suffix, *texts = CAUSES[cause]
 

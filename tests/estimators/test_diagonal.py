@@ -100,6 +100,7 @@ def test_a_basis_that_would_fill_the_memory_is_not_chosen():
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.sample(3)
 def test_all_budgets_below_one_maximum_share_a_compilation_and_agree_with_their_own(name):
     method, given = METHODS[name], operator(symmetric(SPECTRA["exp"](N)))
     traces = []

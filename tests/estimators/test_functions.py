@@ -83,6 +83,7 @@ def test_the_error_is_honest_whether_probes_or_steps_are_too_few(eigenvalues):
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-15, 1e15])
+@pytest.mark.sample(3)
 def test_degrees_of_freedom_are_those_of_directions_and_lengths(unit):
     used, number = jnp.arange(6) < 5, jnp.asarray(5.0)
     # Five slopes of one length in as many directions as they can show; in one direction, where lengths vary, too.
@@ -118,6 +119,7 @@ def test_arrays_that_the_function_closes_over_have_derivatives(tag):
 
 
 @pytest.mark.parametrize("f", [lambda x: 1 / x, jnp.log, jnp.sqrt], ids=["inverse", "log", "root"])
+@pytest.mark.sample(3)
 def test_a_known_least_eigenvalue_brings_the_bounds_together(f):
     eigenvalues = np.geomspace(1e-3, 1.0, SIZE)
     with jax.enable_x64(True):
@@ -151,6 +153,7 @@ def test_an_operator_that_is_declared_positive_has_no_negative_eigenvalues():
 
 @pytest.mark.parametrize("p", [1, 3.5])
 @pytest.mark.parametrize("is_symmetric", [True, False])
+@pytest.mark.sample(3)
 def test_schatten_norms_are_those_of_the_singular_values(p, is_symmetric):
     rng = np.random.default_rng(5)
     matrix = rng.normal(size=(SIZE, SIZE))

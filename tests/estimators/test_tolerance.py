@@ -52,6 +52,7 @@ def test_attempts_double_and_stay_within_the_budget(most, size, least, want):
 @pytest.mark.parametrize(
     "method", [None, XNysTrace(), XTrace(), HutchPlusPlus()], ids=lambda x: type(x).__name__
 )
+@pytest.mark.sample(3)
 def test_every_method_can_be_given_a_tolerance(method):
     matrix = spectral(0.7 ** np.arange(N))
     got = trace(matrix, rtol=1e-2, method=method)

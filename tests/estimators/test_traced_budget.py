@@ -28,6 +28,7 @@ def traced_product(vector: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(("method", "n"), [(Hutchinson(), 50), (XTrace(), 51), (XNysTrace(), 52)])
+@pytest.mark.sample(3)
 def test_all_budgets_below_one_maximum_share_one_trace(method, n):
     with jax.enable_x64(True):
         operator = FunctionOperator(traced_product, jnp.zeros(n), positive_semidefinite=True)

@@ -96,6 +96,7 @@ def test_scaling_changes_nothing(dtype, scales):
 
 
 @pytest.mark.parametrize("size", [6, 7, 8])
+@pytest.mark.sample(3)
 def test_probes_that_depend_on_each_other_do_no_harm(size):
     # Signs in so few dimensions are often equal.
     matrix = np.diag(np.arange(1.0, size + 1)) + 1

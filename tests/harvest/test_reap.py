@@ -243,6 +243,7 @@ def _loss(fn):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(3)
 def test_values_state_and_derivatives_are_those_of_a_state_threaded_by_hand(case):
     fn, hand, slot = CASES[case]
 

@@ -88,6 +88,7 @@ def test_a_preconditioner_saves_steps():
 
 
 @pytest.mark.parametrize("shape", [(9, 6), (6, 9), (6, 6)])
+@pytest.mark.sample(3)
 def test_singular_values_are_those_of_the_matrix(shape):
     matrix = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
     found = svds(matrix, 3)

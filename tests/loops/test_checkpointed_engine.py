@@ -64,6 +64,7 @@ def assert_close(got, expected, tolerance):
     "max_steps, checkpoints", [(1, None), (11, None), (11, 1), (11, 3), (11, 4), (None, None)]
 )
 @pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.sample(3)
 def test_values_and_gradients_are_those_of_the_unrolled_loop_wherever_it_stops(
     max_steps, checkpoints, x64
 ):
@@ -106,6 +107,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.sample(3)
 def test_derivatives_of_any_order_in_any_direction(order):
     # Four checkpoints without a bound: gaps are doubled, and what is between is divided.
     with jax.enable_x64(True):
@@ -217,6 +219,7 @@ def in_python(cond, step, consts, carry, buffers, xs, *, max_steps, length, chec
 
 
 @pytest.mark.parametrize("order", ["jvp", "vjp of jvp", "jvp of vjp", "reverse over reverse"])
+@pytest.mark.sample(3)
 def test_what_a_scan_reads_and_stacks_up_is_differentiated_in_any_order(order):
     with jax.enable_x64(True):
         w, y = values(jnp.float64)
@@ -322,6 +325,7 @@ def recurrence(start, length, run):
 @pytest.mark.parametrize(
     "order", ["jvp", "jvp of vjp", "vjp of jvp", "hessian", "reverse over reverse"]
 )
+@pytest.mark.sample(3)
 def test_buffers_are_read_and_written_in_any_order_of_differentiation(order):
     with jax.enable_x64(True):
         start = jnp.array([0.3, 0.8, 0.6])

@@ -118,6 +118,7 @@ def falling(x, w, kind, max_steps=8):
 @pytest.mark.parametrize(
     ("kind", "max_steps"), [("checkpointed", 8), ("checkpointed", None), ("bounded", 8)]
 )
+@pytest.mark.sample(3)
 def test_the_gradient_under_vmap_is_that_of_each_element_alone(kind, max_steps):
     x, w = jnp.array([0.0, 0.5, 1.0, 3.5]), jnp.float32(1)
     grad = jax.grad(lambda x, w: falling(x, w, kind, max_steps), (0, 1))

@@ -25,6 +25,7 @@ def plain(lower, upper, x):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bounds", [(0, 4), (2, 3), (-3, 2), (3, 3), (5, 1)])
+@pytest.mark.sample(3)
 def test_known_bounds_agree_with_jax(kind, bounds):
     def ours(x):
         return fori_loop(*bounds, body, (jnp.sin, x), kind=kind)[1]

@@ -73,6 +73,7 @@ STOPS = range(MAX_STEPS + 1)
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_values_and_derivatives_after_every_number_of_steps(kind, precision):
     tolerance = PRECISIONS[precision]
     with jax.enable_x64(precision == "float64"):

@@ -78,6 +78,7 @@ CASES = [(name, kind) for name, (_, kinds) in LOOPS.items() for kind in kinds]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.sample(3)
 def test_a_sharded_carry_stays_sharded(name, kind, mesh, getkey):
     loop = LOOPS[name][0]
     x0 = jax.random.normal(jax.random.key(0), (16, 4))
@@ -136,6 +137,7 @@ OF_KINDS = {
 
 
 @pytest.mark.parametrize("options", OF_KINDS.values(), ids=OF_KINDS)
+@pytest.mark.sample(3)
 def test_third_derivatives_where_no_mesh_is_the_current_one(options):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     x0 = jnp.linspace(0.3, 1.3, 8)

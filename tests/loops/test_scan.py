@@ -20,6 +20,7 @@ def cell(carry, x):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 7])
+@pytest.mark.sample(3)
 def test_it_agrees_with_jax(kind, reverse, length, getkey):
     xs = {"a": jax.random.normal(getkey(), (length, 2)), "b": jnp.arange(length)}
     init = jax.random.normal(getkey(), (2,)), 0.0

@@ -250,6 +250,7 @@ def no_reverse():
 
 @pytest.mark.parametrize("mesh_kind", MESHES)
 @by_case(*LOOPS)
+@pytest.mark.sample(3)
 def test_value_and_forward_derivative(name, kind, mesh_kind):
     loop, unrolled, _ = LOOPS[name]
     mesh = mesh_of(mesh_kind)
@@ -268,6 +269,7 @@ def test_value_and_forward_derivative(name, kind, mesh_kind):
 
 @BY_BOTH
 @by_case(*LOOPS)
+@pytest.mark.sample(3)
 def test_gradient_inside_and_outside(name, kind, mesh_kind):
     """Inside, the gradient of what the devices share is the sum over them, as JAX has it for any operation."""
     loop, unrolled, _ = LOOPS[name]
@@ -307,6 +309,7 @@ ORDERS = "reverse over forward", "forward over reverse", "reverse over reverse"
 
 @pytest.mark.parametrize("over", ORDERS)
 @by_case("own_bound")
+@pytest.mark.sample(3)
 def test_second_derivative(name, kind, over):
     loop, unrolled, _ = LOOPS[name]
     fn = total(functools.partial(loop, kind), mesh_of("auto"))
@@ -340,6 +343,7 @@ def test_second_derivative_inside(name, kind):
 
 
 @by_case("zero_state", "own_bound")
+@pytest.mark.sample(3)
 def test_vmap_inside(name, kind):
     """Two examples on every device, each with a number of steps of its own."""
     loop, unrolled, _ = LOOPS[name]

@@ -106,6 +106,7 @@ SOME = [
 
 
 @pytest.mark.parametrize("fn", SOME)
+@pytest.mark.sample(5)
 def test_it_is_that_of_the_matrix(fn):
     leaves, tree = jax.tree.flatten(jax.eval_shape(fn, W, X))
     keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -128,6 +129,7 @@ def test_it_is_that_of_the_matrix(fn):
 
 
 @pytest.mark.parametrize("fn", TWICE.values(), ids=TWICE)
+@pytest.mark.sample(3)
 def test_the_transpose_of_the_transpose_is_the_function(fn):
     zeros = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), jax.eval_shape(fn, W, X))
 
@@ -218,6 +220,7 @@ def test_the_error_says_why():
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+@pytest.mark.sample(3)
 def test_a_check_in_the_body_stays_a_check(options):
     def back(scale, ct):
         def fn(x):

@@ -69,6 +69,7 @@ def test_it_stops_after_the_greatest_number_of_steps(kind, max_steps):
 
 @pytest.mark.parametrize("base", [2, 3, 16])
 @pytest.mark.parametrize("max_steps", [1, 2, 9, 17])
+@pytest.mark.sample(3)
 def test_a_bounded_loop_takes_any_base(base, max_steps):
     def run(x, stop):
         return while_loop(

@@ -96,6 +96,7 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.sample(3)
 def test_it_is_the_formula_with_its_derivatives(name, getkey, small_blocks):
     conditions, visible = CONDITIONS[name]
     visible = np.broadcast_to(visible, (HEADS, T, S))
@@ -274,6 +275,7 @@ def test_a_gpu_uses_the_fused_kernel_where_it_applies(conditions, monkeypatch):
 @pytest.mark.parametrize(
     "shape", [(6, 6), (6, 1), (4, 1, 6), (1, 3, 1, 6, 6), (2, 1, 4, 6, 6), (2, 3, 1, 1, 6)], ids=str
 )
+@pytest.mark.sample(3)
 def test_the_fused_kernel_takes_a_mask(shape, conditions, monkeypatch):
     rng = np.random.default_rng(0)
     query = jnp.asarray(rng.normal(size=(2, 3, 6, 4, 8)), jnp.bfloat16)

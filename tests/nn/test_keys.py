@@ -231,6 +231,7 @@ WAYS = ["calls", "scan", "our scan", "checkpoint", "map", "cond", "lax", "bounde
 
 @pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sample(3)
 def test_each_use_of_a_layer_draws_anew(way, make_key):
     x, key = jnp.ones(64), make_key(0)
     model = Several(nn.Dropout(0.5), way)

@@ -11,6 +11,7 @@ SIZES = [(5, 3), (0, 3), (3, 0), ("scalar", 3), (3, "scalar"), ("scalar", "scala
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.complex64])
+@pytest.mark.sample(3)
 def test_the_same_key_gives_equinox_s_weights_and_values(getkey, dtype):
     rng = np.random.default_rng(getkey.seed)
 

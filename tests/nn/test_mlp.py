@@ -20,6 +20,7 @@ def flat(model):
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("prelu", [False, True])
+@pytest.mark.sample(3)
 def test_weights_values_and_gradients_are_equinox_s(getkey, n_in, n_out, depth, scan, prelu):
     key = getkey()
 

@@ -70,6 +70,7 @@ def by_hand(layer, xs, state, length):
 
 @every
 @pytest.mark.parametrize(("bidirectional", "length"), [(True, None), (True, 3), (False, 0)])
+@pytest.mark.sample(3)
 def test_a_layer_is_its_cells_step_by_step(kind, bidirectional, length, getkey):
     layer = LAYERS[kind](3, 2, num_layers=2, bidirectional=bidirectional, key=getkey())
     rows = 4 if bidirectional else 2
@@ -314,6 +315,7 @@ def test_strict_promotion_refuses_what_linear_refuses(kind, getkey):
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 @pytest.mark.parametrize("layer_type", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.sample(3)
 def test_what_pads_a_sequence_does_not_reach_gradients(layer_type, bad, getkey):
     layer = layer_type(3, 2, bidirectional=True, key=getkey())
     x = jax.random.normal(getkey(), (2, 6, 3))

@@ -299,7 +299,7 @@ def layer(request, getkey):
 
 
 @claim()
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_plain_jit_accepts_the_layer_and_changes_nothing(case):
     as_argument = jax.jit(lambda m, x: m(x, key=case.key))(case.layer, case.x)
     return (jax.jit(case.layer)(case.x, key=case.key), as_argument), (case.y, case.y)
@@ -363,7 +363,7 @@ def as_function(case, layer):
 
 
 @claim("float64")
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_the_gradient_is_the_slope_along_a_random_direction(case):
     call, point = as_function(case, case.layer)
     rng = np.random.default_rng(case.seed)

@@ -10,6 +10,7 @@ from vernal import nn, tree_at
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1, None])
+@pytest.mark.sample(3)
 def test_values_and_gradients_are_equinoxs(axis, getkey):
     layer = nn.Linear(3, 4, key=getkey())
     theirs = tree_at_eqx(eqx.nn.Linear(3, 4, key=getkey()), layer)

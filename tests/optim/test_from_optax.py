@@ -79,6 +79,7 @@ def close(a, b, tol=1e-6):
 
 
 @pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.sample(3)
 def test_two_hundred_steps_equal_those_of_optax(name):
     raw = OBJECTS[name](0.05)
     opt = from_optax(raw)
@@ -102,6 +103,7 @@ def stepper():
 
 
 @pytest.mark.parametrize("name", ["adam", "chain", "sgd", "masked", "MultiSteps"])
+@pytest.mark.sample(3)
 def test_an_array_in_an_object_is_a_leaf(name):
     """A constant of the compiled program would give the first rate's step to the others."""
     step = stepper()
@@ -128,6 +130,7 @@ def test_an_array_in_a_transformation_that_is_a_setting_is_a_leaf_too():
 
 
 @pytest.mark.parametrize("name", ["adam", "MultiSteps", "schedule", "lambda", "own"])
+@pytest.mark.sample(3)
 def test_numbers_are_structure_and_every_object_steps_by_its_own(name):
     step, make = stepper(), OBJECTS[name]
     opts = [from_optax(make(rate)) for rate in (0.05, 0.05, 0.02, 0.02)]

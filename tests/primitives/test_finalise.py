@@ -96,6 +96,7 @@ def around(fn):
 
 
 @pytest.mark.parametrize("place", around(jnp.sin))
+@pytest.mark.sample(3)
 def test_nothing_is_left_at_any_depth_and_values_stay(place, getkey):
     x = jax.random.normal(getkey(), (2,))
     for leaf in LEAVES.values():

@@ -211,6 +211,7 @@ def cases(quick, slow):
         },
     ),
 )
+@pytest.mark.sample(3)
 def test_every_derivative_in_every_context_is_that_of_plain_jax(context, derivative, getkey):
     args = arguments(getkey())
     of, inside = DERIVATIVES[derivative], CONTEXTS[context]
@@ -220,6 +221,7 @@ def test_every_derivative_in_every_context_is_that_of_plain_jax(context, derivat
 
 
 @pytest.mark.parametrize("derivative", ["grad", "linearize", "jvp of vjp", "vjp of jvp"])
+@pytest.mark.sample(3)
 def test_a_rule_of_custom_jvp_has_every_derivative(derivative, getkey):
     args, of = arguments(getkey()), DERIVATIVES[derivative]
     with jax.checking_leaks():
@@ -445,6 +447,7 @@ def batch_loss(states):
 
 
 @pytest.mark.parametrize("derivative", ["grad", "jvp of vjp", "vjp of jvp"])
+@pytest.mark.sample(3)
 def test_a_sharded_batch_stays_where_it_is(derivative, getkey):
     mesh = jax.make_mesh((8,), ("data",))
     w, _, u = arguments(getkey())

@@ -193,6 +193,7 @@ def small(x, y):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.sample(3)
 def test_every_transformation_is_that_of_the_plain_function(transform, compiled, getkey):
     batched = transform in ("vmap", "vmap of grad", "grad of vmap")
     x = jax.random.normal(getkey(), (2, 2) if batched else (3,))

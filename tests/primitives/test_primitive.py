@@ -135,6 +135,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @both
+@pytest.mark.sample(3)
 def test_a_solver_has_every_derivative(lib, derivative, getkey):
     args = problem(getkey())
     of = DERIVATIVES[derivative]
@@ -146,6 +147,7 @@ def test_a_solver_has_every_derivative(lib, derivative, getkey):
 @pytest.mark.parametrize("derivative", ["grad", "grad of one", "jvp", "hessian"])
 @pytest.mark.parametrize("axes", [(0, 0), (None, 0), (0, None)])
 @both
+@pytest.mark.sample(3)
 def test_a_solver_can_be_mapped_over_any_argument(lib, derivative, axes, getkey):
     args = problem(getkey(), (3,) * (axes[0] == 0), (3,) * (axes[1] == 0))
     of = DERIVATIVES[derivative]

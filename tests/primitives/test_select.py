@@ -93,6 +93,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("context", ["alone", "map inside", "map outside"])
+@pytest.mark.sample(3)
 def test_derivatives_are_those_of_what_is_selected(derivative, context):
     def derived(select):
         of = DERIVATIVES[derivative]
