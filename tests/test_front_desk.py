@@ -92,6 +92,7 @@ def test_names_of_jax_lead_to_the_filtered_ones(name):
         ("vernal.nn.Parametrized", "Parametrised"),
     ],
 )
+@pytest.mark.sample(3)
 def test_the_other_spelling_is_answered_with_ours(written, meant):
     done = subprocess.run(
         [sys.executable, "-c", f"import vernal.nn; {written}"],

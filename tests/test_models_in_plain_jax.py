@@ -71,6 +71,7 @@ def test_the_model_as_an_argument_of_jit(model_and_input):
     assert jnp.allclose(jax.jit(lambda m, x: m(x))(model, x), model(x), atol=1e-5)
 
 
+@pytest.mark.sample(3)
 def test_grad_is_the_directional_derivative(model_and_input, getkey):
     model, x = model_and_input
     gradient = jax.grad(loss)(model, x)
@@ -106,6 +107,7 @@ def test_vmap_of_the_model_maps_its_input(model_and_input):
     assert jnp.allclose(jax.vmap(model)(batch)[1], model(2 * x), atol=1e-4)
 
 
+@pytest.mark.sample(3)
 def test_optax_takes_the_model(model_and_input):
     model, x = model_and_input
     optimiser = optax.adam(1e-3)

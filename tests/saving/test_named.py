@@ -119,6 +119,7 @@ def test_any_tree_comes_back_bit_for_bit(tmp_path, tree):
 
 @pytest.mark.parametrize("dtype", JAX_DTYPES)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
+@pytest.mark.sample(3)
 def test_every_dtype_of_jax_comes_back(path, dtype, shape):
     saved = jnp.ones(shape, dtype)
     save(path, [saved])

@@ -91,6 +91,7 @@ TWO = pytest.param(2, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("parts", [1, TWO, 4, 8])
 @pytest.mark.parametrize("stages", [1, TWO, 4, 8])
+@pytest.mark.sample(3)
 def test_values_and_gradients_are_those_of_one_device(stages, parts):
     stack, x = stack_of(), batch()
     found = with_gradients(spread(stages, parts))(stack, x)

@@ -148,7 +148,7 @@ def test_alike_values_as_arguments_are_told_apart(values, read, order):
 
 @pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
 @pytest.mark.parametrize(("values", "read"), ALIKE.values(), ids=ALIKE)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_alike_values_in_partials_and_closures_are_told_apart(values, read, order, answers):
     def apply(value, x):
         return x * read(value)

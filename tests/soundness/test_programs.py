@@ -50,6 +50,7 @@ def test_every_fresh_closure_has_its_own_constant(answers):
 
 
 @pytest.mark.parametrize("route", MAIN_ROUTES, ids=lambda route: route.__name__)
+@pytest.mark.sample(3)
 def test_a_function_at_the_address_of_a_dead_one_has_its_own_program(route):
     call = route()
 

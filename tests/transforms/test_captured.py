@@ -252,6 +252,7 @@ NO_GRADIENT = {
 
 
 @pytest.mark.parametrize("name", [name for name in CALLABLES if name not in NO_GRADIENT])
+@pytest.mark.sample(5)
 def test_gradients_reach_the_values_wherever_they_are(name):
     make = CALLABLES[name]
 

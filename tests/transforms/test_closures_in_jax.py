@@ -144,7 +144,7 @@ def expected(where):
 
 @pytest.mark.parametrize("where", CONTROL_FLOW)
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_every_kind_of_callable_goes_into_control_flow(name, where):
     fn = functools.partial(CONTROL_FLOW[where], KINDS[name])
     of_sum = jax.grad(lambda *args: jnp.sum(fn(*args)), argnums=(0, 1))
@@ -158,7 +158,7 @@ def test_every_kind_of_callable_goes_into_control_flow(name, where):
 
 @pytest.mark.parametrize("where", CONTROL_FLOW)
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_derivatives_in_forward_mode_leave_no_tracer_behind(name, where):
     fn = functools.partial(CONTROL_FLOW[where], KINDS[name])
     with jax.checking_leaks():
@@ -218,6 +218,7 @@ def test_a_host_callback(name):
 
 
 @pytest.mark.parametrize("name", TREES)
+@pytest.mark.sample(3)
 def test_they_are_carries_and_arguments(name):
     def ours(a, x):
         fn = KINDS[name](step, a, x)

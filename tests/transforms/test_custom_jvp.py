@@ -478,7 +478,7 @@ CLOSURES = [
 
 
 @pytest.mark.parametrize(("f", "name"), CLOSURES)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_what_is_closed_over_is_differentiated_and_does_not_leak(f, name):
     derivative, (a, x) = DERIVATIVES[name], (jnp.float32(0.7), jnp.float32(0.4))
     with jax.checking_leaks():

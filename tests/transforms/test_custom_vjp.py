@@ -410,6 +410,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES.keys())
 @pytest.mark.parametrize("f", [closing_over, closing_over_in_an_argument])
+@pytest.mark.sample(5)
 def test_what_is_closed_over_is_differentiated_and_does_not_leak(f, derivative):
     a, x = jnp.float32(0.7), jnp.float32(0.4)
     with jax.checking_leaks():

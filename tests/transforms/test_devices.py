@@ -135,6 +135,7 @@ def total(fn, x, name):
 
 @by_mesh
 @pytest.mark.parametrize("in_specs", [(None, P("a"), None), {"x": P("a")}, P("a")])
+@pytest.mark.sample(3)
 def test_shard_map_agrees_with_the_whole_in_both_axis_types(kind, in_specs):
     mesh = MESHES[kind]
     out_specs = ({"sum": None, "each": P("a")}, None, None)

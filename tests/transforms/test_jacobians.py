@@ -41,6 +41,7 @@ def spring_arguments(getkey) -> tuple[dict[str, jax.Array], jax.Array]:
 @pytest.mark.parametrize(
     ("ours", "theirs"), [*zip(ALL, [jax.jacfwd, jax.jacrev, jax.hessian], strict=True)]
 )
+@pytest.mark.sample(3)
 def test_derivatives_of_trees_of_arrays_agree_with_jax(getkey, ours, theirs):
     params, x = spring_arguments(getkey)
     close(ours(spring)(params, x), theirs(spring)(params, x))
