@@ -35,7 +35,7 @@ def spectrum(name, n):
 
 
 @pytest.mark.slow
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
     ("n", "seeds", "noises"), [(200, 60, NOISES), (1000, 30, NOISES[::2])], ids=["200", "1000"]
@@ -145,7 +145,7 @@ METHODS = ("Hutchinson", "HutchPlusPlus", "XTrace", "XNysTrace")
 DIAGONALS = ("HutchinsonDiagonal", "XDiag", "XNysDiag")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("name", METHODS + DIAGONALS)
@@ -185,6 +185,7 @@ def test_every_method_from_its_smallest_budget_on(name):
             assert np.mean(held) >= 0.93, (case, held)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("name", ["Hutchinson", "HutchPlusPlus", "XTrace"])

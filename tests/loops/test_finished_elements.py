@@ -251,7 +251,7 @@ def along(fn):
         pytest.param("buffer_outside", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("kind", "max_steps"), [("checkpointed", 4), ("checkpointed", None), ("bounded", 4)]
 )
