@@ -328,6 +328,29 @@ def test_arrays_of_a_device_stay_there():
     assert new["a"].devices() == new["b"].devices() == {device}
     with pytest.raises(ValueError, match=r"(?s)on different devices cannot be packed.*device_put"):
         vernal.pack(tree | {"b": jax.device_put(tree["b"], jax.devices()[1])})
+    # Also where they would not be joined.
+    other = jax.device_put(jnp.ones(2, int), jax.devices()[1])
+    with pytest.raises(ValueError, match=r"(?s)on different devices cannot be packed.*device_put"):
+        vernal.pack(tree | {"b": other})
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_mesh_of_one_device_is_one_device(kind):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(kind,))
+    tree = {
+        "a": jax.device_put(jnp.ones(2), NamedSharding(mesh, PartitionSpec("x"))),
+        "b": jax.device_put(jnp.ones((2, 3)), NamedSharding(mesh, PartitionSpec(None, "x"))),
+    }
+
+    @jax.jit
+    def step(packed):
+        return vernal.pack(jax.tree.map(lambda x: x + 1, packed.unpack()))
+
+    packed = vernal.pack(tree)
+    for _ in range(3):
+        packed = step(packed)
+    new = packed.unpack()
+    assert new["a"].tolist() == [4, 4] and new["b"].tolist() == [[4, 4, 4], [4, 4, 4]]
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

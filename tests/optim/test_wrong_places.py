@@ -141,3 +141,9 @@ def test_assigning_a_setting_says_what_to_write():
         optimizer.learning_rate = 0.2
     with pytest.raises(TypeError, match="no setting is called 'learning_rte'"):
         optimizer.replace(learning_rte=0.2)
+
+
+def test_a_mask_that_is_an_array_is_told_to_be_a_bool():
+    mask = {"w": jnp.array(True)}
+    with pytest.raises(TypeError, match=r"vernal\.Static\(True\) for `mask\['w'\]`"):
+        vernal.Optimizer(optax.adamw, 1e-2, weight_decay=0.1, mask=mask).init({"w": jnp.ones(2)})

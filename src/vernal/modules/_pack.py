@@ -229,6 +229,7 @@ def _packed(leaves: list[Any], structure: Any, stays: list[bool]) -> Packed:
         places.append(_Place(list(groups).index(leaf.dtype), start, leaf.shape))
     others = tuple(leaf for leaf, stay in zip(leaves, stays, strict=True) if stay)
     layout = Layout(structure, tuple(places), tuple(groups))
+    _check_one_device([array for group in groups.values() for array in group])
     return Packed(tuple(map(_joined, groups.values())), others, layout)
 
 
@@ -244,11 +245,11 @@ def _is_small(leaf: Any, max_size: int) -> bool:
 
 
 def _check_device(leaf: Any) -> None:
-    spread = (
-        any(jax.typeof(leaf).sharding.spec)
-        if is_traced(leaf)
-        else len(leaf.sharding.device_set) > 1
-    )
+    if is_traced(leaf):
+        sharding = jax.typeof(leaf).sharding
+        spread = any(sharding.spec) and sharding.mesh.size > 1
+    else:
+        spread = len(leaf.sharding.device_set) > 1
     if spread:
         raise value_error(
             "an array on more than one device cannot be packed",
@@ -259,9 +260,8 @@ def _check_device(leaf: Any) -> None:
         )
 
 
-def _joined(arrays: list[Any]) -> Any:
-    if any(map(is_traced, arrays)):
-        return jnp.concatenate([array.reshape(-1) for array in arrays])
+def _check_one_device(arrays: list[Any]) -> None:
+    arrays = [array for array in arrays if not is_traced(array)]
     committed = [array for array in arrays if array.committed]
     devices = {str(device) for array in committed for device in array.sharding.device_set}
     kinds = {str(array.sharding.memory_kind) for array in arrays}
@@ -273,6 +273,12 @@ def _joined(arrays: list[Any]) -> Any:
             got=", ".join(sorted(devices) + sorted(kinds)),
             instead="jax.device_put(tree, device), or pack what is on each device by itself",
         )
+
+
+def _joined(arrays: list[Any]) -> Any:
+    if any(map(is_traced, arrays)):
+        return jnp.concatenate([array.reshape(-1) for array in arrays])
+    committed = [array for array in arrays if array.committed]
     # On the host, as in `unpack`.
     joined = np.concatenate([np.asarray(array).reshape(-1) for array in arrays])
     return _like(joined, committed[0] if committed else arrays[0])

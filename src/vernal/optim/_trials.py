@@ -122,6 +122,11 @@ def _number(x: Any) -> Any:
     return known.item() if known.ndim == 0 else known
 
 
+def _number_text(x: Any) -> str:
+    number = np.asarray(x)
+    return str(bool(number)) if number.dtype == bool else f"{number:.6g}"
+
+
 def _refusal(call: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> TypeError | None:
     """The error that names the settings that a run looks at; None if it fails for another reason."""
     keyed = jtu.tree_flatten_with_path(call)[0]
@@ -132,7 +137,7 @@ def _refusal(call: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> TypeE
         return None
     names = [_name(keyed[i][0]) for i in found]
     value = keyed[found[0]][1]
-    shown = "..." if is_traced(value) or np.ndim(value) > 0 else f"{np.asarray(value):.6g}"
+    shown = "..." if is_traced(value) or np.ndim(value) > 0 else _number_text(value)
     name, kind = callable_name(call.factory), type(call).__name__
     return type_error(
         f"`{name}` looks at the value of a setting that is a leaf: {', '.join(names)}",
