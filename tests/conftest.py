@@ -79,10 +79,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
 
 @pytest.fixture(autouse=True, scope="module")
 def drop_compiled_programs() -> Iterator[None]:
-    """Frees what one file compiled before the next begins: the whole suite would not fit in memory."""
+    """Frees what one file compiled before the next begins: the whole suite would not fit in memory.
+
+    What survives, such as modules that were imported, is not looked at again by later collections.
+    """
     yield
     jax.clear_caches()
     gc.collect()
+    gc.freeze()
 
 
 # Files that take more than a minute and a half.

@@ -161,7 +161,7 @@ def test_what_optax_calls_its_variables_is_no_setting():
         ):
             opt.replace(**{name: -0.2})
     nested = Optimizer(optax.chain, opt, Optimizer(optax.scale, 2.0))
-    with pytest.raises(TypeError, match="which 0 nested"):
+    with pytest.raises(TypeError, match="no setting is called 'max_delta'"):
         nested.replace(max_delta=1.0)
     assert float(nested.replace(step_size=3.0).settings["args"][1].settings["step_size"]) == 3.0
     new, _ = nested.update(MODEL, jax.tree.map(jnp.ones_like, MODEL), nested.init(MODEL))

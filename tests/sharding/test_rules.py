@@ -180,7 +180,7 @@ def test_models_and_states_are_spread_together_and_frozen_arrays_have_no_state()
 def test_a_state_that_follows_another_model_is_refused():
     state = vernal.Optimizer(optax.adam, 1e-3).init({"w": jnp.ones(4)})
     with pytest.raises(
-        ValueError, match=r"(?s)no array of the tree follows.*layers.0.weight.*0.mu.w"
+        ValueError, match=r"(?s)no array of the tree is named after.*layers.0.weight.*0.mu.w"
     ):
         shardings(state, MESH, RULES, like=MODEL)
     assert shardings({"step": jnp.ones(())}, MESH, RULES, like=MODEL)["step"].spec == P()

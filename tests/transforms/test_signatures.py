@@ -166,7 +166,7 @@ DIFFERENT = {
     "ordered dict": (
         collections.OrderedDict(a=1, b=2),
         collections.OrderedDict(b=2, a=1),
-        "x: OrderedDict -> OrderedDict (another one that prints the same)",
+        "x: keys in the order ['a'], ['b'] -> keys in the order ['b'], ['a']",
     ),
     "captured long list": (
         capturing(tuple(range(1000))),
