@@ -148,6 +148,7 @@ def test_processes_know_their_places_and_their_lines_come_out_whole(tmp_path):
     ],
     ids=["exit", "kill", "told of a loss", "stubborn", "no failure"],
 )
+@pytest.mark.sample(3)
 def test_the_first_failure_ends_all_and_children_of_children(tmp_path, ending, code, words):
     script, folder = family(tmp_path, ending)
     found, _, errors = run(script, folder)

@@ -35,7 +35,7 @@ def trained(eqx, make, steps=2):
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("mode", ["legacy", "ema", "batch"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_batch_norm(mode, steps):
     same_as_equinox(lambda eqx: trained(eqx, lambda: eqx.nn.BatchNorm(2, "b", mode=mode), steps))()
 

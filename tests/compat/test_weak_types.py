@@ -24,7 +24,7 @@ CARRIES = {
 
 @pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
 @pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_carry_of_a_loop(carry, wide):
 
     @same_as_equinox

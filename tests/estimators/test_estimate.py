@@ -23,6 +23,7 @@ def estimate(value, error, degrees):
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+@pytest.mark.sample(3)
 def test_quantiles_are_those_of_scipy_in_single_precision(level):
     got = jax.jit(lambda v: student_quantile(level, v))(jnp.asarray(DEGREES, jnp.float32))
     assert got.dtype == jnp.float32

@@ -69,6 +69,7 @@ def small_blocks(monkeypatch, columns, size):
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("symmetric", [False, True], ids=["any", "symmetric"])
+@pytest.mark.sample(3)
 def test_blocks_give_the_mean_and_the_variance_of_all_forms(monkeypatch, symmetric, shared):
     small_blocks(monkeypatch, 4, 12)
     matrix = REAL + REAL.T
@@ -87,6 +88,7 @@ def test_blocks_give_the_mean_and_the_variance_of_all_forms(monkeypatch, symmetr
 
 
 @pytest.mark.parametrize("used", [2, 17, 40])
+@pytest.mark.sample(3)
 def test_a_budget_that_shares_a_compilation_gives_the_same_estimate(used):
     operator = rotated("poly", 60, jnp.float32)
     key = jax.random.key(2)

@@ -106,7 +106,7 @@ SLOW = {"tolerance, not semidefinite"}
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in CASES]
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_estimates_of_a_batch_of_operators_are_those_of_each(name):
     make, estimate = CASES[name]
     batch = {"factor": FACTORS, "point": POINTS}

@@ -22,6 +22,7 @@ def many(probes, size, count, dtype):
 
 
 @pytest.mark.parametrize(("probes", "dtype"), CASES, ids=names)
+@pytest.mark.sample(3)
 def test_elements_are_uncorrelated_and_of_unit_variance(probes, dtype):
     w = many(probes, 5, 20_000, dtype).astype(np.complex128)
     products = w[:, None, :] * w[None, :, :].conj()
@@ -45,6 +46,7 @@ def variance_of_forms(probes, matrix, dtype):
 
 
 @pytest.mark.parametrize(("probes", "dtype"), CASES, ids=names)
+@pytest.mark.sample(3)
 def test_forms_and_their_slopes_vary_as_the_formula_says(probes, dtype):
     rng = np.random.default_rng(1)
     matrix = rng.normal(size=(6, 6))

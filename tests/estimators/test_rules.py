@@ -41,6 +41,7 @@ def test_they_are_exact_to_their_degrees():
 
 
 @pytest.mark.parametrize("f", [jnp.log, jnp.sqrt, lambda x: -1 / x, lambda x: -jnp.exp(-x)])
+@pytest.mark.sample(3)
 def test_gauss_is_not_below_and_radau_not_above(f):
     with jax.enable_x64(True):
         (above, below, _), exact, _ = rules()

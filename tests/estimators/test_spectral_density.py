@@ -35,6 +35,7 @@ def test_it_is_the_smoothed_density_of_the_eigenvalues():
 
 
 @pytest.mark.parametrize("kind", ["flat", "identity", "zero"])
+@pytest.mark.sample(3)
 def test_the_default_points_hold_the_whole_density(kind):
     eigenvalues = {
         "flat": np.linspace(1.0, 4.0, SIZE),

@@ -34,6 +34,7 @@ def from_sketch(operator, probes):
 
 
 @pytest.mark.parametrize("kind", ["real any", "real Hermitian", "complex any", "complex Hermitian"])
+@pytest.mark.sample(3)
 def test_value_and_variance_are_those_of_one_factorisation_for_every_estimate(kind):
     matrix = matrix_of_kind(kind, 40)
     probes = probes_for(matrix, 7)

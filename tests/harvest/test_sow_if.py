@@ -124,6 +124,7 @@ DERIVATIVES = {
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+@pytest.mark.sample(3)
 def test_the_derivative_of_a_loop_counts_no_step_twice(derivative):
     slot, x = jnp.array(0), jnp.float32(0.5)
     with pytest.raises(

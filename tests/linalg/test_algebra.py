@@ -36,6 +36,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(3)
 def test_products_and_adjoint_products_are_those_of_the_matrix(name, dtype):
     x, y = matrices(dtype)
     operator, of = CASES[name](MatrixOperator(x), MatrixOperator(y))

@@ -70,7 +70,7 @@ def problems(name):
     return operator, matrix.__matmul__, matrix
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("which", "theirs"), [("largest", "LA"), ("both", "BE"), ("magnitude", "LM")]
 )
@@ -95,7 +95,7 @@ def residual(matrix, found):
     return np.linalg.norm(matrix @ vectors.T - vectors.T * values, axis=0)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "eigenvalues",
     [

@@ -87,6 +87,7 @@ def test_few_steps_find_the_derivatives_too(symmetric):
 
 @either
 @pytest.mark.parametrize("kind", ["identity", "repeated", "eigenvector", "zero vector", "zero"])
+@pytest.mark.sample(3)
 def test_derivatives_leave_an_exhausted_space(symmetric, kind):
     with jax.enable_x64(True):
         x = jnp.diag(jnp.asarray([1.0, 2.0, 2.0, 3.0, 3.0, 3.0]))
@@ -139,6 +140,7 @@ FUNCTIONS = {
         slowly("float64", False),
     ],
 )
+@pytest.mark.sample(3)
 def test_the_error_covers_the_distance_from_the_truth(dtype, symmetric, name):
     elementwise, of_matrix, exact = FUNCTIONS[name]
     v = np.random.default_rng(0).standard_normal(200)

@@ -31,7 +31,7 @@ def matrix_p(made):
 
 @pytest.mark.parametrize("rank", [1, 5, 40, 120])
 @pytest.mark.parametrize("as_matrix", [True, False])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_factors_divide_by_what_they_multiply_to(rank, as_matrix):
     full = dense(THETA)
     if as_matrix:

@@ -80,6 +80,7 @@ def test_the_index_is_clamped_as_jax_does(index):
         *[(jnp.array(n, jnp.int8), n, 130) for n in (0, 3)],
     ],
 )
+@pytest.mark.sample(3)
 def test_an_index_of_any_size_and_dtype_is_clamped(index, at, count):
     branches = [lambda x, k=k: k * x for k in range(count)]
     assert filter_switch(index, branches, jnp.array(1)) == range(count)[at]

@@ -43,6 +43,7 @@ def unrolled(x, w, stop):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_values_and_derivatives_agree_with_the_unrolled_loop(kind, getkey):
     x, w = jax.random.normal(getkey(), (2, 3))
     weights = jax.random.normal(getkey(), (8, 3))
@@ -147,6 +148,7 @@ def nested_unrolled(x):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_a_loop_inside_fills_the_buffer_of_the_loop_outside(kind):
     x = jnp.array(0.7)
     for ours, theirs in zip(nested(x, kind), nested_unrolled(x), strict=True):

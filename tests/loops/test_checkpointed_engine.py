@@ -162,6 +162,7 @@ def test_the_number_of_steps_is_not_batched_and_nothing_is_selected_without_a_ba
 
 
 @pytest.mark.parametrize("wrapper", ["plain", "jit", "checkpoint", "scan", "twice"])
+@pytest.mark.sample(3)
 def test_it_runs_inside_other_transformations_without_leaking_tracers(wrapper):
     w, y = values()
 

@@ -108,6 +108,7 @@ def derivative_of_summed(x, steps):
 
 @every_rule
 @pytest.mark.parametrize("kind", ["bounded", "checkpointed"])
+@pytest.mark.sample(3)
 def test_in_a_loop_elements_that_have_finished_do_not_count(root, kind):
     gradient = vernal.filter_jit(jax.vmap(jax.grad(summed(root, kind))))
     want = [derivative_of_summed(x, n) for x, n in zip(XS, STEPS, strict=True)]
@@ -178,6 +179,7 @@ def _(residuals, grad_out, perturbed, x, factor):
 
 @pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
 @pytest.mark.parametrize("by_keyword", [True, False])
+@pytest.mark.sample(3)
 def test_an_array_that_is_not_differentiated_may_go_where_a_rule_has_no_tangent(kind, by_keyword):
     def step(x, factor):
         return scaled(x, factor=factor) if by_keyword else limited(x, factor)

@@ -129,7 +129,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("fn", GOOD.values(), ids=GOOD)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_what_keeps_the_contract_is_as_always(fn, way):
     fn = way(fn)
     expected = jax.tree.leaves(jax.jit(fn)(XS))
@@ -143,7 +143,7 @@ def test_what_keeps_the_contract_is_as_always(fn, way):
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("fn, text, place, step", BAD.values(), ids=BAD)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_what_breaks_it_is_an_error(fn, text, place, step, way):
     text = (
         re.escape(f"an element of a buffer {text}\n")
@@ -217,7 +217,7 @@ def after_the_write(write):
         lambda b, new, i, x: (new, jax.vmap(lambda j: b[j])(i[None]).sum()),
     ],
 )
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_an_old_version_is_not_read_where_a_later_one_was_written(way, write):
     fn = way(stale(after_the_write(write)))
     text = "^an element of a buffer is read before it is written\n"

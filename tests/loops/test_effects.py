@@ -206,7 +206,7 @@ DERIVATIVES = {
     ("kind", "max_steps"),
     [("lax", None), ("checkpointed", None), ("checkpointed", 9), ("bounded", 9)],
 )
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_a_condition_needs_no_derivative(kind, max_steps, condition, derivative):
     def shrink(x):
         return 0.6 * x * jnp.cos(x)

@@ -61,7 +61,7 @@ def run(n, scale, kind, place):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_checks_see_only_elements_that_are_active(kind, place):
     def value(n):
         return run(n, jnp.float32(1), kind, PLACES[place])
@@ -73,7 +73,7 @@ def test_checks_see_only_elements_that_are_active(kind, place):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_derivatives_check_only_elements_that_are_active(kind, place):
     def slope(n):
         def value(scale):
@@ -92,7 +92,7 @@ def test_derivatives_check_only_elements_that_are_active(kind, place):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_check_of_an_active_element_names_it(kind, place):
     def value(n):
         # The last element has two steps that do not count.

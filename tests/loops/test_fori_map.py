@@ -39,6 +39,7 @@ def test_known_bounds_agree_with_jax(kind, bounds):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_bounds_that_are_arrays_agree_with_jax(kind):
     options = {"max_steps": 9} if kind == "bounded" else {}
 
@@ -96,6 +97,7 @@ def test_unrolling_is_that_of_jax():
 
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 7, 10])
 @pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+@pytest.mark.sample(3)
 def test_map_agrees_with_jax_and_vmap(kind, batch_size, getkey):
     x, key = jax.random.normal(getkey(), (7, 2)), jax.random.split(getkey(), 7)
     w = jax.random.normal(getkey(), (2,))

@@ -61,7 +61,7 @@ def with_a_rule(decorate, loop):
 @pytest.mark.parametrize(
     "decorate", [vernal.filter_custom_jvp, jax.custom_jvp], ids=["ours", "jax"]
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_loop_that_carries_a_value_and_its_tangent(decorate, name):
     f = with_a_rule(decorate, LOOPS[name])
 

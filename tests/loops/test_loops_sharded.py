@@ -78,7 +78,7 @@ CASES = [(name, kind) for name, (_, kinds) in LOOPS.items() for kind in kinds]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_sharded_carry_stays_sharded(name, kind, mesh, getkey):
     loop = LOOPS[name][0]
     x0 = jax.random.normal(jax.random.key(0), (16, 4))

@@ -68,6 +68,7 @@ def test_it_is_traced_once_for_the_same_function_and_types(fn, run, expected):
 
 @pytest.mark.parametrize("transform, x", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+@pytest.mark.sample(3)
 def test_so_it_is_for_derivatives_and_maps(transform, x, kind):
     body, traces = counted(lambda c, x: (jnp.sin(c) * x, None))
     ours = transform(lambda x: scan(body, x, XS, kind=kind)[0])

@@ -20,7 +20,7 @@ def cell(carry, x):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 7])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_it_agrees_with_jax(kind, reverse, length, getkey):
     xs = {"a": jax.random.normal(getkey(), (length, 2)), "b": jnp.arange(length)}
     init = jax.random.normal(getkey(), (2,)), 0.0
@@ -53,6 +53,7 @@ def test_it_agrees_with_jax(kind, reverse, length, getkey):
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2, 5, 100, "all", None])
+@pytest.mark.sample(3)
 def test_any_number_of_checkpoints_gives_the_same(checkpoints, getkey):
     xs = jax.random.normal(getkey(), (6, 2))
     w = jax.random.normal(getkey(), (2, 2))

@@ -186,7 +186,7 @@ LOOPS = {
     "buffered": (buffered, buffered_unrolled, KINDS),
     "mapped": (mapped, mapped_unrolled, KINDS[:2]),
 }
-SLOW = pytest.mark.slow, pytest.mark.sample(3)
+SLOW = pytest.mark.slow, pytest.mark.sample(6)
 BY_BOTH = pytest.mark.parametrize("mesh_kind", ["auto", pytest.param("explicit", marks=SLOW)])
 
 
@@ -250,7 +250,7 @@ def no_reverse():
 
 @pytest.mark.parametrize("mesh_kind", MESHES)
 @by_case(*LOOPS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_value_and_forward_derivative(name, kind, mesh_kind):
     loop, unrolled, _ = LOOPS[name]
     mesh = mesh_of(mesh_kind)
@@ -269,7 +269,7 @@ def test_value_and_forward_derivative(name, kind, mesh_kind):
 
 @BY_BOTH
 @by_case(*LOOPS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_gradient_inside_and_outside(name, kind, mesh_kind):
     """Inside, the gradient of what the devices share is the sum over them, as JAX has it for any operation."""
     loop, unrolled, _ = LOOPS[name]
@@ -343,7 +343,7 @@ def test_second_derivative_inside(name, kind):
 
 
 @by_case("zero_state", "own_bound")
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_vmap_inside(name, kind):
     """Two examples on every device, each with a number of steps of its own."""
     loop, unrolled, _ = LOOPS[name]
@@ -541,6 +541,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize("kind", [pytest.param("bounded", marks=pytest.mark.slow), "checkpointed"])
 @pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.sample(3)
 def test_whatever_holds_a_shared_array_its_gradient_is_summed_over_after_the_loop(holder, kind):
     def one(x, m, w):
         step = HOLDERS[holder](w)
@@ -646,6 +647,7 @@ def misused(kind, x, m, w):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_the_use_of_buffers_is_checked(kind):
     def one(loop, x, m, w):
         with vernal.loops.debug_buffers():
@@ -739,6 +741,7 @@ BRANCHES = {
 
 @BY_BOTH
 @pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.sample(3)
 def test_branches(name, mesh_kind):
     one, unrolled = BRANCHES[name]
     mesh = mesh_of(mesh_kind)

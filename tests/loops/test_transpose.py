@@ -106,7 +106,7 @@ SOME = [
 
 
 @pytest.mark.parametrize("fn", SOME)
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_it_is_that_of_the_matrix(fn):
     leaves, tree = jax.tree.flatten(jax.eval_shape(fn, W, X))
     keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -129,7 +129,7 @@ def test_it_is_that_of_the_matrix(fn):
 
 
 @pytest.mark.parametrize("fn", TWICE.values(), ids=TWICE)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_transpose_of_the_transpose_is_the_function(fn):
     zeros = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), jax.eval_shape(fn, W, X))
 
@@ -159,6 +159,7 @@ def test_outside_of_compiled_code(fn):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.sample(3)
 def test_of_a_mapped_loop(kind):
     steps = jnp.array([0, 1, 3])
 
@@ -172,6 +173,7 @@ def test_of_a_mapped_loop(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.sample(3)
 def test_of_a_mapped_loop_from_what_all_share(kind):
     scales = jnp.array([1.0, 0.0, 3.0])
 
@@ -197,6 +199,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
 @pytest.mark.parametrize("cond, body", REFUSED.values(), ids=REFUSED)
+@pytest.mark.sample(3)
 def test_what_is_not_linear_is_refused(cond, body, kind):
     def fn(x):
         return while_loop(cond, body, (0, x), kind=kind, max_steps=5)[1]

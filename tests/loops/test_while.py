@@ -69,7 +69,7 @@ def test_it_stops_after_the_greatest_number_of_steps(kind, max_steps):
 
 @pytest.mark.parametrize("base", [2, 3, 16])
 @pytest.mark.parametrize("max_steps", [1, 2, 9, 17])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_bounded_loop_takes_any_base(base, max_steps):
     def run(x, stop):
         return while_loop(
@@ -95,6 +95,7 @@ def test_a_bounded_loop_takes_any_base(base, max_steps):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_every_element_of_a_batch_stops_by_itself(kind, getkey):
     weight = jax.random.normal(getkey(), (2, 2)) / 2
 
@@ -207,6 +208,7 @@ def test_gradients_reach_what_the_body_closes_over(kind, getkey):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_no_tracer_leaks(kind):
     def run(x, w):
         return while_loop(lambda c: c < 20 * w, lambda c: c * w + x, x, kind=kind, max_steps=7)

@@ -209,7 +209,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("wrap", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("leaks", [False, True])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_traced_modules_as_functions(wrap, leaks):
     """The module that is the function holds tracers: it must hash and compare, and nothing may leak."""
 

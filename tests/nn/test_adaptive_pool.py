@@ -14,6 +14,7 @@ from vernal.compat import equinox as compat
 @pytest.mark.parametrize(
     ("n", "target"), [(1, 1), (1, 3), (1, 7), (2, (3, 5)), (2, 4), (3, (1, 2, 7))]
 )
+@pytest.mark.sample(3)
 def test_values_and_gradients_are_equinox_s(getkey, kind, n, target):
     ours, theirs = (getattr(lib, f"{kind}{n}d")(target) for lib in (compat.nn, eqx.nn))
     assert isinstance(ours, compat.nn.AdaptivePool) and isinstance(ours, nn.AdaptivePool)
@@ -37,6 +38,7 @@ def test_the_base_class_is_equinox_s(getkey):
 
 
 @pytest.mark.parametrize(("n", "parts"), [(8, 3), (7, 5), (10, 4), (3, 8), (1, 4), (6, 3)])
+@pytest.mark.sample(3)
 def test_parts_go_from_the_floor_to_the_ceiling(n, parts, getkey):
     x = jax.random.normal(getkey(), (2, n))
     bounds = [(i * n // parts, -(-(i + 1) * n // parts)) for i in range(parts)]

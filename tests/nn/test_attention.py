@@ -96,7 +96,7 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_it_is_the_formula_with_its_derivatives(name, getkey, small_blocks):
     conditions, visible = CONDITIONS[name]
     visible = np.broadcast_to(visible, (HEADS, T, S))

@@ -447,7 +447,7 @@ class WithHead(vernal.Module):
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("train", [None, True, False])
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_fine_tuning_keeps_the_statistics_and_uses_them(spelling, train, affine, getkey):
     norm = nn.BatchNorm(3, channelwise_affine=affine)
     pretrained = after_steps(norm, [2 * jax.random.normal(getkey(), (16, 3)) + 1])

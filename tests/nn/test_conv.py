@@ -42,6 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
+@pytest.mark.sample(3)
 def test_weights_values_and_gradients_are_equinox_s(getkey, settings):
     key = getkey()
     ours = nn.Conv2d(**(BASE | settings), key=key)
@@ -67,6 +68,7 @@ def test_weights_values_and_gradients_are_equinox_s(getkey, settings):
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
+@pytest.mark.sample(3)
 def test_any_number_of_dimensions(getkey, n):
     key = getkey()
     ours, theirs = (lib.Conv(n, 2, 3, 2, key=key) for lib in (nn, eqx.nn))
@@ -118,6 +120,7 @@ def test_the_size_of_the_output_is_the_documented_one(getkey, kernel, stride, di
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
 @pytest.mark.parametrize("name", ["Conv1d", "ConvTranspose1d"])
+@pytest.mark.sample(3)
 def test_the_dtype_is_kept(getkey, dtype, name):
     key = getkey()
     layer, peer = (getattr(lib, name)(2, 3, 2, dtype=dtype, key=key) for lib in (nn, eqx.nn))

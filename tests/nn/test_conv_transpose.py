@@ -42,6 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
+@pytest.mark.sample(3)
 def test_weights_values_and_gradients_are_equinox_s(getkey, settings):
     key = getkey()
     ours = nn.ConvTranspose2d(**(BASE | settings), key=key)
@@ -81,6 +82,7 @@ TRANSPOSED = [
 
 
 @pytest.mark.parametrize(("size", "settings"), TRANSPOSED)
+@pytest.mark.sample(3)
 def test_it_is_the_transpose_of_the_convolution(getkey, size, settings):
     settings = {"kernel_size": 3, "use_bias": False} | settings
     conv = nn.Conv(1, 2, 4, **settings, key=getkey())

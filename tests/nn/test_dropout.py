@@ -92,6 +92,7 @@ def test_a_group_is_dropped_or_kept_as_one(make, shape, axes, getkey):
 
 @grouped
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
+@pytest.mark.sample(3)
 def test_the_ends_of_the_range_are_exact_and_their_gradients_finite(
     make, shape, axes, dtype, getkey
 ):

@@ -45,6 +45,7 @@ def test_small_unsigned_indices_reach_a_large_table():
 
 @pytest.mark.parametrize("table_spec", [P(None, None), P("model", None), P(None, "model")], ids=str)
 @pytest.mark.parametrize("index_spec", [P("data"), P(None)], ids=str)
+@pytest.mark.sample(3)
 def test_lookups_and_gradients_work_on_an_explicit_mesh(table_spec, index_spec, getkey):
     mesh = jax.make_mesh(
         (4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2

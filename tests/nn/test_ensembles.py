@@ -72,7 +72,7 @@ class Sequence(vernal.Module):
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_all_members_at_once_are_refused(name, train, getkey):
     make, x = LAYERS[name]
     layers = vernal.filter_vmap(make)(jax.random.split(getkey(), 3))

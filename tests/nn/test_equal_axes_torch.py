@@ -279,6 +279,7 @@ def test_every_public_layer_has_a_row():
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.sample(3)
 def test_axes_of_one_length_are_not_mistaken_for_each_other(row):
     with jax.enable_x64(True):
         torch.manual_seed(0)

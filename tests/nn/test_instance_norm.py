@@ -11,6 +11,7 @@ from vernal import nn
 
 
 @pytest.mark.parametrize("spatial", [(5,), (3, 3), (2, 1, 4)])
+@pytest.mark.sample(3)
 def test_each_channel_is_normalised_by_itself(spatial, getkey):
     x = np.asarray(3 + 2 * jax.random.normal(getkey(), (3, *spatial)))
     rows = x.reshape(3, -1)

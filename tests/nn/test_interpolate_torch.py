@@ -58,7 +58,7 @@ def check(shape, mode, method, size, scale, settings):
 
 @pytest.mark.parametrize(("name", "settings"), SETTINGS.items(), ids=SETTINGS)
 @pytest.mark.parametrize("by", ["size", "scale"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_images_are_those_of_pytorch(name, settings, by):
     method = name.split(",")[0]
     mode = MODES.get(method, "bicubic")
@@ -106,7 +106,7 @@ SEVERAL_SCALES = [1.3, 0.7, 1.1, 1.05, 1.9, 0.3, 2.3, 2.05, 2.0, 0.5, 1 / 3, 2 /
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_positions_by_scale_are_those_of_pytorch(dims, mode):
     compared = 0
     with jax.enable_x64(True):

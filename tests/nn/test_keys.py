@@ -137,6 +137,7 @@ def test_layers_of_a_recurrent_network_do_not_share_their_mask(getkey):
 
 
 @pytest.mark.parametrize("cls", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.sample(3)
 def test_a_recurrent_network_draws_anew_at_each_use(cls, getkey):
     layer, xs = filled(lambda key: cls(2, 8, 2, dropout_p=0.5, key=key), getkey()), jnp.ones((3, 2))
 
@@ -231,7 +232,7 @@ WAYS = ["calls", "scan", "our scan", "checkpoint", "map", "cond", "lax", "bounde
 
 @pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_each_use_of_a_layer_draws_anew(way, make_key):
     x, key = jnp.ones(64), make_key(0)
     model = Several(nn.Dropout(0.5), way)
@@ -251,6 +252,7 @@ def test_each_use_of_a_layer_draws_anew(way, make_key):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sample(3)
 def test_the_gradient_uses_the_masks_of_the_value(way):
     model, x, key = Several(nn.Dropout(0.5), way), jnp.ones(32), jax.random.key(0)
 
@@ -273,6 +275,7 @@ def test_the_gradient_uses_the_masks_of_the_value(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sample(3)
 def test_without_apply_every_use_is_the_first(way):
     model, key = nn.keys(Several(nn.Dropout(0.5), way), jax.random.key(0)), jax.random.key(0)
     ys = jax.jit(lambda model: model(jnp.ones(64)))(model)

@@ -20,7 +20,7 @@ def flat(model):
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("prelu", [False, True])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_weights_values_and_gradients_are_equinox_s(getkey, n_in, n_out, depth, scan, prelu):
     key = getkey()
 
@@ -82,6 +82,7 @@ def test_scan_gives_the_numbers_of_the_plain_loop(getkey):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
 @pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.sample(3)
 def test_the_dtype_goes_through_all_layers(getkey, dtype, scan):
     model = nn.MLP(2, 3, 4, 3, jnp.tanh, dtype=dtype, scan=scan, key=getkey())
     assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype(dtype)}

@@ -49,7 +49,7 @@ def notes(call, *args):
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in TAKE_ANYTHING])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_fourth_of_six_layers_is_named(name):
     layers = six(name)
     # Layers that take any shape refuse what is not an array.

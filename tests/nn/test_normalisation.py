@@ -46,6 +46,7 @@ def close(a, b, **tolerance):
     ],
     ids=str,
 )
+@pytest.mark.sample(3)
 def test_layer_and_rms_norm_agree_with_equinox(name, options, getkey):
     rng = np.random.default_rng(getkey.seed)
 
@@ -135,6 +136,7 @@ def test_layer_norm_has_mean_zero_and_variance_one(getkey):
 
 
 @pytest.mark.parametrize("layer", ALL, ids=lambda m: type(m).__name__)
+@pytest.mark.sample(3)
 def test_a_constant_input_has_finite_gradients(layer):
     for x in (jnp.zeros((4, 6)), jnp.full((4, 6), 5.0)):
         assert jnp.isfinite(jax.grad(lambda x: (layer(x) ** 2).sum())(x)).all()
@@ -227,6 +229,7 @@ INSTANCES = functools.partial(nn.InstanceNorm, 4)
         (INSTANCES, (4, 8, 4, 3), 1),
     ],
 )
+@pytest.mark.sample(3)
 def test_an_input_that_may_be_an_example_or_a_batch_is_refused(make, shape, of_batch, getkey):
     x, of_example = jax.random.normal(getkey(), shape), len(shape) - 1
     text = rf"(?s)is ambiguous: the first axis.*dims={of_example}\) if.*dims={of_batch} if it is a batch"

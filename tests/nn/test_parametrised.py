@@ -104,6 +104,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("call", "plain", "make", "where"), PLACES.values(), ids=PLACES)
+@pytest.mark.sample(3)
 def test_values_are_the_plain_models_and_gradients_are_slopes(call, plain, make, where):
     with jax.enable_x64(True):
         bare = jax.tree.map(lambda x: x.astype(jnp.float64), make())

@@ -9,6 +9,7 @@ from vernal import nn
 
 @pytest.mark.parametrize("factor", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
+@pytest.mark.sample(3)
 def test_they_are_inverses_bit_by_bit(factor, dtype, getkey):
     x = jax.random.normal(getkey(), (2, 2 * factor**2, 3, 3)).astype(dtype)
     shuffle, unshuffle = nn.PixelShuffle(factor), nn.PixelUnshuffle(factor)

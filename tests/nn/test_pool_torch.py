@@ -29,7 +29,7 @@ def grid(n):
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("use_ceil", [False, True])
 @pytest.mark.parametrize("kind", ["AvgPool", "MaxPool"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_pools_are_pytorchs(kind, use_ceil, n):
     rng = np.random.default_rng(0)
     ours, theirs = getattr(nn, f"{kind}{n}d"), getattr(torch.nn, f"{kind}{n}d")

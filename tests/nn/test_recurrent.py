@@ -28,6 +28,7 @@ def state_like(kind, hidden):
 
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.sample(3)
 def test_a_step_and_its_gradient_are_equinoxs(kind, use_bias, getkey):
     ours, theirs = (make(3, 4, use_bias=use_bias, key=getkey()) for make in CELLS[kind])
     names = [n for n in ("weight_ih", "weight_hh", "bias", "bias_n") if hasattr(theirs, n)]
@@ -70,7 +71,7 @@ def by_hand(layer, xs, state, length):
 
 @every
 @pytest.mark.parametrize(("bidirectional", "length"), [(True, None), (True, 3), (False, 0)])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_layer_is_its_cells_step_by_step(kind, bidirectional, length, getkey):
     layer = LAYERS[kind](3, 2, num_layers=2, bidirectional=bidirectional, key=getkey())
     rows = 4 if bidirectional else 2
@@ -87,6 +88,7 @@ def test_a_layer_is_its_cells_step_by_step(kind, bidirectional, length, getkey):
 
 
 @every
+@pytest.mark.sample(3)
 def test_a_batch_has_states_and_lengths_of_its_own(kind, getkey):
     layer = LAYERS[kind](3, 2, bidirectional=True, key=getkey())
     xs, lengths = jax.random.normal(getkey(), (3, 5, 3)), jnp.array([5, 2, 0])
@@ -111,6 +113,7 @@ def test_a_batch_has_states_and_lengths_of_its_own(kind, getkey):
 
 
 @every
+@pytest.mark.sample(3)
 def test_accelerators_project_the_input_before_the_loop_to_the_same_result(
     kind, getkey, monkeypatch
 ):
@@ -198,6 +201,7 @@ def test_wrong_shapes_are_refused(kind, getkey):
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.sample(3)
 def test_lengths_that_a_sequence_has_not_are_refused_where_they_are_known(kind, getkey):
     layer, xs = kind(2, 3, key=getkey()), jax.random.normal(getkey(), (2, 5, 2))
     for wrong, said in [(6, "got: 6"), (-1, "got: -1")]:
@@ -270,6 +274,7 @@ def test_dtypes_are_promoted_together(kind, getkey):
 
 @every
 @pytest.mark.parametrize("inputs", ["int32", "bfloat16"])
+@pytest.mark.sample(3)
 def test_the_values_are_those_of_promoted_arguments(kind, inputs, getkey):
     layer = LAYERS[kind](2, 3, num_layers=2, key=getkey())
     xs, first = _numbers((5, 2), inputs), _first(kind, (2, 3), "bfloat16")

@@ -44,7 +44,7 @@ MESHES = {
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", MESHES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_values_and_gradients_are_those_of_one_device(name, causal):
     sizes, spec, automatic = MESHES[name]
     devices = jax.devices()[: int(np.prod(list(sizes.values())))]

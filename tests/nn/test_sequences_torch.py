@@ -173,6 +173,6 @@ ROWS |= {
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_values_and_gradients_are_pytorchs(row):
     check(row)

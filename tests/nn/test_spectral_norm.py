@@ -260,7 +260,7 @@ def _with_singular_values(random, shape, values):
 
 @pytest.mark.parametrize("shape", [(8, 8), (16, 256), (64, 16)], ids=str)
 @pytest.mark.parametrize("kind", NEW_WEIGHTS.values(), ids=NEW_WEIGHTS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_first_step_with_a_new_weight_has_norm_one(kind, shape):
     # Ten layers in one: one that keeps its weight goes on as it was.
     random = np.random.default_rng(0)
@@ -312,7 +312,7 @@ def test_few_dimensions_have_their_bound_after_any_surgery(shape, nearness, trai
 @pytest.mark.parametrize("dtype", [jnp.complex64, jnp.bfloat16, jnp.float32], ids=str)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize("shape", [(2, 2), (3, 20), (20, 3)], ids=str)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_few_dimensions_of_any_kind(shape, scale, dtype, getkey):
     linear = nn.Linear(*shape[::-1], use_bias=False, dtype=dtype, key=getkey())
     norm = nn.SpectralNorm(linear, key=getkey())
@@ -410,6 +410,7 @@ def test_in_inference_another_direction_that_became_the_largest_is_found(size):
         (1e-5, "float16"),
     ],
 )
+@pytest.mark.sample(3)
 def test_the_norm_is_one_for_weights_of_any_size(size, dtype, getkey):
     layer = nn.Linear(6, 5, use_bias=False, key=getkey())
     layer = tree_at("weight", layer, (size * layer.weight).astype(dtype))

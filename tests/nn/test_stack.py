@@ -57,6 +57,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.sample(3)
 def test_values_and_gradients_are_those_of_the_list(settings, getkey):
     stack = blocks(3, **settings)
     x, shift, key = jax.random.normal(getkey(), (4,)), jax.random.normal(getkey(), (4,)), getkey()

@@ -282,6 +282,7 @@ def test_a_kernel_of_numpy_has_the_dtype_that_jax_gives_it(getkey):
     ],
 )
 @pytest.mark.parametrize("make", [nn.Conv1d, nn.ConvTranspose1d])
+@pytest.mark.sample(3)
 def test_a_kernel_of_another_size_is_padded_for_its_size(make, settings, size, getkey):
     layer = make(2, 2, 3, key=getkey(), **settings)
     other = make(2, 2, size, key=getkey(), **settings)

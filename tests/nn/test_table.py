@@ -299,7 +299,7 @@ def layer(request, getkey):
 
 
 @claim()
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_plain_jit_accepts_the_layer_and_changes_nothing(case):
     as_argument = jax.jit(lambda m, x: m(x, key=case.key))(case.layer, case.x)
     return (jax.jit(case.layer)(case.x, key=case.key), as_argument), (case.y, case.y)
@@ -363,7 +363,7 @@ def as_function(case, layer):
 
 
 @claim("float64")
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_the_gradient_is_the_slope_along_a_random_direction(case):
     call, point = as_function(case, case.layer)
     rng = np.random.default_rng(case.seed)
@@ -411,7 +411,7 @@ def same(back, layer):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_pickled_layer_comes_back_equal(layer):
     back = pickle.loads(pickle.dumps(layer))
     same(back, layer)
@@ -448,7 +448,7 @@ def test_masks_and_specifications_keep_the_structure(layer):
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_optax_trains_it(name, getkey):
     case = claim.case(name, getkey.seed)
     optimiser = optax.adam(1e-3)

@@ -274,7 +274,7 @@ ROWS |= {
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 # What PyTorch says of one row, which is about its speed.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_values_and_gradients_are_pytorchs(row):
     check(row)
 

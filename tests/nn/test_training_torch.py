@@ -146,6 +146,7 @@ def trained_here(row, layer, inputs, targets):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.sample(3)
 def test_fifty_steps_of_sgd_with_momentum_have_pytorchs_losses(row):
     random = np.random.default_rng(0)
     with jax.enable_x64(True):

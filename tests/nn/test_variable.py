@@ -211,6 +211,7 @@ def test_what_is_frozen_by_name_stays_equal_to_the_bit():
 
 
 @pytest.mark.parametrize("where", ["vectors", "vectors.0", "vectors.1"])
+@pytest.mark.sample(3)
 def test_a_variable_that_is_frozen_in_part_stays_as_a_whole(where):
     norm = nn.SpectralNorm(nn.Linear(3, 3, key=jax.random.key(0)), key=jax.random.key(1))
     tuned = vernal.freeze(norm, where)

@@ -198,7 +198,7 @@ THOROUGH = pytest.mark.parametrize(
 
 
 @THOROUGH
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_thousand_steps_equal_those_of_optax_and_are_traced_once(name):
     row, model = ROWS[name], start(name, jnp.float32)
 
@@ -252,7 +252,7 @@ def dtypes(tree):
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_types_of_updates_and_states_are_those_of_optax_in_bfloat16(name):
     row, model = ROWS[name], start(name, jnp.bfloat16)
     opt, transformation = row.make(Optimizer), row.make(of_optax)

@@ -79,7 +79,7 @@ def close(a, b, tol=1e-6):
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_two_hundred_steps_equal_those_of_optax(name):
     raw = OBJECTS[name](0.05)
     opt = from_optax(raw)
@@ -103,7 +103,7 @@ def stepper():
 
 
 @pytest.mark.parametrize("name", ["adam", "chain", "sgd", "masked", "MultiSteps"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_an_array_in_an_object_is_a_leaf(name):
     """A constant of the compiled program would give the first rate's step to the others."""
     step = stepper()

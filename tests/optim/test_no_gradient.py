@@ -245,6 +245,7 @@ def no_key(model):
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.sample(3)
 def test_a_tree_of_gradients_beside_a_whole_model_is_refused_with_the_cure(name, jit):
     model = no_key(make())
     grads = jax.tree.map(jnp.ones_like, vernal.params(model))

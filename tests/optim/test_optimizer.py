@@ -52,6 +52,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
+@pytest.mark.sample(3)
 def test_twenty_steps_equal_those_of_optax(name, getkey):
     ours, theirs = SAME[name]
     x, y = data(getkey)

@@ -132,7 +132,7 @@ def test_no_public_factory_is_forgotten():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_values_are_those_of_optax_and_new_numbers_run_the_same_program(name):
     factory = getattr(optax, name)
     settings, others, leaves = SCHEDULES[name]

@@ -149,7 +149,7 @@ def asked_of_schedule(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(ROWS) | set(SCHEDULES)))
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_what_optax_asks_of_a_number_is_what_the_table_says(name):
     factory, asked = (asked_of_schedule if name in SCHEDULES else asked_of_optimizer)(name)
     row = row_of(factory)

@@ -96,6 +96,7 @@ def test_a_factory_without_its_settings_is_refused():
 
 @pytest.mark.parametrize("order", ["grads state model", "model state grads"])
 @pytest.mark.parametrize("make", [optax.adam, optax.sgd])
+@pytest.mark.sample(3)
 def test_the_order_of_optax_is_refused(order, make):
     model = vernal.nn.Sequential([MODEL, vernal.nn.BatchNorm(2)])
     opt = vernal.Optimizer(make, 0.1)

@@ -115,6 +115,7 @@ CONSTANT = {
 
 
 @pytest.mark.parametrize("kind", CONSTANT)
+@pytest.mark.sample(3)
 def test_a_constant_batch_is_allowed_on_request(kind):
     x = CONSTANT[kind]
     f = jax.vmap(lambda x: nonbatchable(x, allow_constant_across_batch=True), out_axes=None)

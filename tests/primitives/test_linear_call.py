@@ -211,7 +211,7 @@ def cases(quick, slow):
         },
     ),
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_every_derivative_in_every_context_is_that_of_plain_jax(context, derivative, getkey):
     args = arguments(getkey())
     of, inside = DERIVATIVES[derivative], CONTEXTS[context]
@@ -221,7 +221,7 @@ def test_every_derivative_in_every_context_is_that_of_plain_jax(context, derivat
 
 
 @pytest.mark.parametrize("derivative", ["grad", "linearize", "jvp of vjp", "vjp of jvp"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_rule_of_custom_jvp_has_every_derivative(derivative, getkey):
     args, of = arguments(getkey()), DERIVATIVES[derivative]
     with jax.checking_leaks():
@@ -246,6 +246,7 @@ def test_a_rule_of_custom_jvp_has_every_derivative(derivative, getkey):
         },
     ),
 )
+@pytest.mark.sample(3)
 def test_every_derivative_can_be_mapped_over_any_arguments(batched, derivative, getkey):
     args = arguments(getkey(), *batched)
     axes = tuple(0 if name in batched else None for name in "wxu")
@@ -265,6 +266,7 @@ def test_every_derivative_can_be_mapped_over_any_arguments(batched, derivative, 
         },
     ),
 )
+@pytest.mark.sample(3)
 def test_a_mapped_function_has_every_derivative(batched, derivative, getkey):
     """vmap inside, where cotangents of what is not mapped have to be summed."""
     args = arguments(getkey(), *batched)
@@ -482,6 +484,7 @@ def test_a_cotangent_is_placed_as_its_tangent_is():
 
 
 @pytest.mark.parametrize("derivative", ["grad", "jvp of vjp", "vjp of jvp"])
+@pytest.mark.sample(3)
 def test_inside_shard_map_cotangents_are_summed_over_devices(derivative, getkey):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     w, _, u = arguments(getkey())

@@ -193,7 +193,7 @@ def small(x, y):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_every_transformation_is_that_of_the_plain_function(transform, compiled, getkey):
     batched = transform in ("vmap", "vmap of grad", "grad of vmap")
     x = jax.random.normal(getkey(), (2, 2) if batched else (3,))
@@ -269,6 +269,7 @@ def test_what_it_closes_over_is_an_argument(getkey):
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "float16", "bfloat16", "complex64"])
+@pytest.mark.sample(3)
 def test_arrays_of_every_kind_pass(dtype, getkey):
     x = (jax.random.normal(getkey(), (2, 3)) > 0).astype(dtype)
     keys = jax.random.split(getkey(), 2)

@@ -135,7 +135,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @both
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_solver_has_every_derivative(lib, derivative, getkey):
     args = problem(getkey())
     of = DERIVATIVES[derivative]
@@ -147,7 +147,7 @@ def test_a_solver_has_every_derivative(lib, derivative, getkey):
 @pytest.mark.parametrize("derivative", ["grad", "grad of one", "jvp", "hessian"])
 @pytest.mark.parametrize("axes", [(0, 0), (None, 0), (0, None)])
 @both
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_solver_can_be_mapped_over_any_argument(lib, derivative, axes, getkey):
     args = problem(getkey(), (3,) * (axes[0] == 0), (3,) * (axes[1] == 0))
     of = DERIVATIVES[derivative]
@@ -157,6 +157,7 @@ def test_a_solver_can_be_mapped_over_any_argument(lib, derivative, axes, getkey)
 
 @pytest.mark.parametrize("axes", [(0, 0), (None, 0), (0, None)])
 @both
+@pytest.mark.sample(3)
 def test_the_gradient_of_a_mapped_solver_is_summed_over_the_batch(lib, axes, getkey):
     args = problem(getkey(), (3,) * (axes[0] == 0), (3,) * (axes[1] == 0))
 

@@ -194,6 +194,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind, options", KINDS)
 @pytest.mark.parametrize("derivative", [False, True])
+@pytest.mark.sample(3)
 def test_the_message_tells_the_step_and_the_element(kind, options, derivative):
     fn = counting(kind, 4, **options)
     if derivative:
@@ -206,6 +207,7 @@ def test_the_message_tells_the_step_and_the_element(kind, options, derivative):
 
 
 @pytest.mark.parametrize("kind, options", KINDS)
+@pytest.mark.sample(3)
 def test_the_message_of_a_condition_tells_which_step_it_is_about(kind, options):
     def fn(x):
         def cond(carry):

@@ -119,7 +119,7 @@ def test_any_tree_comes_back_bit_for_bit(tmp_path, tree):
 
 @pytest.mark.parametrize("dtype", JAX_DTYPES)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_every_dtype_of_jax_comes_back(path, dtype, shape):
     saved = jnp.ones(shape, dtype)
     save(path, [saved])
@@ -246,6 +246,7 @@ def mesh():
 
 @pytest.mark.parametrize("spec", [P("a", "b"), P(("a", "b")), P(), P(None, "a")])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+@pytest.mark.sample(3)
 def test_sharded_arrays_come_back_sharded(path, mesh, spec, dtype):
     saved = jax.device_put(jnp.arange(64).astype(dtype).reshape(8, 8), NamedSharding(mesh, spec))
     save(path, [saved])

@@ -80,13 +80,14 @@ def row(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [name for name in ROWS if name != OF_ONE_EXAMPLE])
 def test_it_is_the_same_where_filter_shard_map_spreads_the_batch(name):
     check_apart(row(name))
 
 
 @pytest.mark.parametrize("name", [OF_ONE_EXAMPLE, *OF_THE_BATCH])
+@pytest.mark.sample(3)
 def test_statistics_of_one_device_are_refused(name):
     # A `State` that is passed along is a result like others, about which JAX says so.
     ours = r"disagree about a state(.|\n)*give the layer this axis"

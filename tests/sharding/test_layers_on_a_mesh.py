@@ -122,7 +122,7 @@ CASES = {name: in_table for name in ROWS} | {name: by_hand for name in MORE}
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_layer_is_the_same_on_a_mesh_with_explicit_axes(name):
     check_same(CASES[name](name), EXPLICIT)
 

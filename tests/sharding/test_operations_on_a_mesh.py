@@ -354,7 +354,7 @@ def computation(name):
 
 
 @pytest.mark.parametrize("name", [*OPERATIONS, "Hutchinson"])
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_an_operation_is_the_same_on_a_mesh_with_explicit_axes(name):
     check_same(computation(name), EXPLICIT)
 

@@ -24,6 +24,7 @@ def refused(error, match, stack=None, x=None, **options):
 
 
 @pytest.mark.parametrize("name", ["other", ("stage",), None])
+@pytest.mark.sample(3)
 def test_an_axis_that_is_not_one_of_the_mesh(name):
     def around(run, stack, x):
         return unchecked(stack, x, axis_name=name, microbatches=2)
@@ -97,6 +98,7 @@ def test_a_wrong_number_of_micro_batches(parts):
 @pytest.mark.parametrize(
     "change", [lambda x: x[:, :2], lambda x: x.astype(jnp.bfloat16), lambda x: (x, x)]
 )
+@pytest.mark.sample(3)
 def test_layers_that_change_their_input(change):
     stack = nn.Stack(lambda key: nn.Lambda(change), 4, key=jax.random.key(0))
     refused(ValueError, "must return what the next one takes", stack=stack)

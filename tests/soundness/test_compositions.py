@@ -230,6 +230,7 @@ def expected(reference, cells):
     ("subject", "outermost"),
     [(subject, outermost) for subject in SUBJECTS for outermost in transformations(subject)],
 )
+@pytest.mark.sample(2)
 def test_three_transformations_give_the_numbers_of_plain_code(subject, outermost):
     with jax.enable_x64(True):
         for middle in transformations(subject):
@@ -257,6 +258,7 @@ def check_cells(subject, cells):
 @pytest.mark.slow
 @pytest.mark.timeout(3600 if ALL else 300)
 @pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.sample(2)
 def test_no_transformation_leaks_a_tracer(subject):
     fn, _ = SUBJECTS[subject]
     # JAX remembers no trace while it looks for leaks.
@@ -267,7 +269,7 @@ def test_no_transformation_leaks_a_tracer(subject):
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_derivatives_of_every_order_inside_a_scan(subject):
     fn, reference = (composed(f, ("vjp", "vjp", "scan")) for f in SUBJECTS[subject])
     np.testing.assert_allclose(jax.jit(fn)(X), jax.jit(reference)(X), rtol=1e-4)

@@ -187,7 +187,7 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("make", "change"), SHARED.values(), ids=SHARED)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_a_function_made_after_a_change_sees_it(make, change, answers: Answers):
     first = make()
     answers.check(first, X)

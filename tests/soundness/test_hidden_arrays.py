@@ -253,7 +253,7 @@ def test_the_variables_of_a_module_are_not_what_an_object_holds():
 
 
 @pytest.mark.parametrize("hide", CALLABLES.values(), ids=CALLABLES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_compiled_function_takes_a_callable_with_arrays(hide):
     """As an argument it is a function like others: right now, and at another shape."""
     step = vernal.filter_jit(lambda f, x: f(x))

@@ -128,7 +128,7 @@ if slice.__hash__ is None:
 @pytest.mark.parametrize("cls", [Holder, StaticHolder])
 @pytest.mark.parametrize("wrap", [vernal.filter_jit, jax.jit])
 @pytest.mark.parametrize(("values", "read"), ALIKE.values(), ids=ALIKE)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_alike_values_in_fields_are_told_apart(values, read, wrap, cls, order):
     step = wrap(lambda model, x: x * read(model.f))
     for value in (values * 2)[::order]:
@@ -138,6 +138,7 @@ def test_alike_values_in_fields_are_told_apart(values, read, wrap, cls, order):
 
 @pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
 @pytest.mark.parametrize(("values", "read"), ALIKE.values(), ids=ALIKE)
+@pytest.mark.sample(3)
 def test_alike_values_as_arguments_are_told_apart(values, read, order):
     step = vernal.filter_jit(lambda value, x: x * read(value))
     for value in (values * 2)[::order]:
@@ -148,7 +149,7 @@ def test_alike_values_as_arguments_are_told_apart(values, read, order):
 
 @pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
 @pytest.mark.parametrize(("values", "read"), ALIKE.values(), ids=ALIKE)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_alike_values_in_partials_and_closures_are_told_apart(values, read, order, answers):
     def apply(value, x):
         return x * read(value)
@@ -272,6 +273,7 @@ def _posing_as(library: Any, k: float) -> Any:
     [jax.nn.relu, jnp.tanh, optax.sgd, functools.reduce, np.sum, math.sin],
     ids=lambda f: f.__name__,
 )
+@pytest.mark.sample(3)
 def test_a_function_that_poses_as_a_library_function_is_the_users(library, answers):
     for k in (1.0, 2.0, 1.0):
         answers.check(_posing_as(library, k), X)
@@ -288,6 +290,7 @@ def test_a_function_that_poses_as_a_library_function_is_the_users(library, answe
 
 
 @pytest.mark.parametrize("name", ["optax", "jax.nn", "numpy", "vernal", "functools"])
+@pytest.mark.sample(3)
 def test_code_that_is_executed_under_the_name_of_a_library_is_the_users(name, answers):
     source = "def make(held):\n    return lambda x: x * held[0]\n"
     filename = getattr(optax, "__file__", "optax.py")
@@ -305,6 +308,7 @@ def test_code_that_is_executed_under_the_name_of_a_library_is_the_users(name, an
 
 
 @pytest.mark.parametrize("name", ["optax", "jax.nn", "math"])
+@pytest.mark.sample(3)
 def test_a_global_of_a_namespace_with_the_name_of_a_library(name, answers):
     spaces = [{"__name__": name, "K": k} for k in (1.0, 2.0)]
     for space in spaces:
@@ -318,6 +322,7 @@ def test_a_global_of_a_namespace_with_the_name_of_a_library(name, answers):
 
 
 @pytest.mark.parametrize("route", FIELD_ROUTES, ids=lambda route: route.__name__)
+@pytest.mark.sample(3)
 def test_equal_constants_of_other_types_by_every_route(route):
     answers = Answers(route)
 

@@ -98,7 +98,7 @@ CHOSEN = ("dataclass", "namespace", "nonlocal", "list", "bound method", "partial
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 @pytest.mark.parametrize("name", CHOSEN)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_a_schedule_belongs_to_its_optimiser(name, route):
     kind: Kind = KINDS[name]
     call = route()

@@ -70,6 +70,7 @@ def test_a_function_at_the_address_of_a_dead_one_has_its_own_program(route):
 
 
 @pytest.mark.parametrize("route", MAIN_ROUTES, ids=lambda route: route.__name__)
+@pytest.mark.sample(3)
 def test_a_callable_object_at_the_address_of_a_dead_one_has_its_own_program(route):
     class Times:
         def __init__(self, k):

@@ -25,6 +25,6 @@ CASES = [
 
 @pytest.mark.parametrize(("route", "kind"), CASES)
 @pytest.mark.parametrize("scenario", [exchange, set_and_reset])
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_every_route_keeps_functions_apart(route, kind, scenario):
     scenario(kind, Answers(route))

@@ -163,6 +163,7 @@ def test_a_step_with_fresh_optimisers_is_right():
 
 
 @pytest.mark.parametrize(("of_optax", "of_vernal"), CHANGEABLE.values(), ids=CHANGEABLE)
+@pytest.mark.sample(3)
 def test_what_could_change_is_traced_for_each_object_and_an_optimizer_once(of_optax, of_vernal):
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
     with jax.numpy_dtype_promotion("standard"):

@@ -51,13 +51,13 @@ def set_and_reset(kind: Kind, answers: Answers) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_equal_states_that_part_do_not_answer_for_each_other(kind, answers):
     exchange(kind, answers)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_a_state_that_is_set_and_reset_poisons_no_program(kind, answers):
     set_and_reset(kind, answers)
 
@@ -65,7 +65,7 @@ def test_a_state_that_is_set_and_reset_poisons_no_program(kind, answers):
 @pytest.mark.parametrize("route", ARGUMENT_ROUTES, ids=lambda route: route.__name__)
 @pytest.mark.parametrize("kind", ARRAY_KINDS.values(), ids=ARRAY_KINDS)
 @pytest.mark.parametrize("scenario", [exchange, set_and_reset])
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_buffers_that_are_refilled_in_place(kind, scenario, route):
     scenario(kind, Answers(route))
 
@@ -145,6 +145,6 @@ PARTIALS = {
 @pytest.mark.parametrize("route", ARGUMENT_ROUTES, ids=lambda route: route.__name__)
 @pytest.mark.parametrize("kind", PARTIALS.values(), ids=PARTIALS)
 @pytest.mark.parametrize("scenario", [exchange, set_and_reset])
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_partials_made_afresh_over_what_has_changed(kind, scenario, route):
     scenario(kind, Answers(route))

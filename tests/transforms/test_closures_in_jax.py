@@ -144,7 +144,7 @@ def expected(where):
 
 @pytest.mark.parametrize("where", CONTROL_FLOW)
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_every_kind_of_callable_goes_into_control_flow(name, where):
     fn = functools.partial(CONTROL_FLOW[where], KINDS[name])
     of_sum = jax.grad(lambda *args: jnp.sum(fn(*args)), argnums=(0, 1))
@@ -158,7 +158,7 @@ def test_every_kind_of_callable_goes_into_control_flow(name, where):
 
 @pytest.mark.parametrize("where", CONTROL_FLOW)
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_derivatives_in_forward_mode_leave_no_tracer_behind(name, where):
     fn = functools.partial(CONTROL_FLOW[where], KINDS[name])
     with jax.checking_leaks():
@@ -167,6 +167,7 @@ def test_derivatives_in_forward_mode_leave_no_tracer_behind(name, where):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.sample(3)
 def test_a_nondifferentiable_argument_of_a_custom_vjp(name):
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
     def call(f, x):
@@ -182,6 +183,7 @@ def test_a_nondifferentiable_argument_of_a_custom_vjp(name):
 
 
 @pytest.mark.parametrize("name", TREES)
+@pytest.mark.sample(3)
 def test_a_differentiable_argument_of_a_custom_vjp(name):
     @jax.custom_vjp
     def call(f, x):
@@ -218,7 +220,7 @@ def test_a_host_callback(name):
 
 
 @pytest.mark.parametrize("name", TREES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_they_are_carries_and_arguments(name):
     def ours(a, x):
         fn = KINDS[name](step, a, x)

@@ -178,6 +178,7 @@ def jvp_rule(primals, tangents):
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("subset", [(0,), (1,), (0, 1)], ids=str)
 @pytest.mark.parametrize("rule", [matrix_rule, scan_rule, jvp_rule])
+@pytest.mark.sample(3)
 def test_a_naive_rule_is_right_for_every_subset(getkey, rule, subset, jit):
     def free(a, x, n):
         return a @ x * n.astype(x.dtype)
@@ -478,7 +479,7 @@ CLOSURES = [
 
 
 @pytest.mark.parametrize(("f", "name"), CLOSURES)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_what_is_closed_over_is_differentiated_and_does_not_leak(f, name):
     derivative, (a, x) = DERIVATIVES[name], (jnp.float32(0.7), jnp.float32(0.4))
     with jax.checking_leaks():

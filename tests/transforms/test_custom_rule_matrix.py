@@ -192,7 +192,7 @@ def without_core(tree):
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize(("core", "around", "transform"), CELLS.values(), ids=CELLS.keys())
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_a_custom_rule_gives_the_derivative_of_the_function_without_one(
     core, around, transform, jit
 ):

@@ -258,6 +258,7 @@ def frugal(count):
     ],
     ids=["jit", "checkpoint", "vmap", "scan"],
 )
+@pytest.mark.sample(3)
 def test_one_program_may_be_run_with_different_things_perturbed_before_it_is_run_back(
     around, count
 ):
@@ -328,6 +329,7 @@ def test_vmap_with_axes():
 
 
 @pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.jit(jax.grad(f)), filter_grad])
+@pytest.mark.sample(3)
 def test_what_the_rules_captured_is_freed(transform):
     def define():
         scale = jnp.ones(3)
@@ -410,7 +412,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES.keys())
 @pytest.mark.parametrize("f", [closing_over, closing_over_in_an_argument])
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_what_is_closed_over_is_differentiated_and_does_not_leak(f, derivative):
     a, x = jnp.float32(0.7), jnp.float32(0.4)
     with jax.checking_leaks():
