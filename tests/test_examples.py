@@ -243,7 +243,6 @@ def test_the_neural_ode_learns_through_diffrax(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", IN_CELLS, ids=lambda file: file.stem)
-@pytest.mark.sample(2)
 def test_examples_in_cells_assert_what_they_reach_and_print_and_draw_what_their_pages_show(
     file, tmp_path
 ):
