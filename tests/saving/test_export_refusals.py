@@ -179,6 +179,11 @@ REFUSED = {
         "(?s)no such size in `shapes`: length",
         lambda: export(jnp.sin, X, shapes={"x": "batch, ..."}, constraints=["length >= 2"]),
     ),
+    "a constraint on nothing, as such": (
+        ValueError,
+        "(?s)constraints on symbolic sizes cannot be read.*no such size in `shapes`: length",
+        lambda: export(jnp.sin, X, shapes={"x": "batch, ..."}, constraints=["length >= 2"]),
+    ),
     "constraints in one text": (
         ValueError,
         "(?s)constraints on symbolic sizes cannot be read.*a single string, not a list",

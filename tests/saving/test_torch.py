@@ -151,6 +151,8 @@ def test_tensors_that_share_their_memory_take_one_value():
     assert same["first"].isnan().all() and same["second"].isnan().all()
     with pytest.raises(ValueError, match=r"(?s)tensors of `like` are tied.*first, second"):
         to_torch({"first": one, "second": other, "empty": empty}, like=like)
-    # A view of the same memory is another tensor.
     turned = {"first": theirs.weight, "second": theirs.weight.T}
-    assert len(to_torch({"first": one, "second": other}, like=turned)) == 2
+    numbers = jnp.arange(4.0).reshape(2, 2)
+    with pytest.raises(ValueError, match=r"(?s)tensors of `like` are tied.*first, second"):
+        to_torch({"first": numbers, "second": numbers}, like=turned)
+    assert len(to_torch({"first": numbers, "second": numbers.T}, like=turned)) == 2
