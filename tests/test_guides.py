@@ -1,57 +1,19 @@
-"""Every public name that a user may need has a place in a guide: it is written there, in code.
+"""Every public name has a place in a guide: it is written there, in code.
 
-`BETWEEN_ROOMS` are the public names that only rooms need of each other; the reference has them.
+A room imports what other rooms alone need of it without `as` in its `__init__`: those names are not public.
 """
 
 import ast
 import re
 from pathlib import Path
 
+from tests.architecture._checks import parse
 from tests.architecture._names import public_objects
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "vernal"
 # Pages that list names, and say nothing of how to use them.
 LISTS = ("benchmarks.md", "from-equinox.md")
-
-BETWEEN_ROOMS = {
-    f"{room}.{name}"
-    for room, names in {
-        "harvest": """
-            captures checks sows
-        """,
-        "linalg": """
-            Decomposition Elementwise Nodes as_operator carried carried_dense combined decompose
-            derivative divided_differences positive_int real_number symmetric_operator to_tree
-            tolerance whole_number
-        """,
-        "modules": """
-            BoundMethod Flat buffer_leaves frozen_leaves hooked is_frozen is_partly_frozen
-            lazily module_classes note_of_place remember_flat
-        """,
-        "primitives": """
-            linear_call_p
-        """,
-        "show": """
-            BRACKET FROZEN UnnamedKey diff_text field_key human_bytes human_count is_traced
-            key_names listed name_in_brackets name_of_text quoted short shown_name spec_text
-            table unquoted
-        """,
-        "transforms": """
-            define Recipe Signature Transformed awaited axis_names batch_text call_inside call_with_jvp
-            captured check check_callable check_hides_nothing check_p chosen
-            entries_without explicit_mesh fail_if gathered guard_traces here keep_rules
-            linear_by_transpose one_way place_of_equation placed_like poison program_of replaced
-            signature_of_call split_over summed_like traces_of traits_of unmapped_gathered
-            varying_alike varying_axes varying_over vprim_p watch_traces without_checks
-        """,
-        "trees": """
-            Node Paths Rest by_name everything_in has_shape is_missing is_sealed node_parts
-            open_up picked_nodes refuse_sealed replace_parts set_attributes split
-        """,
-    }.items()
-    for name in names.split()
-}
 
 _CODE = re.compile(r"^ *```.*?^ *```|`[^`]+`", re.MULTILINE | re.DOTALL)
 _IMPORT = re.compile(r"from (?:vernal\.)?(\w+) import ([\w, ]+)")
@@ -106,15 +68,24 @@ def borrowed():
     return found
 
 
+def between_rooms():
+    """What the rooms' `__init__` import without `as`, as `room.name`."""
+    return {
+        f"{init.parent.name}.{alias.name}"
+        for init in SOURCE.glob("[a-z]*/__init__.py")
+        for node in parse(init).body
+        if isinstance(node, ast.ImportFrom) and node.level == 1
+        for alias in node.names
+        if alias.asname is None
+    }
+
+
 def test_every_public_name_has_a_place_in_a_guide():
-    missing = without_place(public_objects(SOURCE), guides())
-    assert [name for name in missing if name not in BETWEEN_ROOMS] == []
+    assert without_place(public_objects(SOURCE), guides()) == []
 
 
-def test_names_between_rooms_are_public_and_used_by_another_room():
-    public = {f"{places[-1]}.{name}" for name, places in homes(public_objects(SOURCE))}
-    assert sorted(BETWEEN_ROOMS - public) == []
-    assert sorted(BETWEEN_ROOMS - borrowed()) == []
+def test_names_between_rooms_are_used_by_another_room():
+    assert sorted(between_rooms() - borrowed()) == []
 
 
 def test_a_name_is_found_in_code_only():

@@ -2,10 +2,9 @@
 
 from .._ground import publish
 from ._capture import capture as capture
-from ._capture import captures as captures
+from ._capture import captures
 from ._reap import reap as reap
-from ._slots import checks as checks
-from ._slots import sows as sows
+from ._slots import checks, sows
 from ._sow import planted as planted
 from ._sow import sow as sow
 from ._sow_if import sow_if as sow_if

@@ -1,34 +1,24 @@
 """Linear algebra with operators known only by their products: trees of arrays in, trees of arrays out."""
 
 from .._ground import publish
-from ._arguments import positive_int as positive_int
-from ._arguments import real_number as real_number
-from ._arguments import tolerance as tolerance
-from ._arguments import whole_number as whole_number
+from ._arguments import positive_int, real_number, tolerance, whole_number
 from ._curvature import gauss_newton_operator as gauss_newton_operator
 from ._curvature import hessian_operator as hessian_operator
 from ._curvature import jacobian_operator as jacobian_operator
 from ._eigsh import Eigenpairs as Eigenpairs
 from ._eigsh import eigsh as eigsh
-from ._frechet import Elementwise as Elementwise
-from ._frechet import Nodes as Nodes
-from ._frechet import carried as carried
-from ._frechet import carried_dense as carried_dense
-from ._frechet import derivative as derivative
-from ._frechet import divided_differences as divided_differences
+from ._frechet import Elementwise, Nodes, carried, carried_dense, derivative, divided_differences
 from ._funm import FunctionProduct as FunctionProduct
 from ._funm import funm as funm
 from ._kernels import kernel_operator as kernel_operator
 from ._lanczos import Tridiagonal as Tridiagonal
-from ._lanczos import combined as combined
-from ._lanczos import decompose as decompose
+from ._lanczos import combined, decompose, symmetric_operator
 from ._lanczos import lanczos as lanczos
-from ._lanczos import symmetric_operator as symmetric_operator
-from ._lanczos_adjoint import Decomposition as Decomposition
+from ._lanczos_adjoint import Decomposition
 from ._operator import Operator as Operator
 from ._operators import FunctionOperator as FunctionOperator
 from ._operators import MatrixOperator as MatrixOperator
-from ._operators import as_operator as as_operator
+from ._operators import as_operator
 from ._pivoted_cholesky import Preconditioner as Preconditioner
 from ._pivoted_cholesky import pivoted_cholesky as pivoted_cholesky
 from ._solve import Solution as Solution
@@ -37,6 +27,6 @@ from ._structured import block_diagonal as block_diagonal
 from ._structured import kronecker as kronecker
 from ._svds import SingularTriplets as SingularTriplets
 from ._svds import svds as svds
-from ._vectors import to_tree as to_tree
+from ._vectors import to_tree
 
 publish(__name__, globals())

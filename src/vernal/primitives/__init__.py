@@ -17,7 +17,7 @@ from ._guards import nondifferentiable_backward_p as nondifferentiable_backward_
 from ._guards import nontraceable as nontraceable
 from ._guards import nontraceable_p as nontraceable_p
 from ._linear_call import linear_call as linear_call
-from ._linear_call import linear_call_p as linear_call_p
+from ._linear_call import linear_call_p
 from ._linear_call import local_linear_call as local_linear_call
 from ._nextafter import nextafter as nextafter
 from ._nextafter import prevbefore as prevbefore

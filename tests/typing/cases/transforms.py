@@ -9,6 +9,9 @@ import vernal
 
 x = jnp.ones(3)
 
+# What a room offers to other rooms alone.
+hidden = vernal.transforms.poison  # error: - | attr-defined
+
 
 @vernal.filter_jit
 def scale(x: jax.Array, factor: float = 2.0, *, name: str = "") -> jax.Array:

@@ -7,12 +7,12 @@ from ...modules import AbstractVar as AbstractVar
 from ...modules import Partial as Partial
 from ...modules import field as field
 from ...modules import module_update_wrapper as module_update_wrapper
-from ...nn import inference_mode as tree_inference  # noqa: F401 (Equinox's name)
+from ...nn import inference_mode as tree_inference
 from ...runtime import Enumeration as Enumeration
-from ...runtime import RuntimeCheckError as EquinoxRuntimeError  # noqa: F401 (Equinox's name)
+from ...runtime import RuntimeCheckError as EquinoxRuntimeError
 
 # A check that fails while tracing raises the same class here.
-from ...runtime import RuntimeCheckError as EquinoxTracetimeError  # noqa: F401 (Equinox's name)
+from ...runtime import RuntimeCheckError as EquinoxTracetimeError
 from ...saving import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ...saving import default_serialise_filter_spec as default_serialise_filter_spec
 from ...saving import tree_deserialise_leaves as tree_deserialise_leaves

@@ -2,7 +2,7 @@
 
 from ...._ground import publish as _publish
 from ....debug import announce_transform as announce_transform
-from ....debug import backward_nan as debug_backward_nan  # noqa: F401 (Equinox's name)
+from ....debug import backward_nan as debug_backward_nan
 from ....debug import breakpoint_if as breakpoint_if
 from ....debug import inspect_dce as inspect_dce
 from ....debug import store_dce as store_dce
