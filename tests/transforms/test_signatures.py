@@ -168,6 +168,12 @@ DIFFERENT = {
         collections.OrderedDict(b=2, a=1),
         "x: keys in the order ['a'], ['b'] -> keys in the order ['b'], ['a']",
     ),
+    "ordered dict of many keys": (
+        collections.OrderedDict(a=1, b=2, c=3, d=4, e=5, f=6),
+        collections.OrderedDict(a=1, f=6, b=2, c=3, d=4, e=5),
+        "x: keys in the order ..., ['b'], ['c'], ['d'], ['e'], ... "
+        "-> keys in the order ..., ['f'], ['b'], ['c'], ['d'], ...",
+    ),
     "captured long list": (
         capturing(tuple(range(1000))),
         capturing(tuple(range(1, 1001))),

@@ -32,6 +32,8 @@ _NOTHING = "nothing"
 _NOT_GIVEN = "not given"
 # A list or a tuple with up to this many parts is reported in full.
 _FEW = 12
+# Of keys in another order, so many are told.
+_KEYS = 4
 _ANOTHER = " (another one that prints the same)"
 
 
@@ -129,10 +131,20 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
                 told = True
                 yield difference
     if not told and [*a.parts] != [*b.parts]:
-        before, after = (f"keys in the order {', '.join(x.parts)}" for x in (a, b))
-        yield Difference(path, before, after, "insert the keys in one order"), 1
+        yield Difference(path, *_in_order(a, b), "insert the keys in one order"), 1
     elif not told and a.mark != b.mark:
         yield _difference(path, a, b), 1
+
+
+def _in_order(a: Part, b: Part) -> list[str]:
+    """The keys of two parts that have the same ones, from where their order differs."""
+    start = next(i for i, pair in enumerate(zip(a.parts, b.parts, strict=True)) if len({*pair}) > 1)
+    texts = []
+    for x in (a, b):
+        keys = [*x.parts][start:]
+        shown = ["..."] * (start > 0) + keys[:_KEYS] + ["..."] * (len(keys) > _KEYS)
+        texts.append(f"keys in the order {', '.join(shown)}")
+    return texts
 
 
 def _advised(found: Iterable[tuple[Difference, int]], instead: str) -> _Found:
