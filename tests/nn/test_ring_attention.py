@@ -72,6 +72,28 @@ def test_queries_that_see_nothing_of_the_keys_that_have_come_so_far(queries, key
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "values"),
+    [
+        ((2, 0, 2, 3), (2, 0, 2, 3), (2, 0, 2, 3)),
+        ((0, 8, 2, 3), (0, 8, 2, 3), (0, 8, 2, 3)),
+        ((2, 8, 2, 0), (2, 8, 2, 0), (2, 8, 2, 3)),
+        ((2, 8, 2, 3), (2, 8, 2, 3), (2, 8, 2, 0)),
+        ((2, 8, 2, 3), (2, 0, 2, 3), (2, 0, 2, 3)),
+    ],
+    ids=["no positions", "no batch", "no features", "no values", "no keys"],
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_an_axis_of_size_zero(queries, keys, values, causal):
+    mesh, spec = make_mesh(sequence=4, devices=jax.devices()[:4]), P(None, "sequence")
+    arrays = drawn(5, queries, keys, values)
+    placed = jax.device_put(arrays, jax.NamedSharding(mesh, spec))
+    found = jax.jit(with_gradients(lambda *a: spread(mesh, spec, causal=causal)(*a)))(*placed)
+    want = jax.jit(with_gradients(functools.partial(nn.attention, causal=causal)))(*arrays)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+
+
 def test_a_layer_is_trained_with_its_gradient_summed_over_the_ring():
     mesh = make_mesh(sequence=8)
     layer, (x,) = nn.Linear(6, 12, key=jax.random.key(1)), drawn(2, (32, 6))

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 import vernal
+from vernal import Optimizer, nn
 from vernal.optim._refusals import refuse_a_model_first
 
 
@@ -148,3 +149,44 @@ def test_a_mask_that_is_an_array_is_told_to_be_a_bool():
     mask = {"w": jnp.array(True)}
     with pytest.raises(TypeError, match=r"vernal\.Static\(True\) for `mask\['w'\]`"):
         vernal.Optimizer(optax.adamw, 1e-2, weight_decay=0.1, mask=mask).init({"w": jnp.ones(2)})
+
+
+def mlp(depth):
+    return nn.MLP(4, 4, 8, depth=depth, key=jax.random.key(0))
+
+
+OTHER_TREES = {
+    "mask": lambda tree: Optimizer(optax.adamw, 0.1, mask=tree),
+    "masked": lambda tree: Optimizer(optax.masked, Optimizer(optax.adam, 0.1), tree),
+    "nested": lambda tree: Optimizer(
+        optax.chain, Optimizer(optax.clip, 1.0), Optimizer(optax.adamw, 0.1, mask=tree)
+    ),
+    "labels": lambda tree: Optimizer(
+        optax.multi_transform,
+        {True: Optimizer(optax.sgd, 0.1), False: Optimizer(optax.adam, 0.1)},
+        tree,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TREES)
+def test_a_mask_or_labels_of_another_model_are_told_by_path(name):
+    opt = OTHER_TREES[name](vernal.trainable(mlp(2), "**.weight"))
+    setting = "param_labels" if name == "labels" else "mask"
+    wrong = (
+        rf"masks or labels does not have the structure(.|\n)*setting `{setting}`(.|\n)*layers\[2\]"
+    )
+    with pytest.raises(ValueError, match=wrong):
+        opt.init(mlp(1))
+    opt.init(mlp(2))
+
+
+def test_a_mask_that_was_made_before_freezing_is_told_by_path():
+    model = mlp(1)
+    opt = Optimizer(optax.adamw, 0.1, mask=vernal.trainable(model, "**.weight"))
+    frozen = vernal.freeze(model, "layers[0].**")
+    wrong = r"does not have the structure(.|\n)*layers\[0\].weight(.|\n)*after `freeze`"
+    with pytest.raises(ValueError, match=wrong):
+        opt.init(frozen)
+    with pytest.raises(ValueError, match=wrong):
+        opt.update(frozen, frozen, opt.init(model))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 # Makes the state of the test, saves it, and restores it to another sharding. Arguments: which process, port, folder.
 PROCESS = """
-import sys
+import collections, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 rank, port, folder = int(sys.argv[1]), *sys.argv[2:]
@@ -53,6 +53,17 @@ for backend in ("safetensors", "orbax"):
         assert ("something exists under the name" if rank == 0 else "another process failed") in text
         text = refused(ValueError, checkpoints, 4, {**state, "position": rank})
         assert "leaves differ between the processes" in text and "position" in text
+        more = {"z": np.ones(1)} if rank else {}
+        text = refused(ValueError, checkpoints, 4, {**state, **more})
+        assert "the processes save different leaves" in text and "process 0: none" in text, text
+        assert "process 1: z float64[1]" in text, text
+        text = refused(ValueError, checkpoints, 4, {**state, "alone": np.ones(3 + rank, "float32")})
+        assert "process 0: alone float32[3]" in text and "process 1: alone float32[4]" in text, text
+        text = refused(ValueError, checkpoints, 4, {**state, "w": matrix if rank else state["w"]})
+        assert "process 0: w float32[8, 8] of all processes" in text, text
+        ordered = collections.OrderedDict(sorted({"a": matrix, "b": matrix}.items(), reverse=rank == 1))
+        text = refused(ValueError, checkpoints, 4, ordered)
+        assert "the same leaves in different orders" in text and "process 1: b, a" in text, text
         text = refused(ValueError, checkpoints, 5 + rank, state)
         assert "the processes save different steps" in text and "process 0: 5, process 1: 6" in text
     assert checkpoints.steps == [2, 3]

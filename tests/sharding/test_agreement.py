@@ -322,8 +322,22 @@ print("done", flush=True)
 """
 
 
-def run(tmp_path, *words, lifeline="vernal", steps=10):
-    (tmp_path / "epoch.py").write_text(EPOCH)
+# The axes are within each process and across both, or the other way round.
+AXES = """
+import jax, numpy as np
+from vernal import sharding
+
+sharding.initialise(batch_timeout=30)
+mesh = sharding.make_mesh(a=2, b=2)
+rows = np.arange(4, dtype=np.float32)
+sharding.shard_batch(rows, mesh, "b")
+sharding.shard_batch(rows, mesh, "ab"[jax.process_index()])
+print("done", flush=True)
+"""
+
+
+def run(tmp_path, *words, program=EPOCH, lifeline="vernal", steps=10):
+    (tmp_path / "epoch.py").write_text(program)
     environment = ENVIRONMENT | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     options = ["launch", "--processes", "2", "--devices-per-process", "2", "epoch.py"]
     done = subprocess.run(
@@ -348,6 +362,16 @@ def test_unequal_parts_are_an_error_and_no_number(tmp_path, victim, lifeline):
     assert "done" not in text and "AssertionError" not in text
     if lifeline == "vernal":
         assert "call 4" in text and "f32[8]" in text and "f32[4]" in text
+
+
+@pytest.mark.slow
+def test_parts_along_another_axis_are_an_error(tmp_path):
+    code, text = run(tmp_path, program=AXES)
+    assert code == 1, text
+    assert "the processes give different parts of a batch" in text and "call 2" in text, text
+    assert "process 0: batch f32[4](numpy), along 'a'" in text, text
+    assert "process 1: batch f32[4](numpy), along 'b'" in text, text
+    assert "done" not in text
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from jax import P, lax
 
 import vernal
 from vernal import nn
-from vernal.sharding import make_mesh, shard_batch
+from vernal.sharding import gather, make_mesh, place, shard_batch
 
 X = jnp.arange(48.0).reshape(16, 3) / 48
 
@@ -55,6 +55,66 @@ def test_the_mean_loss_has_the_gradient_of_one_device():
 def test_a_gradient_by_what_differs_between_devices_is_of_its_own_device():
     run, x = spread(vernal.filter_grad(lambda x: jnp.sum(x**2)), P("data"), out_specs=P("data"))
     np.testing.assert_allclose(run(x), 2 * X, rtol=1e-6)
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_one_array_of_each_device_does_not_hide_those_that_all_share(automatic):
+    mesh = make_mesh(data=-1, automatic=automatic)
+    spec = {"shared": P(), "local": P("data")}
+    params = place({"shared": jnp.array([1.0, 2.0, 3.0]), "local": jnp.arange(8.0)}, mesh, spec)
+    x = shard_batch(X[:8], mesh, "data")
+
+    def loss(params, x):
+        return jnp.mean((x @ params["shared"] + params["local"]) ** 2)
+
+    def run(loss):
+        mapped = vernal.filter_shard_map(
+            vernal.filter_grad(loss), mesh=mesh, in_specs=(spec, P("data")), out_specs=spec
+        )
+        return vernal.filter_jit(mapped)(params, x)
+
+    with pytest.raises(ValueError, match="differs between devices, and a differentiated array"):
+        run(loss)
+    found = run(lambda params, x: lax.pmean(loss(params, x), "data"))
+    want = jax.grad(loss)(gather(params), X[:8])
+    for name in want:
+        np.testing.assert_allclose(found[name], want[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+@pytest.mark.parametrize("name", ["filter_jacrev", "filter_hessian"])
+def test_derivatives_by_reverse_mode_are_those_of_one_device_or_refused(name, automatic):
+    mesh = make_mesh(data=-1, automatic=automatic)
+    w = vernal.filter_shard(jnp.array([1.0, 2.0, 3.0]), jax.NamedSharding(mesh, P()))
+    x = shard_batch(X[:8], mesh, "data")
+    transform = getattr(vernal, name)
+
+    def one(w, x):
+        return jnp.sum(jnp.sin(w * x[0]))
+
+    def run(fn):
+        def mapped(w, x):
+            return transform(lambda w: fn(w, x))(w)[None]
+
+        return vernal.filter_jit(
+            vernal.filter_shard_map(mapped, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        )(w, x)[0]
+
+    with pytest.raises(ValueError, match="output of .* differs between devices"):
+        run(one)
+    found = run(lambda w, x: lax.pmean(one(w, x), "data"))
+    want = transform(lambda w: jnp.mean(jax.vmap(lambda x: one(w, x[None]))(X[:8])))(gather(w))
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
+
+    # What the message advises for the derivative on each device.
+    def local(w, x):
+        return transform(lambda w: one(w, x))(lax.pcast(w, "data", to="varying"))[None]
+
+    each = vernal.filter_jit(
+        vernal.filter_shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    )(w, x)
+    want = jax.vmap(lambda x: transform(lambda w: one(w, x[None]))(gather(w)))(X[:8])
+    np.testing.assert_allclose(each, want, rtol=1e-5, atol=1e-7)
 
 
 def distinct_rows(y):

@@ -98,3 +98,21 @@ def test_a_batch_that_does_not_divide_is_refused():
             ValueError, match=r"(?s)the mesh does not have this axis.*shard_batch.*'data'"
         ):
             shard_batch(batch, EXPLICIT, axis)
+
+
+@pytest.mark.parametrize("mesh", [EXPLICIT, AUTO, make_mesh(data=1, devices=jax.devices()[:1])])
+@pytest.mark.parametrize("name", ["shard_batch", "place", "filter_shard", "on a device"])
+def test_a_numpy_array_may_be_changed_afterwards(mesh, name):
+    # At an address that is a multiple of 64, JAX shares the memory of an array on the CPU.
+    raw = np.zeros(64 * 64 * 4 + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    buffer = raw[start : start + 64 * 64 * 4].view(np.float32).reshape(64, 64)
+    ways = {
+        "shard_batch": lambda: shard_batch(buffer, mesh, "data"),
+        "place": lambda: place({"x": buffer}, mesh, {"x": P("data")})["x"],
+        "filter_shard": lambda: vernal.filter_shard(buffer, NamedSharding(mesh, P())),
+        "on a device": lambda: vernal.filter_shard(buffer, jax.devices()[0]),
+    }
+    placed = ways[name]()
+    buffer[:] = 7
+    np.testing.assert_array_equal(placed, 0)

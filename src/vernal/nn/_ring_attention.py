@@ -101,7 +101,8 @@ def ring_attention(
     devices = lax.axis_size(axis_name)
     rows = block_rows(sizes, None) // devices
     least = -(-sizes.queries // max(rows, 64))
-    blocks = next(n for n in range(max(least, 1), sizes.queries + 1) if sizes.queries % n == 0)
+    fitting = (n for n in range(max(least, 1), sizes.queries + 1) if sizes.queries % n == 0)
+    blocks = next(fitting, 1)
     ring = _Ring(axis_name, devices, causal, factor, blocks)
     heads = (sizes.key_value_heads, sizes.group)
     grouped = jnp.moveaxis(query.reshape((*query.shape[:-2], *heads, query.shape[-1])), -4, -2)
@@ -147,7 +148,7 @@ class _Ring(Module):
 
         def join(x: Array) -> Array:
             x = jnp.moveaxis(x, 0, -3)
-            return x.reshape((*x.shape[:-3], -1, x.shape[-1]))
+            return x.reshape((*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))
 
         numbers = jnp.arange(self.blocks, dtype=jnp.int32)
         carry, out = lax.scan(body, carry, (numbers, jax.tree.map(cut, arrays)))
@@ -166,7 +167,7 @@ def _forward(ring: _Ring, query: Array, keys: Array, values: Array) -> tuple[Arr
         def block(_: None, x: Any) -> tuple[None, Any]:
             number, (query, out, total, top) = x
             scores = ring.scores(query, keys, number, step)
-            higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+            higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True, initial=-math.inf))
             # A query may see none of the keys received so far.
             finite = jnp.where(higher == -jnp.inf, 0, higher)
             powers, shrink = jnp.exp(scores - finite), jnp.exp(top - finite)
@@ -190,6 +191,8 @@ def _forward(ring: _Ring, query: Array, keys: Array, values: Array) -> tuple[Arr
     sums = see(jnp.zeros((), jnp.int32), keys, values, sums)
     steps = jnp.arange(1, ring.devices, dtype=jnp.int32)
     (_, (out, total, top)), _ = lax.scan(turn, ((keys, values), sums), steps)
+    # Of no keys, the result is zero.
+    total = jnp.where(total == 0, 1, total)
     return out / total, top + jnp.log(total)
 
 

@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 from ..modules import Module, Static, field
 from ..transforms import Recipe
 from ._factory import factory_of
-from ._refusals import refuse_a_model_first, refuse_axes, refuse_settings
+from ._refusals import refuse_a_model_first, refuse_axes, refuse_other_trees, refuse_settings
 from ._settings import as_settings, is_structure, on_the_same_side
 from ._trials import try_building
 from ._whole import Whole, optax_promotes
@@ -87,6 +87,18 @@ class FactoryCall(Module):
         for nested in jtu.tree_leaves(self.settings, is_leaf=_is_call):
             if _is_call(nested):
                 nested._refuse_axes()
+
+    def _refuse_trees(self, params: Any, error: Exception) -> None:
+        """Raises `ValueError` if a mask or labels among the settings, nested ones too, do not fit the parameters, which
+        is why Optax raised `error`."""
+        values = {
+            **dict(self.structure),
+            **jtu.tree_map(_opened, self.settings, is_leaf=_is_opened),
+        }
+        refuse_other_trees(self.factory, values, params, error)
+        for nested in jtu.tree_leaves(self.settings, is_leaf=_is_call):
+            if _is_call(nested):
+                nested._refuse_trees(params, error)
 
     def _as_setting(self) -> Any:
         """What is passed to another factory that has this among its settings."""

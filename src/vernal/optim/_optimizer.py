@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 from .._ground import callable_name, strong
 from ..show import short, type_error
 from ._call import FactoryCall
+from ._refusals import refuse_explicit_axes
 from ._step import (
     extra_arguments,
     fill_missing,
@@ -125,8 +126,22 @@ class Optimizer(FactoryCall):
 
         Returns:
             Optax's state for those arrays: a pytree of arrays.
+
+        Raises:
+            ValueError: if a mask or labels do not have the structure of the model; if the factory cannot compute with
+                arrays that lie on explicit axes of a mesh.
         """
-        return jtu.tree_map(strong, run_alike(self, _init, parameters(model)))
+        params = parameters(model)
+        try:
+            state = run_alike(self, _init, params)
+        except Exception as error:
+            self._explain(params, error, "Optimizer.init(model)")
+            raise
+        return jtu.tree_map(strong, state)
+
+    def _explain(self, params: Any, error: Exception, where: str) -> None:
+        self._refuse_trees(params, error)
+        refuse_explicit_axes(self.factory, jtu.tree_leaves(params), error, where)
 
     def update(self, model: Any, grads: Any, state: Any, **extra: Any) -> tuple[Any, Any]:
         """Takes one step.
@@ -146,7 +161,7 @@ class Optimizer(FactoryCall):
         Raises:
             ValueError: if `grads` does not have the structure of `model`, or is the state; if `state` belongs to
                 another model or optimiser, or was made before something was frozen; if a setting that Optax takes as a
-                number has an axis, outside of the `vmap` that takes it away.
+                number has an axis, outside of the `vmap` that takes it away; as for `init`.
             TypeError: for `extra` arguments, if the transformation takes none; for a gradient of a Python number; as in
                 `init`, for a setting that the transformation looks at (compares or converts).
         """
@@ -171,6 +186,7 @@ class Optimizer(FactoryCall):
         except Exception as error:
             refuse_exchanged(model, error)
             refuse_other_state(init, step, state, error)
+            self._explain(params, error, "Optimizer.update(model, grads, state)")
             raise
         if is_suspect(new_state, state):
             refuse_other_state(init, step, state)

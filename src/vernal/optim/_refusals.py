@@ -7,7 +7,8 @@ import jax.tree_util as jtu
 
 from .._ground import callable_name
 from ..modules import Module
-from ..show import short, type_error, value_error
+from ..show import diff_text, short, type_error, value_error
+from ..transforms import explicit_mesh
 from ._optax_table import is_optaxs
 from ._whole import is_transformation
 
@@ -74,6 +75,45 @@ def refuse_axes(factory: Any, numbers: dict[str, Any], leaves: dict[str, Any]) -
                 instead="one step for each of them: jax.vmap of `init` and `update` over the optimiser, the model and "
                 "the state",
             )
+
+
+def refuse_other_trees(factory: Any, values: dict[str, Any], params: Any, error: Exception) -> None:
+    """Refuses a mask, or labels, that do not have the structure of the parameters: why Optax raised `error`."""
+    for name, value in values.items():
+        is_tree = name == "param_labels" or name == "mask" or name.endswith("_mask")
+        if not is_tree or value is None or (callable(value) and not isinstance(value, Module)):
+            continue
+        try:
+            jtu.tree_map(lambda *_: None, value, params)
+        except Exception as why:
+            raise value_error(
+                "a tree of masks or labels does not have the structure of the model",
+                where=f"setting `{name}` of {callable_name(factory)}",
+                expected="a tree like the part of the model that is trained, or a function that makes it",
+                got=diff_text(params, value, leaves="ignore") or str(why),
+                instead="make it from this model, and after `freeze`: "
+                "vernal.trainable(model, '**.weight') is a mask of the weights",
+            ) from error
+
+
+def refuse_explicit_axes(factory: Any, arrays: list[Any], error: Exception, where: str) -> None:
+    """Explains an error of JAX's about explicit axes of a mesh: what an Optax factory computes may not say where its
+    results lie."""
+    undecided = type(error).__name__ == "ShardingTypeError"
+    if not (undecided or "Length of device assignment" in str(error)):
+        return
+    if explicit_mesh(*arrays) is None:
+        return
+    raise value_error(
+        f"`{callable_name(factory)}` does not say where its arrays lie on explicit axes of a mesh",
+        where=where,
+        expected="a factory that works on each element alone, such as `optax.adamw`, or automatic axes",
+        got=str(error).partition("\n")[0],
+        instead="make_mesh(..., automatic=True): XLA then decides where they lie"
+        if undecided
+        else "state = vernal.sharding.init_sharded(optimiser.init, model, ...), or `init` under `jax.jit` and "
+        "`jax.set_mesh(mesh)`; or make_mesh(..., automatic=True)",
+    ) from error
 
 
 def _refuse_rate(where: str, rate: Any) -> None:

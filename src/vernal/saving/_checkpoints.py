@@ -23,7 +23,7 @@ from ._checkpoints_folder import (
 from ._checkpoints_saving import Begin, Saving
 from ._fitting import Store, fill
 from ._named import check_plain, data_of
-from ._processes import agree, from_first
+from ._processes import agree, check_alike, from_first
 from ._report import LoadReport
 from ._torch_rules import Rules
 
@@ -228,7 +228,7 @@ class Checkpoints:
         Raises:
             ValueError: if the folder has this step or a later one already, or another process saves a different step;
                 if `metadata` has no number for `best`; if the elements of a leaf cannot be read, or are not the same
-                in every process.
+                in every process; if a leaf is absent or of another shape or dtype in one of them.
             TypeError: if a leaf cannot be stored, or `metadata` is not JSON.
             OSError: if the folder cannot be written; or if the previous save failed. The checkpoints
                 in the folder are unchanged.
@@ -252,6 +252,7 @@ class Checkpoints:
             )
         self.wait()
         leaves = data_of(tree)
+        check_alike(leaves)
         saving = Saving(self.folder, step)
         manifest = Manifest(step, self._backend, metadata, {})
         saving.start(_BACKENDS[self._backend].begin, leaves, manifest, self._remove_old)

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from .._ground import announce_joint_work, by_data
-from ..show import message, value_error
+from ..show import listed, message, shown_name, value_error
 
 
 def process_count() -> int:
@@ -98,6 +98,45 @@ def check_step(step: int) -> None:
             got=", ".join(f"process {rank}: {one}" for rank, one in enumerate(steps)),
             instead="give every process the same number of batches: vernal.sharding.even_batches",
         )
+
+
+def _form(leaf: Any) -> str:
+    dtype = getattr(leaf, "dtype", type(leaf).__name__)
+    return f"{dtype}{[*np.shape(leaf)]}" + ("" if is_local(leaf) else " of all processes")
+
+
+def check_alike(leaves: Mapping[str, Any]) -> None:
+    """Refuses, in every process, leaves of other names, shapes or dtypes, for which processes would wait in vain."""
+    if process_count() == 1:
+        return
+    mine = {name: _form(leaf) for name, leaf in leaves.items()}
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    said = _of_all(np.array([text.size, zlib.crc32(text.data)], np.uint32))
+    if (said == said[0]).all():
+        return
+    padded = _of_all(np.pad(text, (0, int(said[:, 0].max()) - text.size)))
+    every = [json.loads(row[:size].tobytes()) for row, size in zip(padded, said[:, 0], strict=True)]
+    names = dict.fromkeys(name for one in every for name in one)
+    differ = [name for name in names if len({one.get(name) for one in every}) > 1]
+    if differ:
+        rows = [
+            f"process {rank}: {listed([f'{n} {one.get(n)}' for n in differ if n in one]) or 'none'}"
+            for rank, one in enumerate(every)
+        ]
+        raise value_error(
+            "the processes save different leaves as one checkpoint",
+            where=listed(map(shown_name, differ)),
+            expected="a tree of the same names, shapes and dtypes in every process",
+            got=listed(rows, "\n"),
+            instead="make the same model and state in every process",
+        )
+    raise value_error(
+        "the processes save the same leaves in different orders",
+        where="Checkpoints.save(step, tree)",
+        expected="the same order of the leaves in every process",
+        got=listed([f"process {rank}: {', '.join(one)}" for rank, one in enumerate(every)], "\n"),
+        instead="insert the keys of dictionaries in one order",
+    )
 
 
 def check_same(arrays: Mapping[str, np.ndarray]) -> None:

@@ -24,9 +24,10 @@ T = TypeVar("T")
 def place(tree: T, mesh: Mesh, rules: Rules, *, like: Any = None, default: P | None = None) -> T:
     """Shards the arrays of a tree over a mesh.
 
-    The arrays may be anywhere: NumPy arrays, arrays on one device, or on this or another mesh. In a program of several
-    processes, all of them must call this, with the same values. (In compiled code, explicit axes need `jax.set_mesh`.)
-    For a model that does not exist yet, use `init_sharded`, which never holds it whole in one place.
+    The arrays may be anywhere: NumPy arrays, which are copied, arrays on one device, or on this or another mesh. In a
+    program of several processes, all of them must call this, with the same values. (In compiled code, explicit axes
+    need `jax.set_mesh`.) For a model that does not exist yet, use `init_sharded`, which never holds it whole in one
+    place.
 
     Args:
         tree: any pytree. Leaves that are not arrays are unchanged.
@@ -112,8 +113,8 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
     wait for the others only when a batch differs in these from their last; otherwise they wait at every batch.
 
     Args:
-        batch: any pytree. Leaves that are not arrays are unchanged. An array that is already sharded over several
-            processes counts as the whole batch, and is resharded.
+        batch: any pytree. Leaves that are not arrays are unchanged, and NumPy arrays are copied. An array that is
+            already sharded over several processes counts as the whole batch, and is resharded.
         mesh: see `make_mesh`.
         axis: the name of the mesh axis, or a tuple of names: `("replica", "data")`.
 
@@ -122,7 +123,7 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
 
     Raises:
         ValueError: for an axis that the mesh does not have, arrays whose leading axis does not divide into equal
-            parts, or parts that differ between processes in structure, shape or dtype.
+            parts, or parts that differ between processes in structure, shape or dtype, or are given along another axis.
 
     Example:
         >>> import jax, numpy as np
@@ -134,13 +135,19 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
     """
     where = "shard_batch(batch, mesh, axis)"
     whole, own = axis_size(mesh, axis, where), _own_parts(mesh, axis)
+    several = len({device.process_index for device in mesh.devices.flat}) > 1
     sharding = NamedSharding(mesh, P(axis))
     problems: list[str] = []
-    # The local parts, which JAX makes one array of with those of the other processes. They must be alike.
+    # What each process gives. It must be alike.
     said: list[tuple[str, Any]] = []
 
+    def is_own(x: Any) -> bool:
+        """Whether each process gives its own array."""
+        return several and not is_traced(x) and getattr(x, "is_fully_addressable", True)
+
     def is_local(x: Any) -> bool:
-        return whole > own and not is_traced(x) and getattr(x, "is_fully_addressable", True)
+        """Whether it is a part of the batch, not the whole."""
+        return whole > own and is_own(x)
 
     def look(path: Any, x: Any) -> None:
         if not is_array(x):
@@ -149,7 +156,7 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
         name = path_text(path, "batch")
         if not np.ndim(x) or np.shape(x)[0] % parts:
             problems.append(f"{name}, {short(x)}, for {parts} parts")
-        elif is_local(x):
+        elif is_own(x):
             rows, *rest = np.shape(x)
             said.append((f"{name} {short(x)}", (name, str(x.dtype), rows // own, rest)))
 
@@ -165,7 +172,8 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...]) -> T:
         )
     if said:
         texts, keys = zip(*said, strict=True)
-        compare(mesh, Signature(json.dumps([axis_names(axis), keys]), ", ".join(texts)))
+        text = f"{', '.join(texts)}, along {axis!r}"
+        compare(mesh, Signature(json.dumps([axis_names(axis), keys]), text))
     return jtu.tree_map(
         lambda x: (
             by_data(_from_local if is_local(x) else filter_shard, x, sharding) if is_array(x) else x
@@ -183,4 +191,5 @@ def _own_parts(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
 
 
 def _from_local(x: Any, sharding: NamedSharding) -> jax.Array:
-    return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+    # A copy: on the CPU, JAX may share the memory of a NumPy array, which may be the buffer of a data loader.
+    return jax.make_array_from_process_local_data(sharding, np.array(x))

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 from jax.sharding import (
     AbstractMesh,
     AxisType,
@@ -81,6 +82,9 @@ def _constrain(x: Any, placement: Any) -> Any:
 def _place(x: Any, placement: Any) -> Any:
     if isinstance(placement, jax.Device):
         placement = SingleDeviceSharding(placement)
+    if isinstance(x, np.ndarray):
+        # On the CPU, JAX may share the memory of an array that is changed later, such as the buffer of a data loader.
+        x = np.array(x)
     if not is_traced(x):
         placed = jax.device_put(x, placement)
         if not is_traced(placed):
@@ -91,8 +95,8 @@ def _place(x: Any, placement: Any) -> Any:
 def filter_shard(x: T, device_or_shardings: Any) -> T:
     """Places the arrays of a tree on a device, or shards them over a mesh.
 
-    Outside of compiled code it moves the arrays. Inside, the placement is a constraint for the
-    compiler, or, for explicit mesh axes, a change of the arrays' types (`jax.reshard`).
+    Outside of compiled code it moves the arrays, and copies NumPy arrays. Inside, the placement is a constraint for
+    the compiler, or, for explicit mesh axes, a change of the arrays' types (`jax.reshard`).
 
     Args:
         x: any tree. Leaves that are not arrays are ignored.

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .._ground import callable_name
-from ..show import short, type_error, value_error
+from ..show import short, type_error
 from ..trees import Rest, is_array_like, split
 from ._derivatives import Derivative, assemble, decorator, flatten_call, value_and_aux
-from ._placement import varying_axes
+from ._summed_losses import refuse_sum_over_devices
 from ._wrt import Wrt, is_several
 
 P = ParamSpec("P")
@@ -49,26 +49,6 @@ def _check_loss(fn: Any, value: Any, has_aux: bool, transform: str) -> Any:
     )
 
 
-def _refuse_sum_over_devices(fn: Any, value: Any, chosen: list[Any], transform: str) -> None:
-    """Refuses, inside `shard_map`, a loss that differs between devices if the differentiated arrays do not.
-
-    JAX differentiates the sum of the losses of all devices there. That gradient is the gradient of their mean times
-    the number of devices, and a later mean of gradients does not change it.
-    """
-    axes = min((varying_axes(value) - varying_axes(x) for x in chosen), key=len, default=())
-    if not axes:
-        return
-    names = ", ".join(map(repr, sorted(axes)))
-    raise value_error(
-        f"the loss `{callable_name(fn)}` differs between devices, but the differentiated arrays do not",
-        where=f"{transform}({callable_name(fn)}), along the mesh axes {names}",
-        expected="one loss for all devices together",
-        got="a separate loss on each device; JAX would differentiate their sum",
-        instead=f"end the loss with `return jax.lax.pmean(loss, {names if len(axes) == 1 else f'({names})'})`, "
-        "or with psum if you mean the sum; the gradient needs no mean afterwards",
-    )
-
-
 class _ValueAndGrad(Derivative[P, T]):
     """What `filter_value_and_grad` returns."""
 
@@ -87,7 +67,7 @@ class _ValueAndGrad(Derivative[P, T]):
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)
             value = _check_loss(fn, value, has_aux, transform)
             if self.missing is not None:  # `vernal.compat` differentiates the sum, as JAX does.
-                _refuse_sum_over_devices(fn, value, chosen, transform)
+                refuse_sum_over_devices(fn, [value], chosen, transform)
             return value, split(aux)
 
         loss.__name__ = loss.__qualname__ = callable_name(fn)
@@ -153,7 +133,7 @@ def filter_grad(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **ref
             floating-point array, or all are frozen, or if `fn` does not return what it should.
         ValueError: at a call, if `wrt` names an argument that does not exist, or the same argument
             twice, or if a tree of bools does not fit; inside `shard_map`, if the loss differs between
-            devices but what is differentiated does not: return `jax.lax.pmean(loss, axis)`.
+            devices but one of the differentiated arrays does not: return `jax.lax.pmean(loss, axis)`.
 
     Example:
         >>> import jax.numpy as jnp

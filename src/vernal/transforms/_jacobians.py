@@ -11,6 +11,7 @@ from .._ground import callable_name
 from ..show import path_text, short, type_error
 from ..trees import Rest, is_inexact_array_like, split
 from ._derivatives import Call, Derivative, assemble, decorator, flatten_call, value_and_aux
+from ._summed_losses import refuse_sum_over_devices
 from ._wrt import Wrt, is_several
 
 P = ParamSpec("P")
@@ -77,6 +78,8 @@ class _Jacobian(Derivative[P, T]):
         def run(chosen: list[Any]) -> Any:
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)
             arrays, rest = _outputs(fn, value, transform)
+            if transform != "filter_jacfwd" and self.missing is not None:
+                refuse_sum_over_devices(fn, arrays, chosen, transform)
             return arrays, (rest, split(aux))
 
         run.__name__ = run.__qualname__ = callable_name(fn)
@@ -161,7 +164,8 @@ def filter_jacrev(fn: Any = None, *, has_aux: bool = False, wrt: Any = None, **r
 
     Raises:
         TypeError: as for `filter_jacfwd`.
-        ValueError: as for `filter_jacfwd`.
+        ValueError: as for `filter_jacfwd`; inside `shard_map`, if an output differs between devices but one of the
+            differentiated arrays does not.
 
     Example:
         >>> import jax.numpy as jnp
@@ -200,7 +204,7 @@ def filter_hessian(
 
     Raises:
         TypeError: as for `filter_jacfwd`.
-        ValueError: as for `filter_jacfwd`.
+        ValueError: as for `filter_jacrev`.
 
     Example:
         >>> import jax.numpy as jnp
