@@ -10,7 +10,7 @@ from jax import P, lax
 
 import vernal
 from vernal import nn
-from vernal.sharding import gather, make_mesh, place, shard_batch
+from vernal.sharding import data_parallel, gather, make_mesh, place, shard_batch
 
 X = jnp.arange(48.0).reshape(16, 3) / 48
 
@@ -173,3 +173,38 @@ def test_a_rule_for_the_gradient_may_sum_over_the_devices_or_leave_it(sums):
 
     run, x = spread(vernal.filter_grad(loss), P(), P("data"), out_specs=P())
     np.testing.assert_allclose(run(jnp.ones((1, 3)), x)[0], jnp.sum(X, axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("x", [np.ones((8, 3), np.float32), jnp.ones((8, 3))], ids=["numpy", "jax"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_batch_that_is_not_placed_is_told_by_its_name(x, compiled):
+    mapped = vernal.filter_shard_map(
+        lambda scale, x: scale * x, mesh=MESH, in_specs=(P(), P("data")), out_specs=P("data")
+    )
+    run = vernal.filter_jit(mapped) if compiled else mapped
+    with pytest.raises(ValueError, match=r"does not lie on(.|\n)*argument x(.|\n)*shard_batch"):
+        run(2.0, x)
+    np.testing.assert_array_equal(run(2.0, shard_batch(x, MESH, "data")), 2 * np.ones((8, 3)))
+
+
+def test_the_gradient_by_a_model_that_is_not_placed_says_so():
+    model, x = nn.Linear(3, 2, key=jax.random.key(0)), shard_batch(X, MESH, "data")
+    gradient = vernal.filter_grad(loss)
+    compiled, want = vernal.filter_jit(gradient), gradient(model, X)
+    with pytest.raises(Exception, match="sharded") as caught:
+        compiled(model, x)
+    assert "Place the model first" in "".join(caught.value.__notes__)
+    found = compiled(place(model, MESH, data_parallel()), x)
+    np.testing.assert_allclose(found.weight, want.weight, rtol=1e-5)
+    with jax.set_mesh(MESH):
+        found = gradient(model, x)
+    np.testing.assert_allclose(found.weight, want.weight, rtol=1e-5)
+
+
+def test_an_array_of_which_jax_does_not_know_the_mesh_is_advised_of():
+    def loss(x):
+        raise ValueError("Length of device assignment 1 is not equal to the size of the mesh 8")
+
+    with pytest.raises(ValueError, match="Length of device") as caught:
+        vernal.filter_grad(loss)(jnp.ones(()))
+    assert "or under jax.set_mesh(mesh)" in "".join(caught.value.__notes__)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import PartitionSpec
@@ -33,6 +34,32 @@ def check_cut(array: Any, spec: PartitionSpec, sizes: Any, where: str) -> None:
             expected=f"at least {len(spec)} axes, whose sizes are multiples of {tuple(parts)}",
             got=short(array),
             instead="pad or truncate the array; None in the spec for an axis that is not split",
+        )
+
+
+def check_lies(array: Any, spec: PartitionSpec, where: str) -> None:
+    """Refuses an array that does not lie on explicit axes of a mesh as a spec says.
+
+    Args:
+        array: the array.
+        spec: the spec.
+        where: the function and the argument.
+
+    Raises:
+        ValueError: if it lies otherwise.
+    """
+    own = jax.typeof(array).sharding.spec
+    wanted, found = (
+        [axis_names(entry) for entry in (*s, *(None,) * (jnp.ndim(array) - len(s)))]
+        for s in (spec, own)
+    )
+    if wanted != found:
+        raise value_error(
+            "an array does not lie on the explicit axes of the mesh as `in_specs` says",
+            where=where,
+            expected=f"an array that is spread as {spec}",
+            got=f"{short(array)}, spread as {own}",
+            instead="place it first: vernal.sharding.shard_batch(batch, mesh, axis), or vernal.sharding.place(...)",
         )
 
 

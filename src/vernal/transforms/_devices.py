@@ -30,7 +30,7 @@ from ..show import is_traced, message, path_text, short, type_error, value_error
 from ..trees import is_array, split
 from ._arguments import check_names, for_arguments, refuse_options
 from ._boundary import argument_text, hold, release, to_positional
-from ._cuts import check_axes_of, check_cut
+from ._cuts import check_axes_of, check_cut, check_lies
 from ._prefixes import broadcast_prefix
 from ._transformed import Transformed, call_inside, check_callable, wrap
 
@@ -201,6 +201,8 @@ class _ShardMap(Transformed[P, T]):
         sizes, where = self._mapped(), f"filter_shard_map of `{callable_name(fn)}`"
         check_axes_of(_without_none(self.out_specs.value), sizes, where, "out_specs")
         options = {}
+        dynamic: list[Any] = []
+        specs: list[PartitionSpec] = []
         if self.in_specs.value is not None:
             specs = self._specs(rest, arrays)
             paths = [path for path, _ in jtu.tree_leaves_with_path((fn, *given))]
@@ -216,7 +218,13 @@ class _ShardMap(Transformed[P, T]):
             check_vma=self.check_vma,
             **options,
         )
-        return release(mapped(arrays))
+        try:
+            return release(mapped(arrays))
+        except ValueError as error:
+            if str(error).startswith("in_specs passed to shard_map"):
+                for path, array, spec in zip(dynamic, arrays, specs, strict=True):
+                    check_lies(array, spec, f"{where}, argument {argument_text(fn, path)}")
+            raise
 
     def _mapped(self) -> dict[Any, int]:
         """The axes that are mapped over, with the number of devices along each."""

@@ -11,6 +11,7 @@ from .._ground import callable_name
 from ..show import short, type_error
 from ..trees import Rest, is_array_like, split
 from ._derivatives import Derivative, assemble, decorator, flatten_call, value_and_aux
+from ._placement import advise_to_place
 from ._summed_losses import refuse_sum_over_devices
 from ._wrt import Wrt, is_several
 
@@ -72,7 +73,11 @@ class _ValueAndGrad(Derivative[P, T]):
 
         loss.__name__ = loss.__qualname__ = callable_name(fn)
         differentiate = jax.value_and_grad(loss, has_aux=True)
-        (value, (aux, aux_rest)), found = differentiate(call.chosen())
+        try:
+            (value, (aux, aux_rest)), found = differentiate(call.chosen())
+        except Exception as error:
+            advise_to_place(error, call.chosen())
+            raise
         trees = assemble(call.outline(), found, self.missing)
         gradient = trees if is_several(self.wrt.value) else trees[0]
         return ((value, aux_rest.fill(aux)) if has_aux else value), gradient

@@ -135,6 +135,26 @@ def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
     return None
 
 
+def advise_to_place(error: Exception, arrays: Sequence[Any]) -> None:
+    """Adds what to do to an error of JAX's about explicit axes of a mesh.
+
+    Args:
+        error: the error; any other is left as it is.
+        arrays: the differentiated arrays.
+    """
+    if type(error).__name__ == "ShardingTypeError":
+        if any(explicit_mesh(x) is None for x in arrays):
+            error.add_note(
+                "vernal: a differentiated array is not on the mesh that the data are on. Place the model first, for "
+                "example by vernal.sharding.place(model, mesh, vernal.sharding.data_parallel())."
+            )
+    elif "Length of device assignment" in str(error):
+        error.add_note(
+            "vernal: outside of compiled functions JAX does not know the mesh of every array. Differentiate in "
+            "vernal.filter_jit, with a model that is placed on the mesh, or under jax.set_mesh(mesh)."
+        )
+
+
 def varying_axes(*arrays: Any) -> frozenset[Any]:
     """The axes of `shard_map` that any of the arrays varies over.
 
