@@ -16,6 +16,7 @@ from ..linalg import (
     carried_dense,
     derivative,
     divided_differences,
+    power_below,
     real_number,
     symmetric_operator,
 )
@@ -26,7 +27,6 @@ from ..trees import tree_at
 from ._estimate import Estimate
 from ._gradient_pairs import StoredPairs, attach
 from ._method import Outcome
-from ._orthogonal import power_below
 from ._plan import Plan, Wanted, carried_out, planned
 from ._quadrature import (
     FunctionTrace,

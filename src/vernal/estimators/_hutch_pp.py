@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator
+from ..linalg import Operator, times
 from ._gradient_pairs import StoredPairs
 from ._method import Budget, Outcome, TraceMethod, default_probes, products
-from ._orthogonal import orthonormal, product
+from ._orthogonal import orthonormal
 from ._probes import Probes
 from ._samples import is_real, pairs_agree, remainder, rounding
 
@@ -101,4 +101,4 @@ def _third(matvecs: int | Array) -> Any:
 
 def _outside(basis: Array, block: Array) -> Array:
     """The part of the columns of a block that is orthogonal to a basis."""
-    return block - product(basis, product(basis.conj().T, block))
+    return block - times(basis, times(basis.conj().T, block))

@@ -31,11 +31,11 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator
+from ..linalg import Operator, power_of_two, times
 from ..show import value_error
 from ._gradient_pairs import GradientPairs
 from ._method import Budget, Outcome, TraceMethod, products
-from ._orthogonal import orthonormal, power_of_two, product
+from ._orthogonal import orthonormal
 from ._probes import Normal, Probes, Rademacher, Steinhaus
 from ._samples import tag_tolerance
 
@@ -218,9 +218,9 @@ class LeftOut(GradientPairs):
         )
         q, r = orthonormal(self.products, mask)
         duals = unit_duals(r, mask)
-        inside = product(q.conj().T, self.probes)
+        inside = times(q.conj().T, self.probes)
         along = jnp.sum(duals.conj() * inside, axis=0)
-        rest = self.probes - product(q, inside - duals * along[None, :])
+        rest = self.probes - times(q, inside - duals * along[None, :])
         number = jnp.asarray(self.count, jnp.finfo(rest.dtype).dtype)
         weight = 1 / number
         if self.resphered:
@@ -228,8 +228,8 @@ class LeftOut(GradientPairs):
             weight = weight * (n - number + 1) / jnp.where(norms > 0, norms, 1)
         weight = jnp.broadcast_to(weight, (k,))
         eye = jnp.eye(k, dtype=q.dtype)
-        kept = eye - product(duals, duals.conj().T) / number.astype(q.dtype)
-        left = jnp.concatenate([product(q, kept), rest * weight.astype(q.dtype)[None, :]], axis=1)
+        kept = eye - times(duals, duals.conj().T) / number.astype(q.dtype)
+        left = jnp.concatenate([times(q, kept), rest * weight.astype(q.dtype)[None, :]], axis=1)
         return left, jnp.concatenate([q, rest], axis=1)
 
 

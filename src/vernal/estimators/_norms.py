@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator, as_operator, positive_int
+from ..linalg import Operator, as_operator, positive_int, power_below
 from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
@@ -15,7 +15,6 @@ from ._estimate import Estimate
 from ._functions import function_estimate, lower_bound
 from ._gradient_pairs import StoredPairs, attach
 from ._method import default_probes
-from ._orthogonal import power_below
 from ._plan import Wanted
 from ._probes import Probes
 from ._quadrature import FunctionTrace, LanczosQuadrature

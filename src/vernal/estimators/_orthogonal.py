@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 
+from ..linalg import power_of_two, times
+
 # Blocks of random sketches need at most four.
 _PASSES = 6
 # A shift is raised at most this many times, by this factor: 16**4 roundings are still few.
@@ -54,7 +56,7 @@ def orthonormal(block: Array, mask: Array | None = None) -> tuple[Array, Array]:
     def again(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         q, r, _, passes = state
         q, factor, near = _pass(q, mask)
-        return q, product(factor, r), near, passes + 1
+        return q, times(factor, r), near, passes + 1
 
     q, r, near, _ = lax.while_loop(unfinished, again, (q, r, near, jnp.asarray(1, jnp.int32)))
     q, r = lax.cond(near, lambda: (q, r), lambda: _householder(x))
@@ -67,7 +69,7 @@ def orthonormal(block: Array, mask: Array | None = None) -> tuple[Array, Array]:
 
 def _pass(x: Array, mask: Array | None) -> tuple[Array, Array, Array]:
     """`(q, r, near)`: one division by a Cholesky factor, and whether the result is orthonormal."""
-    gram = filled(product(x.conj().T, x), mask)
+    gram = filled(times(x.conj().T, x), mask)
     eye = jnp.eye(gram.shape[0], dtype=gram.dtype)
     near = jnp.sum(jnp.abs(gram - eye) ** 2) < 0.25
     # Twice the rounding error of the Gram matrix, at most.
@@ -122,25 +124,6 @@ def _householder(x: Array) -> tuple[Array, Array]:
     return q, r
 
 
-def product(a: Array, b: Array) -> Array:
-    """A matrix product in full precision, on every device."""
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
 def filled(gram: Array, mask: Array | None) -> Array:
     """A Gram matrix with the rows and columns of the identity in place of unused columns."""
     return gram if mask is None else gram + jnp.diag((~mask).astype(gram.dtype))
-
-
-def power_of_two(block: Array) -> Array:
-    """A real power of two of the size of the largest element; 1 for a block of zeros."""
-    return power_below(jnp.max(jnp.abs(block), initial=0))
-
-
-def power_below(x: Array) -> Array:
-    """The largest power of two not above a positive number, element by element; 1 for zero. Has no derivative."""
-    # Not `jnp.frexp`: on JAX 0.12 it cannot be inside of a compiled `linear_call`. Not `jnp.log2`: inexact.
-    power = lax.reduce_precision(
-        lax.stop_gradient(x), exponent_bits=jnp.finfo(x.dtype).nexp, mantissa_bits=0
-    )
-    return jnp.where((power > 0) & jnp.isfinite(power), power, 1)

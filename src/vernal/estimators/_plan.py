@@ -222,14 +222,23 @@ def _found_or_exact(
     """The outcome of a method, or the exact answer if the budget reaches it."""
     size = operator.size
     if budget.most < size:
-        return method.estimate(operator, key, budget)
+        return _honest(method.estimate(operator, key, budget), size)
     if not budget.is_shared or size <= method.minimum:
         return exact()
     reaches = jnp.asarray(budget.used) >= size
     # Where the answer is exact, the method makes the fewest products that it can.
     used = jnp.where(reaches, method.minimum, budget.used)
-    found = method.estimate(operator, key, Budget(size - 1, used))
+    found = _honest(method.estimate(operator, key, Budget(size - 1, used)), size)
     return _selected(reaches.astype(int), (found, _only_if(reaches, lambda key: exact(), key)))
+
+
+def _honest(outcome: Outcome, size: int) -> Outcome:
+    """An outcome whose variance is not less than what may be lost in it, as squares of small numbers are zero."""
+    lost = size * float(jnp.finfo(outcome.variance.dtype).tiny)
+    variance = jnp.where(
+        jnp.any(outcome.value != 0), jnp.maximum(outcome.variance, lost), outcome.variance
+    )
+    return tree_at(lambda outcome: outcome.variance, outcome, variance)
 
 
 def _only_if(wanted: Array, fn: Callable[[PRNGKeyArray], Outcome], key: PRNGKeyArray) -> Outcome:

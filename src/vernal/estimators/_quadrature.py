@@ -242,6 +242,9 @@ def sums(
         agrees &= is_above(least, raw, operator.size)
         ends = lower_end(nodes, lax.stop_gradient(least), operator.eps)
         more_nodes, more_vectors = eigen(radau(ends, still))
+        # With negative eigenvalues there is no such rule, and its nodes may be anywhere.
+        exists = is_above(jnp.zeros_like(ends), raw, operator.size)
+        more_nodes = jnp.where(exists[:, None], more_nodes, ends[:, None])
         # The first node is known; the computed one would carry rounding errors of the size of the largest.
         more_nodes = jnp.maximum(more_nodes.at[:, 0].set(ends), ends[:, None])
         gaps = (values - integral(f, more_nodes, more_vectors)) / 2

@@ -24,8 +24,7 @@ formulas", Mathematics of Computation 76 (2007), doi:10.1090/S0025-5718-07-01975
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..linalg import Decomposition
-from ._orthogonal import power_below
+from ..linalg import Decomposition, power_below
 
 # How far rounding may move eigenvalues, in eps of the largest.
 _ROUNDINGS = 4

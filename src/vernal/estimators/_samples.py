@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..linalg import Operator
-from ._orthogonal import product
+from ..linalg import Operator, times
 from ._probes import Probes
 
 # The rounding error of a sum, in units of eps times its size; the reported error includes it.
@@ -201,7 +200,7 @@ class Scatter(NamedTuple):
         unit = jnp.sqrt(jnp.sum(jnp.abs(apart) ** 2))
         unit = jnp.where(unit > 0, unit, 1)
         apart = apart / unit.astype(apart.dtype)
-        gram = product(apart.conj().T, apart)
+        gram = times(apart.conj().T, apart)
         each = jnp.diagonal(gram).real
         sizes = jnp.sum(each), jnp.linalg.norm(gram), jnp.linalg.norm(each)
         return Scatter(*(size * unit**2 for size in sizes))

@@ -4,12 +4,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator
+from ..linalg import Operator, times
 from ._gradient_pairs import StoredPairs
 from ._leave_out import prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
 from ._method import Budget, DiagonalMethod, Outcome, default_probes, products
-from ._orthogonal import orthonormal, product
+from ._orthogonal import orthonormal
 from ._samples import is_real
 
 
@@ -78,14 +78,14 @@ def _parts(
 ) -> tuple[Parts, Parts]:
     """The parts of `Q Q^* A`, from the basis Q and its images `A^* Q`, and those of `Q Q^*`."""
     duals = unit_duals(factor, mask)
-    left = product(basis, duals)
-    inside = product(basis.conj().T, probes)
-    along = product(duals.conj().T, inside)
-    gram = product(duals.conj().T, duals)
+    left = times(basis, duals)
+    inside = times(basis.conj().T, probes)
+    along = times(duals.conj().T, inside)
+    gram = times(duals.conj().T, duals)
     parts = Parts(
         full=jnp.sum(basis * images.conj(), axis=1),
         left=left,
-        right=product(images, duals),
+        right=times(images, duals),
         rest=None,
         gram=gram,
         seen=lost_alone(duals, factor),
@@ -95,7 +95,7 @@ def _parts(
         full=jnp.sum(basis * basis.conj(), axis=1),
         left=left,
         right=left,
-        rest=probes - product(basis, inside),
+        rest=probes - times(basis, inside),
         gram=gram,
         seen=along,
         along=along,

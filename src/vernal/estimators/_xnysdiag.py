@@ -5,13 +5,13 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator
+from ..linalg import Operator, times
 from ._gradient_pairs import StoredPairs
 from ._hutchinson_diagonal import slopes
 from ._leave_out import Sketch, near_hermitian, prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
 from ._method import Budget, DiagonalMethod, Outcome, default_probes, products
-from ._orthogonal import product, shifted_cholesky
+from ._orthogonal import shifted_cholesky
 
 
 class XNysDiag(DiagonalMethod):
@@ -85,8 +85,8 @@ def _nystrom(operator: Operator, sketch: Sketch) -> tuple[Parts, Array]:
     """
     probes = sketch.probes
     columns = probes.shape[1]
-    gram = product(probes.conj().T, sketch.products)
-    of_probes = product(probes.conj().T, probes)
+    gram = times(probes.conj().T, sketch.products)
+    of_probes = times(probes.conj().T, probes)
     size = jnp.linalg.norm(sketch.products) * float(columns) ** 0.5
     hermitian = near_hermitian(gram, size, operator)
     gram = (gram + gram.conj().T) / 2
@@ -100,7 +100,7 @@ def _nystrom(operator: Operator, sketch: Sketch) -> tuple[Parts, Array]:
     shifted = sketch.products + shift.astype(gram.dtype) * probes
     basis = solve_triangular(factor, shifted.T, trans="T").T
     duals = unit_duals(factor, sketch.mask)
-    left = product(basis, duals)
+    left = times(basis, duals)
     alone = lost_alone(duals, factor)
     full = jnp.sum(basis * basis.conj(), axis=1) - shift.astype(basis.dtype)
-    return Parts(full, left, left, None, product(duals.conj().T, duals), alone, alone), positive
+    return Parts(full, left, left, None, times(duals.conj().T, duals), alone, alone), positive

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
-from ..linalg import Operator
+from ..linalg import Operator, times
 from ._leave_out import (
     Estimates,
     LeaveOneOut,
@@ -14,7 +14,7 @@ from ._leave_out import (
     near_hermitian,
     usable_pairs,
 )
-from ._orthogonal import filled, orthonormal, product, shifted_cholesky
+from ._orthogonal import filled, orthonormal, shifted_cholesky
 
 
 class XNysTrace(LeaveOneOut):
@@ -86,19 +86,19 @@ def _parts(operator: Operator, sketch: Sketch) -> _Nystrom:
     probes, mask = sketch.probes, sketch.mask
     k = probes.shape[1]
     eye = jnp.eye(k, dtype=probes.dtype)
-    gram = product(probes.conj().T, probes)
-    core = product(probes.conj().T, sketch.products)
+    gram = times(probes.conj().T, probes)
+    core = times(probes.conj().T, sketch.products)
     hermitian = near_hermitian(core, jnp.linalg.norm(sketch.products) * k**0.5, operator)
     core = (core + core.conj().T) / 2
     lower, shift, positive = shifted_cholesky(core, gram, sketch.shift, mask)
     shifted = sketch.products + shift.astype(probes.dtype) * probes
     half = solve_triangular(lower, shifted.conj().T, lower=True)
-    square = product(half, half.conj().T)
+    square = times(half, half.conj().T)
     inverse = solve_triangular(lower, eye, lower=True).conj().T
     return _Nystrom(
         trace=jnp.trace(square).real,
-        weights=product(inverse, inverse.conj().T),
-        inside=product(inverse, product(square, inverse.conj().T)),
+        weights=times(inverse, inverse.conj().T),
+        inside=times(inverse, times(square, inverse.conj().T)),
         shift=shift,
         consistent=hermitian & positive,
     )
@@ -113,9 +113,9 @@ def _inverse_gram(sketch: Sketch) -> Array:
         _, upper = orthonormal(probes, mask)
         lower = upper.conj().T
     else:
-        lower = jnp.linalg.cholesky(filled(product(probes.conj().T, probes), mask))
+        lower = jnp.linalg.cholesky(filled(times(probes.conj().T, probes), mask))
     inverse = solve_triangular(lower, eye, lower=True)
-    return product(inverse.conj().T, inverse)
+    return times(inverse.conj().T, inverse)
 
 
 def _left_out(

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ..linalg import Operator
+from ..linalg import Operator, times
 from ._leave_out import (
     Estimates,
     LeaveOneOut,
@@ -15,7 +15,7 @@ from ._leave_out import (
     usable_pairs,
 )
 from ._method import products
-from ._orthogonal import orthonormal, product
+from ._orthogonal import orthonormal
 
 
 class XTrace(LeaveOneOut):
@@ -99,25 +99,25 @@ def _parts(operator: Operator, sketch: Sketch, used: int | Array) -> _Compressed
     more = products(operator, q, used)
     more = more / sketch.scale.astype(q.dtype) + shift * q
     q_star = q.conj().T
-    w, h = product(q_star, probes), product(q_star, more)
+    w, h = times(q_star, probes), times(q_star, more)
     # u_j^* A Q + w_j^* H, row by row.
-    left = r.conj().T if operator.symmetric else product(probes.conj().T, more)
+    left = r.conj().T if operator.symmetric else times(probes.conj().T, more)
     consistent = jnp.asarray(True)
     if operator.symmetric:
         consistent = near_hermitian(h, jnp.linalg.norm(h), operator)
         h = (h + h.conj().T) / 2
-    hw = product(h, w)
+    hw = times(h, w)
     s = unit_duals(r, sketch.mask)
-    below = product(s.conj().T, r - hw)
+    below = times(s.conj().T, r - hw)
     forms = jnp.sum(probes.conj() * shifted, axis=0)
     return _Compressed(
         trace=jnp.trace(h),
         size=jnp.sum(jnp.abs(jnp.diagonal(h))),
-        duals=product(s.conj().T, s),
-        inside=product(s.conj().T, product(h, s)),
-        along=product(s.conj().T, w),
+        duals=times(s.conj().T, s),
+        inside=times(s.conj().T, times(h, s)),
+        along=times(s.conj().T, w),
         below=below,
-        above=below.conj() if operator.symmetric else product(left - product(w.conj().T, h), s).T,
+        above=below.conj() if operator.symmetric else times(left - times(w.conj().T, h), s).T,
         rest_forms=forms - jnp.sum(w.conj() * (r - hw), axis=0) - jnp.sum(left.T * w, axis=0),
         rest_norms=jnp.sum(jnp.abs(probes) ** 2, axis=0) - jnp.sum(jnp.abs(w) ** 2, axis=0),
         consistent=consistent,

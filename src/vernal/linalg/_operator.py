@@ -214,8 +214,8 @@ class Operator(Module):
         symmetric = self.symmetric and not jnp.iscomplexobj(factor)
         return _Scaled(symmetric, positive, self, number)
 
-    def __rmul__(self, factor: Any) -> "Operator":
-        return self * factor
+    __rmul__ = __mul__
+    __array_ufunc__ = None  # NumPy would multiply by an operator element by element.
 
     def shifted(self, shift: Any, *, positive_semidefinite: bool | None = None) -> "Operator":
         """This operator plus a multiple of the identity.

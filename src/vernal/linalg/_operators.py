@@ -16,7 +16,7 @@ from ..show import short, type_error, value_error
 from ..transforms import closure_to_pytree, gathered
 from ._arguments import positive_int
 from ._operator import Operator
-from ._vectors import Structure, dtype_of, structure_of
+from ._vectors import Structure, check_block, dtype_of, structure_of
 
 # Columns that XLA multiplies a matrix by at a time on a CPU.
 _TILE = 16
@@ -93,6 +93,7 @@ class MatrixOperator(Operator):
         return float(jnp.finfo(self.dtype).eps)
 
     def _times(self, matrix: Array, block: Array) -> Array:
+        check_block(self.in_structure(), block, "MatrixOperator.mv(vector)")
         columns = block.shape[1]
         # Padded with columns of zeros: 30 columns of a large matrix take 1.6 times as long as 32.
         missing = -columns % _TILE

@@ -14,7 +14,7 @@ from ._arguments import positive_int, tolerance
 from ._lanczos_adjoint import norms
 from ._operator import Operator
 from ._operators import as_operator
-from ._vectors import to_flat, to_tree
+from ._vectors import power_of_two, to_flat, to_tree
 
 # Basis vectors of GMRES between two restarts.
 _RESTART = 20
@@ -102,6 +102,9 @@ def _solved(
     operator: Operator, flat: Array, rtol: Array, atol: Array, steps: int, preconditioner: Any
 ) -> Solution:
     structure = operator.in_structure()
+    # The squares of its elements must be representable.
+    unit = power_of_two(flat)
+    flat, atol = flat / unit.astype(flat.dtype), atol / unit
 
     def multiply(x: Array) -> Array:
         return operator.matmul(x[:, None])[:, 0]
@@ -124,8 +127,8 @@ def _solved(
     # After a NaN the method stops with the finite value that it has.
     finite = jnp.all(jnp.isfinite(known)) & jnp.isfinite(error)
     return Solution(
-        value=to_tree(structure, found),
-        error=error,
+        value=to_tree(structure, found * unit.astype(found.dtype)),
+        error=error * unit,
         tolerance_met=finite & (error <= jnp.maximum(rtol * size, atol) + rounding),
         is_finite=finite,
     )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..show import type_error
 from ._operator import Composite, Operator
 from ._operators import as_operator
 from ._vectors import Structure
@@ -21,7 +22,7 @@ def block_diagonal(*operators: Any) -> Operator:
         An operator on tuples of their vectors. It is symmetric or positive semidefinite if all of them are.
 
     Raises:
-        TypeError: if one of them is not an operator, or some are real and some complex.
+        TypeError: if there is none, one of them is not an operator, or some are real and some complex.
 
     Example:
         >>> import jax.numpy as jnp
@@ -30,7 +31,14 @@ def block_diagonal(*operators: Any) -> Operator:
         >>> print(operator.mv((jnp.ones(2), jnp.ones(1))))
         (Array([2., 2.], dtype=float32), Array([3.], dtype=float32))
     """
-    parts = tuple(as_operator(operator, "block_diagonal(*operators)") for operator in operators)
+    where = "block_diagonal(*operators)"
+    parts = tuple(as_operator(operator, where) for operator in operators)
+    if not parts:
+        raise type_error(
+            "there is no operator to put on a diagonal",
+            where=where,
+            expected="at least one operator",
+        )
     made = _BlockDiagonal(
         symmetric=all(part.symmetric for part in parts),
         positive_semidefinite=all(part.positive_semidefinite for part in parts),

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module
@@ -15,7 +15,7 @@ from ..trees import is_array
 from ._eigsh import eigsh
 from ._operator import Operator
 from ._operators import FunctionOperator
-from ._vectors import structure_of
+from ._vectors import power_of_two, structure_of
 
 
 class SingularTriplets(Module):
@@ -80,36 +80,54 @@ def svds(
         [3.] (1, 2) (1, 3)
     """
     fn, structure = _map_of(linear, example)
-    gram = FunctionOperator(_Gram(closure_to_pytree(fn)), structure, positive_semidefinite=True)
-    found = eigsh(gram, k, rtol=rtol, max_matvecs=max_matvecs, rows=rows, key=key)
-    is_zero = found.values <= 0
-    values = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, found.values)))
+    unit = _size_of(fn, structure, jax.random.key(0) if key is None else key)
+    gram = _Gram(closure_to_pytree(fn), unit)
+    operator = FunctionOperator(gram, structure, positive_semidefinite=True)
+    found = eigsh(operator, k, rtol=rtol, max_matvecs=max_matvecs, rows=rows, key=key)
+    # The squares of the singular values, in units.
+    squares, distance = found.values / unit, found.errors / unit
+    is_zero = squares <= 0
+    in_units = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squares)))
+    values = in_units * unit
     images = jax.vmap(fn)(found.vectors)
 
     def divided(image: Array) -> Array:
         length = jnp.where(is_zero, 1, values).reshape(-1, *[1] * (image.ndim - 1))
         return jnp.where(length == 0, 0, image / length.astype(image.dtype))
 
-    eps = jnp.finfo(values.dtype).eps
-    distance = found.errors + eps * jnp.max(found.values)
+    distance = distance + jnp.finfo(values.dtype).eps * jnp.max(squares)
+    near = distance / jnp.where(in_units > 0, in_units, 1e-30)
     return SingularTriplets(
         values=values,
         left=jax.tree.map(divided, images),
         right=found.vectors,
-        errors=jnp.minimum(jnp.sqrt(distance), distance / jnp.where(values > 0, values, 1e-30)),
-        matvecs=found.matvecs,
+        errors=unit * jnp.minimum(jnp.sqrt(distance), near),
+        matvecs=found.matvecs + 1,
         tolerance_met=found.tolerance_met,
         is_finite=found.is_finite,
     )
 
 
+def _size_of(fn: Callable[[Any], Any], structure: Any, key: PRNGKeyArray) -> Array:
+    """A power of two near the size of the singular values, whose squares might not be representable."""
+    keys = jax.random.split(key, len(jax.tree.leaves(structure)))
+    leaves, treedef = jax.tree.flatten(structure)
+    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    images = jax.tree.leaves(lax.stop_gradient(fn(treedef.unflatten(drawn))))
+    return power_of_two(jnp.concatenate([jnp.ravel(x) for x in images]))
+
+
 class _Gram(Module):
+    """`A^* A`, divided by a unit so that its elements are of the size of those of A."""
+
     fn: Callable[[Any], Any]
+    unit: Array
 
     def __call__(self, vector: Any) -> Any:
         image = self.fn(vector)
         transposed = jax.linear_transpose(self.fn, vector)
-        (back,) = transposed(jax.tree.map(jnp.conj, image))
+        cotangent = jax.tree.map(lambda x: jnp.conj(x) / self.unit.astype(x.dtype), image)
+        (back,) = transposed(cotangent)
         return jax.tree.map(jnp.conj, back)
 
 

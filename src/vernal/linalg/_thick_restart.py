@@ -145,7 +145,7 @@ def _cycle(operator: Operator, wanted: Wanted, key: PRNGKeyArray, found: Found) 
     is_done = good & (same | (rows == size))
     ritz = jnp.matmul(mixing.T, found.basis[:rows], precision=lax.Precision.HIGHEST)
     start = jnp.where(good, count, min(wanted.kept, rows - 1)).astype(jnp.int32)
-    is_kept = jnp.arange(rows) < start
+    is_kept = jnp.arange(rows, dtype=jnp.int32) < start
     basis = jnp.where(is_kept[:, None], ritz, 0)
     fresh = _outside(basis, _random(jax.random.fold_in(key, -1 - found.matvecs), size, basis.dtype))
     follows = jnp.where(good, fresh, found.basis[rows])
@@ -172,11 +172,13 @@ def _step(operator: Operator, key: PRNGKeyArray, j: Any, found: Found) -> Found:
     product = operator.matmul(found.basis[j][:, None])[:, 0]
     scale = jnp.maximum(found.scale, _norm(product))
     elements = _along(basis, product)
-    place = jnp.arange(rows)
+    place = jnp.arange(rows, dtype=jnp.int32)
     before = jnp.where(place == j - 1, found.length.astype(elements.dtype), 0)
     expected = jnp.where(j == found.start, found.expected, before)
     # All except the real part of the diagonal is known beforehand.
     difference = elements - jnp.where(place == j, elements.real.astype(elements.dtype), expected)
+    # While missed pairs are looked for, the kept ones are eigenvectors only up to the tolerance.
+    difference = jnp.where(found.is_check & (place < found.start), 0, difference)
     left = product - _sum(elements, basis)
     left = left - _sum(_along(basis, left), basis)
     length = _norm(left)

@@ -101,6 +101,20 @@ def check_product(structure: Structure, tree: Any, where: str) -> None:
     )
 
 
+def check_block(structure: jax.ShapeDtypeStruct, block: Array, where: str) -> None:
+    """Refuses columns that are not flat vectors of the operator: of another length, or complex where they are real."""
+    columns = block.shape[1] if jnp.ndim(block) == 2 else 1
+    wanted = jax.ShapeDtypeStruct((*structure.shape, columns), structure.dtype)
+    if jnp.shape(block) != wanted.shape or (jnp.iscomplexobj(block) and not _is_complex(structure)):
+        raise type_error(
+            "a vector is not one of those that the operator multiplies",
+            where=where,
+            expected=f"{short(wanted)}: the length and the kind of numbers of the matrix",
+            got=short(block),
+            instead="`MatrixOperator(matrix.astype(complex))` for complex vectors",
+        )
+
+
 def _fits(got: Any, expected: Any, kind: Any) -> bool:
     if not _has_shape(got):
         return False
@@ -128,3 +142,17 @@ def _spec(x: Any) -> jax.ShapeDtypeStruct:
 def times(a: Array, b: Array) -> Array:
     """A matrix product in full precision, on every device."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def power_of_two(block: Array) -> Array:
+    """A real power of two of the size of the largest element; 1 for a block of zeros."""
+    return power_below(jnp.max(jnp.abs(block), initial=0))
+
+
+def power_below(x: Array) -> Array:
+    """The largest power of two not above a positive number, element by element; 1 for zero. Has no derivative."""
+    # Not `jnp.frexp`: on JAX 0.12 it cannot be inside of a compiled `linear_call`. Not `jnp.log2`: inexact.
+    power = lax.reduce_precision(
+        lax.stop_gradient(x), exponent_bits=jnp.finfo(x.dtype).nexp, mantissa_bits=0
+    )
+    return jnp.where((power > 0) & jnp.isfinite(power), power, 1)

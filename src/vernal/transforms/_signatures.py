@@ -136,15 +136,16 @@ def _compare_parts(path: str, a: Part, b: Part, placed: bool) -> _Found:
         yield _difference(path, a, b), 1
 
 
-def _in_order(a: Part, b: Part) -> list[str]:
+def _in_order(a: Part, b: Part) -> tuple[str, str]:
     """The keys of two parts that have the same ones, from where their order differs."""
     start = next(i for i, pair in enumerate(zip(a.parts, b.parts, strict=True)) if len({*pair}) > 1)
-    texts = []
-    for x in (a, b):
+
+    def text(x: Part) -> str:
         keys = [*x.parts][start:]
         shown = ["..."] * (start > 0) + keys[:_KEYS] + ["..."] * (len(keys) > _KEYS)
-        texts.append(f"keys in the order {', '.join(shown)}")
-    return texts
+        return f"keys in the order {', '.join(shown)}"
+
+    return text(a), text(b)
 
 
 def _advised(found: Iterable[tuple[Difference, int]], instead: str) -> _Found:
