@@ -63,6 +63,24 @@ def test_right_sides_of_any_size(bits, scale, positive):
         assert 0 <= found.error < 1e-3 * np.linalg.norm(np.arange(1.0, 61.0)) * scale
 
 
+@pytest.mark.parametrize(("bits", "scale"), CASES)
+@pytest.mark.parametrize("positive", [True, False])
+def test_the_derivative_by_a_right_side_does_not_depend_on_the_size(bits, scale, positive):
+    with jax.enable_x64(bits == 64):
+        operator = linalg.MatrixOperator(
+            jnp.asarray(P, f"float{bits}"), positive_semidefinite=positive
+        )
+        right = jnp.full(60, scale, f"float{bits}")
+        want = np.linalg.solve(P, np.ones(60))
+        for cotangent in (1.0, scale):
+
+            def total(b, cotangent=cotangent):
+                return cotangent * linalg.solve(operator, b).value.sum()
+
+            found = np.asarray(jax.grad(total)(right), float)
+            np.testing.assert_allclose(found / cotangent, want, rtol=1e-2)
+
+
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("name", ["line", "counted", "dense", "repeated"])
 def test_exactly_symmetric_operators_hold_their_tags(name, bits):

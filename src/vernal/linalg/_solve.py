@@ -1,6 +1,7 @@
 """`solve`: linear equations with an operator, by JAX's conjugate gradients or GMRES, with the residual."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -102,9 +103,6 @@ def _solved(
     operator: Operator, flat: Array, rtol: Array, atol: Array, steps: int, preconditioner: Any
 ) -> Solution:
     structure = operator.in_structure()
-    # The squares of its elements must be representable.
-    unit = power_of_two(flat)
-    flat, atol = flat / unit.astype(flat.dtype), atol / unit
 
     def multiply(x: Array) -> Array:
         return operator.matmul(x[:, None])[:, 0]
@@ -114,12 +112,20 @@ def _solved(
 
     given = None if preconditioner is None else improve
     rtol, atol = lax.stop_gradient((rtol, atol))
-    # JAX declares floats, but accepts arrays too.
-    options: dict[str, Any] = {"tol": rtol, "atol": atol, "maxiter": steps, "M": given}
-    if operator.positive_semidefinite:
-        found, _ = cg(multiply, flat, **options)
-    else:
-        found, _ = gmres(multiply, flat, restart=min(_RESTART, operator.size), **options)
+    positive = operator.positive_semidefinite
+    method: Any = cg if positive else partial(gmres, restart=min(_RESTART, operator.size))
+
+    def in_units(multiply: Any, target: Array) -> Array:
+        # The squares of its elements must be representable; so must those of a cotangent, which is solved for too.
+        unit = power_of_two(target)
+        scaled = target / unit.astype(target.dtype)
+        # JAX declares floats as tolerances, but accepts arrays too.
+        found, _ = method(multiply, scaled, tol=rtol, atol=atol / unit, maxiter=steps, M=given)
+        return found * unit.astype(found.dtype)
+
+    # The transpose of a Hermitian operator is its conjugate.
+    symmetric = positive and not jnp.iscomplexobj(flat)
+    found = lax.custom_linear_solve(multiply, flat, in_units, in_units, symmetric=symmetric)
     known, target = lax.stop_gradient((found, flat))
     error, size = norms(jnp.stack([target - lax.stop_gradient(multiply(known)), target]))
     # The residual of the recurrence and the measured one differ by rounding.
@@ -127,8 +133,8 @@ def _solved(
     # After a NaN the method stops with the finite value that it has.
     finite = jnp.all(jnp.isfinite(known)) & jnp.isfinite(error)
     return Solution(
-        value=to_tree(structure, found * unit.astype(found.dtype)),
-        error=error * unit,
+        value=to_tree(structure, found),
+        error=error,
         tolerance_met=finite & (error <= jnp.maximum(rtol * size, atol) + rounding),
         is_finite=finite,
     )
