@@ -1,13 +1,15 @@
 """What is not a number of products, or not a tolerance."""
 
 import inspect
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal import estimators
+from vernal import estimators, linalg
 from vernal.linalg._arguments import positive_int, tolerance, whole_number
 from vernal.transforms import TracedShapeError, filter_jit
 
@@ -139,3 +141,56 @@ def test_the_entry_refuses_what_is_not_a_number_of_products(value):
         inspect.unwrap(estimators.trace)(
             jnp.eye(50), jax.random.key(0), rtol=0.1, max_matvecs=value
         )
+
+
+OPERATOR = linalg.MatrixOperator(jnp.eye(8), positive_semidefinite=True)
+# Every function that takes a key, of an operator and a key.
+KEYED = {
+    "trace": lambda a, k: estimators.trace(a, k, matvecs=6),
+    "diagonal": lambda a, k: estimators.diagonal(a, k, matvecs=6),
+    "logdet": lambda a, k: estimators.logdet(a, k, matvecs=6),
+    "trace_of_function": lambda a, k: estimators.trace_of_function(jnp.exp, a, k, matvecs=6),
+    "schatten_norm": lambda a, k: estimators.schatten_norm(a, k, 3, matvecs=9),
+    "frobenius_norm": lambda a, k: estimators.frobenius_norm(a, k, matvecs=6),
+    "spectral_density": lambda a, k: estimators.spectral_density(a, k, matvecs=20),
+    "eigsh": lambda a, k: linalg.eigsh(a, 1, key=k),
+    "svds": lambda a, k: linalg.svds(a, 1, key=k),
+}
+
+
+def test_what_is_no_random_key_is_refused():
+    # In a process of its own: the checks of annotations that the tests run under would answer first.
+    subprocess.run([sys.executable, __file__], check=True, timeout=500)
+
+
+def _refuse_keys() -> None:
+    for name, call in KEYED.items():
+        optional = name in ("eigsh", "svds")
+        for key in (jax.random.split(jax.random.key(0), 3), 0, "key", None):
+            try:
+                call(OPERATOR, key)
+            except TypeError as error:
+                assert f"`{name}` was not given a random key" in str(error), (name, key, error)
+            else:
+                assert key is None and optional, (name, key)
+
+
+@pytest.mark.parametrize(
+    "name", ["logdet", "trace_of_function", "schatten_norm", "spectral_density"]
+)
+def test_functions_of_an_empty_operator_are_refused(name):
+    empty = linalg.MatrixOperator(jnp.zeros((0, 0)), positive_semidefinite=True)
+    with pytest.raises(ValueError, match="the operator is empty"):
+        KEYED[name](empty, jax.random.key(0))
+
+
+def test_too_few_products_for_a_norm_are_told_as_they_were_given():
+    matrix = jnp.eye(5)
+    for operator, least in ((linalg.MatrixOperator(matrix, symmetric=True), 6), (matrix, 11)):
+        with pytest.raises(ValueError, match=rf"matvecs >= {least}\n  got: matvecs=5"):
+            estimators.schatten_norm(operator, jax.random.key(0), 3, matvecs=5)
+        estimators.schatten_norm(operator, jax.random.key(0), 3, matvecs=least)
+
+
+if __name__ == "__main__":
+    _refuse_keys()

@@ -73,3 +73,22 @@ def test_a_wrong_promise_gives_no_nan(name, bits):
         for f in (jnp.exp, jnp.sqrt):
             found = estimators.trace_of_function(f, operator, jax.random.key(0), matvecs=20)
             assert np.isfinite(found.value) and not found.tags_hold
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_schatten_norms_of_any_size(symmetric, scale):
+    matrix = jax.random.normal(jax.random.key(0), (30, 30))
+    matrix = matrix + matrix.T if symmetric else matrix
+    values = jnp.linalg.svdvals(matrix)
+    operator = linalg.MatrixOperator(matrix * scale, symmetric=symmetric)
+
+    def norm(operator):
+        return estimators.schatten_norm(operator, jax.random.key(1), 3, matvecs=61)
+
+    found = norm(operator)
+    assert found.is_finite and found.tags_hold
+    assert found.value == pytest.approx(scale * float(jnp.sum(values**3) ** (1 / 3)), rel=1e-5)
+    slope = jax.grad(lambda a: norm(a).value, allow_int=True)(operator).matrix
+    one = jax.grad(lambda a: jnp.sum(jnp.linalg.svdvals(a) ** 3) ** (1 / 3))(matrix)
+    assert jnp.allclose(slope, one, atol=1e-5)

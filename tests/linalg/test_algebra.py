@@ -138,3 +138,19 @@ def test_what_has_no_meaning_is_refused():
     for wrong in (lambda: one + 1.0, lambda: one @ jnp.ones(2), lambda: one * one):
         with pytest.raises(TypeError):
             wrong()
+
+
+def test_an_array_beside_the_product_sign_is_told_to_use_mv():
+    operator = MatrixOperator(jnp.eye(2), positive_semidefinite=True)
+    for product in (lambda: operator @ jnp.ones(2), lambda: jnp.ones(2) @ operator):
+        with pytest.raises(TypeError, match=r"the product of two operators(.|\n)*operator.mv"):
+            product()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        operator @ "text"
+
+
+def test_an_infinite_multiple_promises_nothing():
+    operator = MatrixOperator(jnp.eye(2), positive_semidefinite=True)
+    for number in (jnp.inf, float("inf"), float("nan")):
+        assert not (number * operator).positive_semidefinite
+        assert not operator.shifted(number).positive_semidefinite

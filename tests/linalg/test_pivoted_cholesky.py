@@ -139,3 +139,10 @@ def test_what_makes_no_preconditioner_is_refused():
         estimators.logdet(
             kernel(THETA, POINTS[:50]), jax.random.key(0), matvecs=40, preconditioner=made
         )
+
+
+def test_negative_noise_is_refused():
+    operator = MatrixOperator(jnp.eye(3), positive_semidefinite=True)
+    for noise in (-1.0, jnp.array([0.1, 0.1, -0.1])):
+        with pytest.raises(ValueError, match="the noise is negative"):
+            pivoted_cholesky(operator, 2, noise=noise)

@@ -118,3 +118,29 @@ def test_singular_values_of_functions_and_operators_and_of_zero():
     for linear, example in [(lambda v: v, None), (jnp.eye(2), jnp.zeros(2)), (jnp.zeros(2), None)]:
         with pytest.raises(ValueError, match="svds needs an operator, a matrix, or a function"):
             svds(linear, 1, example=example)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("positive", [True, False])
+def test_the_error_is_that_of_the_value_in_half_precision(dtype, positive):
+    root = jax.random.normal(jax.random.key(0), (60, 60))
+    matrix = (root @ root.T / 60 + jnp.eye(60)).astype(dtype)
+    right = jax.random.normal(jax.random.key(1), (60,)).astype(dtype)
+    operator = MatrixOperator(matrix, positive_semidefinite=positive)
+    found = solve(operator, right)
+    exact = [np.asarray(x, np.float64) for x in (matrix, found.value, right)]
+    residual = np.linalg.norm(exact[2] - exact[0] @ exact[1])
+    assert found.value.dtype == dtype and float(found.error) == pytest.approx(residual, rel=0.01)
+    assert not found.tolerance_met
+    assert solve(operator, right, rtol=float(2 * residual)).tolerance_met
+
+
+def test_a_right_side_of_integers():
+    operator = MatrixOperator(2 * jnp.eye(3), positive_semidefinite=True)
+    found = solve(operator, np.array([2, 4, 6]))
+    assert found.tolerance_met and jnp.allclose(found.value, jnp.array([1.0, 2.0, 3.0]))
+
+
+def test_singular_values_of_integers_are_refused():
+    with pytest.raises(TypeError, match=r"trees of floating-point arrays(.|\n)*astype"):
+        svds(np.ones((3, 2), int), 1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import vernal
+from vernal import linalg
 from vernal.linalg import FunctionOperator, MatrixOperator
 from vernal.linalg._vectors import dtype_of, size_of, structure_of, to_flat, to_tree
 
@@ -115,6 +116,26 @@ def test_a_product_that_does_not_look_like_the_vector_is_refused(name, batch_siz
         operator.matmul(jnp.ones((operator.size, 3)))
     with pytest.raises(TypeError, match="the operator is not square"):
         operator.adjoint_mv(example)
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [jnp.ones(3), jnp.ones((2, 1)), (jnp.ones(2),), jnp.ones(2, jnp.complex64)],
+)
+def test_a_vector_that_the_operator_does_not_multiply_is_refused_as_such(vector):
+    operator = FunctionOperator(lambda v: 2 * v, jnp.ones(2), symmetric=True)
+    symmetric = MatrixOperator(jnp.eye(2), symmetric=True)
+    ways = [
+        operator.mv,
+        FunctionOperator(lambda v: 2 * v, jnp.ones(2)).adjoint_mv,
+        (2.0 * operator).mv,
+        lambda v: linalg.funm(jnp.exp, symmetric, v),
+        lambda v: linalg.solve(operator, v),
+        lambda v: linalg.lanczos(operator, v, 1),
+    ]
+    for way in ways:
+        with pytest.raises(TypeError, match="not one of those that the operator multiplies"):
+            way(vector)
 
 
 def test_the_message_says_how_the_product_differs():

@@ -12,6 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator, as_operator, to_tree
 from ..transforms import filter_jit
+from ..trees import check_key
 from ._estimate import Estimate
 from ._exact import exact_diagonal
 from ._gradient_pairs import attach, stop_gradient
@@ -77,8 +78,8 @@ def diagonal(
         operator is symmetric or real.
 
     Raises:
-        TypeError: if `operator` is not an operator, or an argument is not a number; `TracedShapeError` if one is
-            traced where it cannot be.
+        TypeError: if `operator` is not an operator, `key` not a random key, or an argument not a number;
+            `TracedShapeError` if one is traced where it cannot be.
         ValueError: if a number is too small, if arguments do not go together, or if the method needs an operator that
             is declared positive semidefinite.
 
@@ -94,6 +95,7 @@ def diagonal(
     """
     where = "diagonal(operator, key)"
     operator = as_operator(operator, where)
+    check_key("diagonal", key)
     wanted = Wanted(matvecs, max_matvecs, rtol, atol)
     method, plan = planned(operator, method, _choose, wanted, where, otherwise="XDiag()")
     return _estimated(operator, key, method, plan)

@@ -18,12 +18,13 @@ from ..linalg import (
     divided_differences,
     power_below,
     real_number,
+    refuse_empty,
     symmetric_operator,
 )
 from ..modules import Module
 from ..show import spec_text, type_error, value_error
 from ..transforms import closure_to_pytree, filter_jit
-from ..trees import tree_at
+from ..trees import check_key, tree_at
 from ._estimate import Estimate
 from ._gradient_pairs import StoredPairs, attach
 from ._method import Outcome
@@ -97,10 +98,10 @@ def trace_of_function(
         never taken to be negative.
 
     Raises:
-        TypeError: if `operator` is not an operator, `matvecs` is traced or not an int, or `f` does not map real arrays
-            to real arrays of the same shape.
-        ValueError: if the operator is not declared symmetric, a number is too small, or arguments do not go together,
-            such as `least_eigenvalue` with an operator that is not declared positive semidefinite.
+        TypeError: if `operator` is not an operator, `key` not a random key, `matvecs` is traced or not an int, or `f`
+            does not map real arrays to real arrays of the same shape.
+        ValueError: if the operator is empty or not declared symmetric, a number is too small, or arguments do not go
+            together, such as `least_eigenvalue` with an operator that is not declared positive semidefinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -114,6 +115,8 @@ def trace_of_function(
     """
     where = "trace_of_function(f, operator, key)"
     operator = symmetric_operator(operator, where)
+    check_key("trace_of_function", key)
+    refuse_empty(operator, where)
     floor = 0.0 if operator.positive_semidefinite else None
     least = lower_bound(operator, least_eigenvalue, where)
     wanted = Wanted(matvecs, max_matvecs, rtol, atol)

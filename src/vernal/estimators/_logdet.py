@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Preconditioner, as_operator
+from ..linalg import Preconditioner, as_operator, refuse_empty
 from ..show import short, value_error
-from ..trees import tree_at
+from ..trees import check_key, tree_at
 from ._estimate import Estimate
 from ._functions import function_estimate, lower_bound
 from ._plan import Wanted
@@ -70,10 +70,10 @@ def logdet(
         is visibly asymmetric, or has an eigenvalue clearly below `least_eigenvalue`.
 
     Raises:
-        TypeError: if `operator` is not an operator, `matvecs` is traced or not an int, or `least_eigenvalue` is not a
-            real number.
-        ValueError: if the operator is not declared positive semidefinite, a number is too small, the preconditioner
-            was made for another size, or arguments do not go together.
+        TypeError: if `operator` is not an operator, `key` not a random key, `matvecs` is traced or not an int, or
+            `least_eigenvalue` is not a real number.
+        ValueError: if the operator is empty or not declared positive semidefinite, a number is too small, the
+            preconditioner was made for another size, or arguments do not go together.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -87,6 +87,8 @@ def logdet(
     """
     where = "logdet(operator, key)"
     operator = as_operator(operator, where)
+    check_key("logdet", key)
+    refuse_empty(operator, where)
     if not operator.positive_semidefinite:
         raise value_error(
             "the operator is not declared positive semidefinite, but the logarithm needs positive eigenvalues",

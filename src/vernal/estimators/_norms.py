@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator, as_operator, positive_int, power_below
+from ..linalg import Composite, Operator, as_operator, positive_int, power_below, refuse_empty
 from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
+from ..trees import check_key
 from ._estimate import Estimate
 from ._functions import function_estimate, lower_bound
 from ._gradient_pairs import StoredPairs, attach
@@ -50,8 +51,8 @@ def schatten_norm(
         An `Estimate`, real.
 
     Raises:
-        TypeError: if `operator` is not an operator, or `matvecs` is traced or not an int.
-        ValueError: if `p` is not a finite number of at least 1, or `matvecs` is too small.
+        TypeError: if `operator` is not an operator, `key` not a random key, or `matvecs` is traced or not an int.
+        ValueError: if the operator is empty, `p` is not a finite number of at least 1, or `matvecs` is too small.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -63,7 +64,12 @@ def schatten_norm(
         True
     """
     operator = as_operator(operator, "schatten_norm(operator)")
-    matvecs = positive_int(matvecs, "matvecs", "schatten_norm(matvecs)", minimum=2)
+    check_key("schatten_norm", key)
+    refuse_empty(operator, "schatten_norm(operator)")
+    quadrature = method or LanczosQuadrature()
+    cost = 1 if operator.symmetric else 2
+    least = cost * min(quadrature.minimum, operator.size) + 1
+    matvecs = positive_int(matvecs, "matvecs", "schatten_norm(matvecs)", minimum=least)
     if not isinstance(p, int | float) or not 1 <= p < math.inf:
         raise value_error(
             "`p` is not a valid order of a norm",
@@ -71,26 +77,23 @@ def schatten_norm(
             expected="a finite Python number of at least 1",
             got=f"p={p!r}",
         )
-    return _schatten(operator, key, float(p), matvecs, method)
+    return _schatten(operator, key, float(p), matvecs, quadrature)
 
 
 @filter_jit
 def _schatten(
-    operator: Operator, key: PRNGKeyArray, p: float, matvecs: int, method: LanczosQuadrature | None
+    operator: Operator, key: PRNGKeyArray, p: float, matvecs: int, quadrature: LanczosQuadrature
 ) -> Estimate:
-    gram = not operator.symmetric
-    cost = 2 if gram else 1
     unit = _size_of(operator, key)
-    power = _Power(unit**cost, p / cost)
-    target = (
-        _Gram(symmetric=True, positive_semidefinite=True, operator=operator) if gram else operator
-    )
-    floor = 0.0 if target.positive_semidefinite else None
+    if operator.symmetric:
+        cost, floor = 1, 0.0 if operator.positive_semidefinite else None
+        target = _InUnits(True, operator.positive_semidefinite, operator, unit)
+    else:
+        cost, floor = 2, 0.0
+        target = _Gram(True, True, operator, unit)
     where = "schatten_norm(matvecs)"
-    quadrature = max(1, (matvecs - 1) // cost)
-    least = lower_bound(target, None, where)
-    way = FunctionTrace(power, method or LanczosQuadrature(), floor, least)
-    found = function_estimate(way, target, key, Wanted(quadrature, None), where)
+    way = FunctionTrace(_Power(p / cost), quadrature, floor, lower_bound(target, None, where))
+    found = function_estimate(way, target, key, Wanted((matvecs - 1) // cost, None), where)
     # NaN is not zero.
     some = ~(lax.stop_gradient(found.value) <= 0)
     root = jnp.where(some, found.value, 1) ** (1 / p)
@@ -114,36 +117,49 @@ def _size_of(operator: Operator, key: PRNGKeyArray) -> Array:
 
 
 class _Power(Module):
-    """`|x / unit|**exponent`, with derivative 0 where x is zero up to rounding."""
+    """`|x|**exponent`, with derivative 0 where x is zero up to rounding, next to 1."""
 
-    unit: Array
     exponent: float
 
     def __call__(self, x: Array) -> Array:
-        ratio = jnp.abs(x) / self.unit
+        ratio = jnp.abs(x)
         # NaN is not zero.
         some = ~(ratio <= jnp.finfo(x.dtype).eps)
         return jnp.where(some, jnp.where(some, ratio, 1) ** self.exponent, 0)
 
 
-class _Gram(Operator):
-    """`A^* A`."""
+class _InUnits(Composite):
+    """A symmetric operator, divided by a unit: powers of its eigenvalues are representable."""
 
     symmetric: bool
     positive_semidefinite: bool
     operator: Operator
+    unit: Array
 
     def in_structure(self) -> Any:
         return self.operator.in_structure()
 
-    def mv(self, vector: Any) -> Any:
-        return self.operator.adjoint_mv(self.operator.mv(vector))
-
     def matmul(self, block: Array) -> Array:
-        return self.operator.adjoint_matmul(self.operator.matmul(block))
+        return self.operator.matmul(block) / self.unit.astype(block.dtype)
+
+    def adjoint_matmul(self, block: Array) -> Array:
+        return self.matmul(block)
+
+    def least_eigenvalue(self) -> Any:
+        return self.operator.least_eigenvalue() / self.unit
 
     def products_at_once(self, columns: int) -> int:
         return self.operator.products_at_once(columns)
+
+
+class _Gram(_InUnits):
+    """`A^* A`, divided by the square of a unit."""
+
+    def matmul(self, block: Array) -> Array:
+        return self.operator.adjoint_matmul(super().matmul(block)) / self.unit.astype(block.dtype)
+
+    def least_eigenvalue(self) -> Any:
+        return 0.0
 
 
 def frobenius_norm(
@@ -153,6 +169,8 @@ def frobenius_norm(
 
     The estimate is the square root of the mean of `|A w|^2` over random probes `w`: the Hutchinson estimate of the
     trace of `A^* A`, with one product for each probe. With as many products as the operator has rows it is exact.
+    Where one singular value dominates, `|A w|^2` is far from normal: with fewer than 60 products, 95% intervals then
+    hold the norm in 86% to 93% of cases only, and nearly all others end below it.
 
     M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
     Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.
@@ -167,7 +185,7 @@ def frobenius_norm(
         An `Estimate`, real.
 
     Raises:
-        TypeError: if `operator` is not an operator, or `matvecs` is traced or not an int.
+        TypeError: if `operator` is not an operator, `key` not a random key, or `matvecs` is traced or not an int.
         ValueError: if `matvecs` is less than 2.
 
     Example:
@@ -179,6 +197,7 @@ def frobenius_norm(
         True
     """
     operator = as_operator(operator, "frobenius_norm(operator)")
+    check_key("frobenius_norm", key)
     exact = operator.size == 1
     matvecs = positive_int(matvecs, "matvecs", "frobenius_norm(matvecs)", minimum=1 if exact else 2)
     return _frobenius(operator, key, min(matvecs, operator.size), probes)

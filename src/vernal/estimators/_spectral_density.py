@@ -6,11 +6,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator, decompose, positive_int, symmetric_operator
+from ..linalg import Operator, decompose, positive_int, refuse_empty, symmetric_operator
 from ..modules import Module
 from ..primitives import nondifferentiable
 from ..show import spec_text, value_error
 from ..transforms import filter_jit
+from ..trees import check_key
 from ._quadrature import LanczosQuadrature, Starts, consistent
 from ._rules import eigen, gauss
 
@@ -70,9 +71,9 @@ def spectral_density(
         A `SpectralDensity`.
 
     Raises:
-        TypeError: if `operator` is not an operator, or `matvecs` is traced or not an int.
-        ValueError: if the operator is not declared symmetric, `matvecs` is too small, `points` is neither an int nor
-            one-dimensional, or `width` is not positive.
+        TypeError: if `operator` is not an operator, `key` not a random key, or `matvecs` is traced or not an int.
+        ValueError: if the operator is empty or not declared symmetric, `matvecs` is too small, `points` is neither an
+            int nor one-dimensional, or `width` is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -83,6 +84,8 @@ def spectral_density(
         1.0
     """
     operator = symmetric_operator(operator, "spectral_density(operator)")
+    check_key("spectral_density", key)
+    refuse_empty(operator, "spectral_density(operator)")
     if jnp.ndim(points) == 0:
         points = positive_int(points, "points", "spectral_density(points)", minimum=2)
     elif jnp.ndim(points) != 1:

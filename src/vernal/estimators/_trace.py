@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator, as_operator
 from ..transforms import filter_jit
+from ..trees import check_key
 from ._estimate import Estimate
 from ._exact import exact_trace
 from ._gradient_pairs import attach, stop_gradient
@@ -80,8 +81,8 @@ def trace(
         differ between the elements of the batch, all take as long as the longest.
 
     Raises:
-        TypeError: if `operator` is not an operator, or an argument is not a number; `TracedShapeError` if one is
-            traced where it cannot be.
+        TypeError: if `operator` is not an operator, `key` not a random key, or an argument not a number;
+            `TracedShapeError` if one is traced where it cannot be.
         ValueError: if a number is too small, if arguments do not go together, or if the method needs an operator that
             is declared positive semidefinite.
 
@@ -96,6 +97,7 @@ def trace(
     """
     where = "trace(operator, key)"
     operator = as_operator(operator, where)
+    check_key("trace", key)
     wanted = Wanted(matvecs, max_matvecs, rtol, atol)
     return _estimated(operator, key, *planned(operator, method, _choose, wanted, where))
 

@@ -19,7 +19,7 @@ class XNysDiag(DiagonalMethod):
 
     Every product is with a random probe and is used twice: each estimate leaves one probe w out of the approximation
     `X = Y (W^* Y)^{-1} Y^*`, with `Y = A W`, and adds `conj(w) * (A - X) w` to its diagonal; the result is their mean.
-    It is unbiased, never much worse than `HutchinsonDiagonal`, and far better if the eigenvalues decay.
+    It is unbiased, far better than `HutchinsonDiagonal` if the eigenvalues decay, and can be far worse if they do not.
 
     Probes are signs, complex ones for a complex operator. The paper's estimator is extended in two ways: the same
     estimate of the identity serves as a control variate, so multiples of the identity are exact, and the standard

@@ -15,10 +15,11 @@ from ._lanczos import Tridiagonal as Tridiagonal
 from ._lanczos import combined, decompose, symmetric_operator
 from ._lanczos import lanczos as lanczos
 from ._lanczos_adjoint import Decomposition
+from ._operator import Composite
 from ._operator import Operator as Operator
 from ._operators import FunctionOperator as FunctionOperator
 from ._operators import MatrixOperator as MatrixOperator
-from ._operators import as_operator
+from ._operators import as_operator, refuse_empty
 from ._pivoted_cholesky import Preconditioner as Preconditioner
 from ._pivoted_cholesky import pivoted_cholesky as pivoted_cholesky
 from ._solve import Solution as Solution

@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
-from ..trees import is_inexact_array
+from ..trees import check_key, is_inexact_array
 from ._arguments import positive_int, tolerance
 from ._eigenpairs import differentiable
 from ._lanczos import symmetric_operator
@@ -88,7 +88,8 @@ def eigsh(
         An `Eigenpairs`.
 
     Raises:
-        TypeError: if `operator` is not an operator, or a number is not a Python int where it must be one.
+        TypeError: if `operator` is not an operator, `key` not a random key, or a number not a Python int where it must
+            be one.
         ValueError: if the operator is not declared symmetric, or a number is out of range.
 
     Example:
@@ -101,6 +102,7 @@ def eigsh(
     """
     where = "eigsh(operator, k)"
     operator = symmetric_operator(operator, where)
+    seed = jax.random.key(0) if key is None else check_key("eigsh", key)
     k, size = positive_int(k, "k", where), operator.size
     if k > size:
         raise value_error(
@@ -125,7 +127,7 @@ def eigsh(
     most = _CYCLES * rows if max_matvecs is None else max_matvecs
     most = positive_int(most, "max_matvecs", where, minimum=rows + k)
     rtol = tolerance(rtol, "rtol", "eigsh(rtol)", jnp.finfo(operator.dtype).dtype)
-    return _found(operator, k, which, rtol, most, rows, jax.random.key(0) if key is None else key)
+    return _found(operator, k, which, rtol, most, rows, seed)
 
 
 @filter_jit

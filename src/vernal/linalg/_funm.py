@@ -18,9 +18,9 @@ from ._funm_adjoint import attached
 from ._krylov import krylov, shortened
 from ._lanczos_adjoint import norms
 from ._operator import Operator
-from ._operators import as_operator
+from ._operators import as_operator, refuse_empty
 from ._small_functions import OfEigenvalues, OfMatrix, SmallFunction, commutes
-from ._vectors import to_flat, to_tree
+from ._vectors import flat_vector, to_tree
 
 _STEPS = 30
 _WHERE = "funm(f, operator, vector)"
@@ -107,15 +107,9 @@ def funm(
         (True, True)
     """
     operator = as_operator(operator, _WHERE)
-    flat = to_flat(operator.in_structure(), vector, "funm(vector)")
+    flat = flat_vector(operator.in_structure(), vector, "funm(vector)")
     steps = positive_int(_STEPS if steps is None else steps, "steps", "funm(steps)")
-    if operator.size == 0:
-        raise value_error(
-            "the operator is empty",
-            where=_WHERE,
-            expected="vectors with at least one element",
-            got=short(operator.in_structure()),
-        )
+    refuse_empty(operator, _WHERE)
     check = _check_elementwise if operator.symmetric else _check_of_matrix
     check(f, operator)
     known = closure_to_pytree(f)

@@ -29,7 +29,7 @@ from ._arguments import positive_int
 from ._lanczos_adjoint import Decomposition, inner, multiply, norms, rule
 from ._operator import Operator
 from ._operators import as_operator
-from ._vectors import to_flat
+from ._vectors import flat_vector
 
 # A new vector of at most this many roundings of a product is pure rounding.
 _ROUNDINGS = 4
@@ -108,7 +108,7 @@ def lanczos(operator: Any, vector: Any, steps: int) -> Tridiagonal:
             got=f"steps={steps}",
             instead="`min(steps, operator.size)`",
         )
-    start = to_flat(operator.in_structure(), vector, "lanczos(vector)")
+    start = flat_vector(operator.in_structure(), vector, "lanczos(vector)")
     found = decompose(operator, start[None, :], steps)
     return Tridiagonal(
         basis=found.basis[0].T,

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 from jax import Array, lax
 
 from ..modules import AbstractVar, Module
-from ..show import diff_text, short, type_error, value_error
+from ..show import short, type_error
 from ._blocks import block_size
-from ._vectors import Structure, check_product, dtype_of, size_of, to_flat, to_tree
+from ._operands import as_number, check_alike, is_not_negative, refuse_vector
+from ._vectors import Structure, check_product, dtype_of, flat_vector, size_of, to_flat, to_tree
 
 
 class Operator(Module):
@@ -95,7 +95,7 @@ class Operator(Module):
         def flat_mv(flat: Array) -> Array:
             return to_flat(structure, self.mv(to_tree(structure, flat)), where)
 
-        flat = to_flat(structure, vector, where)
+        flat = flat_vector(structure, vector, f"{where}.adjoint_mv(vector)")
         (out,) = jax.linear_transpose(flat_mv, flat)(flat.conj())
         return to_tree(structure, out.conj())
 
@@ -187,7 +187,7 @@ class Operator(Module):
     def __add__(self, other: Any) -> "Operator":
         if not isinstance(other, Operator):
             return NotImplemented
-        _check_alike(self, other, "+")
+        check_alike(self.in_structure(), other.in_structure(), "+")
         positive = self.positive_semidefinite and other.positive_semidefinite
         return _Sum(self.symmetric and other.symmetric, positive, self, other)
 
@@ -199,18 +199,23 @@ class Operator(Module):
 
     def __matmul__(self, other: Any) -> "Operator":
         if not isinstance(other, Operator):
+            refuse_vector(other, "operator @ vector")
             return NotImplemented
-        _check_alike(self, other, "@")
+        check_alike(self.in_structure(), other.in_structure(), "@")
         # Two factors that only look equal prove nothing.
         square = self is other and self.symmetric
         gram = square or _adjoint_of(self) is other or _adjoint_of(other) is self
         return _Product(gram, gram, self, other)
 
+    def __rmatmul__(self, other: Any) -> "Operator":
+        refuse_vector(other, "vector @ operator")
+        return NotImplemented
+
     def __mul__(self, factor: Any) -> "Operator":
         if isinstance(factor, Operator):
             return NotImplemented
-        number = _number(factor, self.dtype, "factor * operator")
-        positive = self.positive_semidefinite and _is_not_negative(factor)
+        number = as_number(factor, self.dtype, "factor * operator")
+        positive = self.positive_semidefinite and is_not_negative(factor)
         symmetric = self.symmetric and not jnp.iscomplexobj(factor)
         return _Scaled(symmetric, positive, self, number)
 
@@ -238,10 +243,10 @@ class Operator(Module):
             >>> print(operator.mv(jnp.ones(2)), operator.positive_semidefinite)
             [1.5 1.5] True
         """
-        number = _number(shift, self.dtype, "Operator.shifted(shift)")
+        number = as_number(shift, self.dtype, "Operator.shifted(shift)")
         positive = positive_semidefinite
         if positive is None:
-            positive = self.positive_semidefinite and _is_not_negative(shift)
+            positive = self.positive_semidefinite and is_not_negative(shift)
         symmetric = positive or (self.symmetric and not jnp.iscomplexobj(shift))
         return _Shifted(symmetric, positive, self, number)
 
@@ -283,8 +288,8 @@ class Composite(Operator):
         """Products of the conjugate transpose with the columns of a matrix."""
 
     def _single(self, matmul: Callable[[Array], Array], vector: Any) -> Any:
-        structure = self.in_structure()
-        flat = to_flat(structure, vector, type(self).__name__)
+        structure, where = self.in_structure(), f"{type(self).__name__}.mv(vector)"
+        flat = flat_vector(structure, vector, where)
         return to_tree(structure, matmul(flat[:, None])[:, 0])
 
 
@@ -367,34 +372,3 @@ class _Shifted(_Unary):
 
 def _adjoint_of(operator: Operator) -> Operator | None:
     return operator.operator if isinstance(operator, _Adjoint) else None
-
-
-def _is_not_negative(number: Any) -> bool:
-    return isinstance(number, int | float) and number >= 0
-
-
-def _number(value: Any, dtype: Any, where: str) -> Array:
-    """A scalar in the dtype of an operator; `TypeError` if not a scalar, or complex where the operator is real."""
-    is_number = isinstance(value, int | float | complex | np.generic | np.ndarray | Array)
-    real = jnp.issubdtype(dtype, jnp.floating)
-    if not is_number or jnp.shape(value) != () or (real and jnp.iscomplexobj(value)):
-        raise type_error(
-            "an operator can only be multiplied by, or shifted by, a number",
-            where=where,
-            expected="a real number, or a complex one for a complex operator",
-            got=short(value),
-            instead="`operator.mv(vector)` for a product; `left @ right`, `left + right` of two operators",
-        )
-    return jnp.asarray(value).astype(dtype)
-
-
-def _check_alike(left: Operator, right: Operator, sign: str) -> None:
-    """`ValueError` unless two operators multiply the same vectors."""
-    one, other = left.in_structure(), right.in_structure()
-    if one != other:
-        raise value_error(
-            "the operators multiply different vectors",
-            where=f"left {sign} right",
-            expected="two operators with the same `in_structure()`",
-            got=diff_text(one, other, root="vector"),
-        )

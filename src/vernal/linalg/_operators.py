@@ -16,7 +16,7 @@ from ..show import short, type_error, value_error
 from ..transforms import closure_to_pytree, gathered
 from ._arguments import positive_int
 from ._operator import Operator
-from ._vectors import Structure, check_block, dtype_of, structure_of
+from ._vectors import Structure, check_block, check_vector, dtype_of, structure_of
 
 # Columns that XLA multiplies a matrix by at a time on a CPU.
 _TILE = 16
@@ -180,6 +180,7 @@ class FunctionOperator(Operator):
 
     def mv(self, vector: Any) -> Any:
         """The product with a tree of arrays like the example."""
+        check_vector(self.in_structure(), vector, "FunctionOperator.mv(vector)")
         return self.fn(vector)
 
     def products_at_once(self, columns: int) -> int:
@@ -217,6 +218,17 @@ def as_operator(operator: Any, where: str) -> Operator:
         got=callable_name(operator) if is_function else short(operator),
         instead="`FunctionOperator(fn, example)` with a vector as the example",
     )
+
+
+def refuse_empty(operator: Operator, where: str) -> None:
+    """`ValueError` for an operator without rows, where algorithms would divide by their number."""
+    if operator.size == 0:
+        raise value_error(
+            "the operator is empty",
+            where=where,
+            expected="vectors with at least one element",
+            got=short(operator.in_structure()),
+        )
 
 
 def _tags(operator: Any, dtype: Any) -> tuple[bool, bool]:

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 
 from ..modules import Module
@@ -33,7 +34,7 @@ from ._arguments import positive_int
 from ._kernels import KernelOperator
 from ._operator import Composite, Operator
 from ._operators import MatrixOperator, as_operator
-from ._vectors import Structure, times, to_flat, to_tree
+from ._vectors import Structure, flat_vector, times, to_tree
 
 # An error below this many roundings of the largest diagonal element, for each row of the rank, counts as zero.
 _ROUNDINGS = 8
@@ -64,7 +65,7 @@ class Preconditioner(Module):
             A tree of the same structure and shapes.
         """
         structure = self.operator.in_structure()
-        flat = to_flat(structure, vector, "Preconditioner.solve(vector)")
+        flat = flat_vector(structure, vector, "Preconditioner.solve(vector)")
         return to_tree(structure, self.divide_adjoint(self.divide(flat[:, None]))[:, 0])
 
     def divide(self, block: Array) -> Array:
@@ -204,6 +205,13 @@ def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Precondi
         )
     given = jnp.asarray(operator.noise if isinstance(operator, KernelOperator) else noise)
     added = given.astype(jnp.finfo(operator.dtype).dtype)
+    if not isinstance(added, Tracer) and bool(jnp.any(added < 0)):
+        raise value_error(
+            "the noise is negative",
+            where="pivoted_cholesky(noise)",
+            expected="positive numbers: the part of the diagonal that the kernel does not explain",
+            got=f"a least noise of {float(jnp.min(added)):g}",
+        )
     if added.shape not in ((), (size,)):
         raise value_error(
             "the noise does not fit the operator",

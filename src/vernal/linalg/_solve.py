@@ -14,8 +14,8 @@ from ..transforms import filter_jit
 from ._arguments import positive_int, tolerance
 from ._lanczos_adjoint import norms
 from ._operator import Operator
-from ._operators import as_operator
-from ._vectors import power_of_two, to_flat, to_tree
+from ._operators import as_operator, refuse_empty
+from ._vectors import flat_vector, power_of_two, to_flat, to_tree
 
 # Basis vectors of GMRES between two restarts.
 _RESTART = 20
@@ -50,7 +50,8 @@ def solve(
 
     Both are those of `jax.scipy.sparse.linalg`, which does not report whether it converged: here the residual is
     measured and compared with the tolerance (`tolerance_met`). Derivatives, of all orders, are those of the solution,
-    not of the steps: they are solved for in the same way, to the same tolerance.
+    not of the steps: they are solved for in the same way, to the same tolerance. The residual is that of the value
+    returned: vectors in half precision round it, and need a tolerance to match.
 
     Args:
         operator: A.
@@ -67,7 +68,7 @@ def solve(
 
     Raises:
         TypeError: if `operator` is not an operator, `b` does not fit it, or `preconditioner` is not a function.
-        ValueError: if a tolerance is negative, or `max_steps` less than 1.
+        ValueError: if the operator is empty, a tolerance is negative, or `max_steps` less than 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -78,8 +79,9 @@ def solve(
         [1.  0.5] True
     """
     operator = as_operator(operator, "solve(operator, right)")
+    refuse_empty(operator, "solve(operator, right)")
     structure, real = operator.in_structure(), jnp.finfo(operator.dtype).dtype
-    flat = to_flat(structure, right, "solve(right)")
+    flat = flat_vector(structure, right, "solve(right)")
     if preconditioner is not None and not callable(preconditioner):
         raise type_error(
             "the preconditioner cannot be called",
@@ -126,14 +128,17 @@ def _solved(
     # The transpose of a Hermitian operator is its conjugate.
     symmetric = positive and not jnp.iscomplexobj(flat)
     found = lax.custom_linear_solve(multiply, flat, in_units, in_units, symmetric=symmetric)
-    known, target = lax.stop_gradient((found, flat))
+    value = to_tree(structure, found)
+    # Of the value that is returned, which half precision has rounded.
+    known = lax.stop_gradient(to_flat(structure, value, "solve"))
+    target = lax.stop_gradient(flat)
     error, size = norms(jnp.stack([target - lax.stop_gradient(multiply(known)), target]))
     # The residual of the recurrence and the measured one differ by rounding.
     rounding = 16 * jnp.finfo(error.dtype).eps * size
     # After a NaN the method stops with the finite value that it has.
     finite = jnp.all(jnp.isfinite(known)) & jnp.isfinite(error)
     return Solution(
-        value=to_tree(structure, found),
+        value=value,
         error=error,
         tolerance_met=finite & (error <= jnp.maximum(rtol * size, atol) + rounding),
         is_finite=finite,

@@ -11,11 +11,11 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module
 from ..show import value_error
 from ..transforms import closure_to_pytree
-from ..trees import is_array
+from ..trees import check_key, is_array
 from ._eigsh import eigsh
 from ._operator import Operator
 from ._operators import FunctionOperator
-from ._vectors import power_of_two, structure_of
+from ._vectors import dtype_of, power_of_two, structure_of
 
 
 class SingularTriplets(Module):
@@ -80,7 +80,9 @@ def svds(
         [3.] (1, 2) (1, 3)
     """
     fn, structure = _map_of(linear, example)
-    unit = _size_of(fn, structure, jax.random.key(0) if key is None else key)
+    dtype_of(structure, "svds(linear)")
+    seed = jax.random.key(0) if key is None else check_key("svds", key)
+    unit = _size_of(fn, structure, seed)
     gram = _Gram(closure_to_pytree(fn), unit)
     operator = FunctionOperator(gram, structure, positive_semidefinite=True)
     found = eigsh(operator, k, rtol=rtol, max_matvecs=max_matvecs, rows=rows, key=key)

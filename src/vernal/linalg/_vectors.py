@@ -16,6 +16,8 @@ from ..show import diff_text, short, type_error
 from ..transforms import gathered
 from ..trees import is_array_like
 
+_COMPLEX = "`MatrixOperator(matrix.astype(complex))` for complex vectors"
+
 # A tree of arrays, or of `jax.ShapeDtypeStruct`.
 Structure = Any
 
@@ -75,13 +77,23 @@ def to_tree(structure: Structure, flat: Array) -> Any:
 def to_flat(structure: Structure, tree: Any, where: str) -> Array:
     """Converts a tree that an operator returned to a flat vector. `TypeError` if its structure or shapes differ from
     those of the operator's vectors, or it is complex where they are real."""
-    dtype = dtype_of(structure, where)
-    leaves = jtu.tree_leaves(tree)
     check_product(structure, tree, where)
+    return _joined(tree, dtype_of(structure, where))
+
+
+def _joined(tree: Any, dtype: Any) -> Array:
+    leaves = jtu.tree_leaves(tree)
     if not leaves:
         return jnp.zeros(0, dtype)
     # On a mesh, flat vectors are replicated on every device.
     return jnp.concatenate([jnp.ravel(gathered(jnp.asarray(x))).astype(dtype) for x in leaves])
+
+
+def flat_vector(structure: Structure, vector: Any, where: str) -> Array:
+    """A vector that the user gave, flat; `TypeError` if it is not like the operator's vectors. It may be of integers,
+    as a right-hand side often is."""
+    check_vector(structure, vector, where)
+    return _joined(vector, dtype_of(structure, where))
 
 
 def check_product(structure: Structure, tree: Any, where: str) -> None:
@@ -101,6 +113,26 @@ def check_product(structure: Structure, tree: Any, where: str) -> None:
     )
 
 
+def check_vector(structure: Structure, vector: Any, where: str) -> None:
+    """Refuses a vector of another structure or shape than the operator's, or a complex one where they are real."""
+    got = jtu.tree_map(lambda x: _spec(x) if _has_shape(x) else x, vector)
+    leaves, treedef = jtu.tree_flatten(got)
+    wanted, expected = jtu.tree_flatten(structure)
+    if (
+        treedef == expected
+        and [jnp.shape(x) for x in leaves] == [x.shape for x in wanted]
+        and (_is_complex(structure) or not _is_complex(got))
+    ):
+        return
+    raise type_error(
+        "a vector is not one of those that the operator multiplies",
+        where=where,
+        expected="a tree of arrays like `operator.in_structure()`",
+        got=diff_text(structure, got, root="vector"),
+        instead=_COMPLEX if _is_complex(got) else None,
+    )
+
+
 def check_block(structure: jax.ShapeDtypeStruct, block: Array, where: str) -> None:
     """Refuses columns that are not flat vectors of the operator: of another length, or complex where they are real."""
     columns = block.shape[1] if jnp.ndim(block) == 2 else 1
@@ -111,7 +143,7 @@ def check_block(structure: jax.ShapeDtypeStruct, block: Array, where: str) -> No
             where=where,
             expected=f"{short(wanted)}: the length and the kind of numbers of the matrix",
             got=short(block),
-            instead="`MatrixOperator(matrix.astype(complex))` for complex vectors",
+            instead=_COMPLEX if jnp.iscomplexobj(block) else None,
         )
 
 

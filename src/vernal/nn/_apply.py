@@ -10,11 +10,10 @@ from jaxtyping import PRNGKeyArray
 
 from ..harvest import reap
 from ..show import path_text, short, type_error, value_error
-from ..trees import set_attributes
+from ..trees import check_key, set_attributes
 from ._captures import by_name, hooks_for, with_hooks
 from ._inference import inference_mode
 from ._keys import keys_for, with_keys
-from ._layer_arguments import check_key
 from ._parametrised import resolve
 from ._variable import Variable, is_variable, variables_in
 

@@ -16,12 +16,12 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import short, type_error
+from ..trees import check_key
 from ._activation import check_activation, check_result
 from ._batch import batched
 from ._init import limit, uniforms, weight_dtype
 from ._layer_arguments import (
     as_flag,
-    check_key,
     check_kind,
     check_parameter,
     check_shape,

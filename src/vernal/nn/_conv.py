@@ -13,13 +13,13 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import short, type_error, value_error
+from ..trees import check_key
 from ._batch import batched
 from ._convolve import convolve
 from ._init import limit, uniforms, weight_dtype
 from ._layer_arguments import (
     as_array,
     as_flag,
-    check_key,
     check_parameter,
     check_shape,
     check_size,

@@ -11,8 +11,9 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import short, type_error, value_error
+from ..trees import check_key
 from ._init import weight_dtype
-from ._layer_arguments import check_key, check_size, check_weight, refuse_no_array
+from ._layer_arguments import check_size, check_weight, refuse_no_array
 from ._mesh import following, product
 
 

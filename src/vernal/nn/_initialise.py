@@ -16,8 +16,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, buffer_leaves
 from ..show import listed, short, type_error, value_error
-from ..trees import Paths, is_array_like, is_inexact_array, path_name
-from ._layer_arguments import check_key
+from ..trees import Paths, check_key, is_array_like, is_inexact_array, path_name
 from ._places import Names, Place, keys_of
 from ._weight_norm import WeightNorm
 

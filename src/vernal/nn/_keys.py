@@ -7,8 +7,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
-from ..trees import replace_parts
-from ._layer_arguments import check_key
+from ..trees import check_key, replace_parts
 from ._places import Names, Place, keys_of
 from ._random import key_fields
 

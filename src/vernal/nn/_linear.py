@@ -9,11 +9,11 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
+from ..trees import check_key
 from ._init import limit, uniforms, weight_dtype
 from ._layer_arguments import (
     Axis,
     as_flag,
-    check_key,
     check_parameter,
     check_shape,
     check_size,

@@ -12,10 +12,10 @@ from jaxtyping import PRNGKeyArray
 from ..loops import scan
 from ..modules import Module, field
 from ..show import short, value_error
-from ..trees import combine, is_array, partition
+from ..trees import check_key, combine, is_array, partition
 from ._activation import check_activation
 from ._batch import batched
-from ._layer_arguments import as_flag, check_key, check_shape, check_size
+from ._layer_arguments import as_flag, check_shape, check_size
 from ._linear import Linear, features, vector_shape
 from ._mesh import along, like, stacked
 from ._places import Unrolled

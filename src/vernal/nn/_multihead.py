@@ -11,12 +11,13 @@ from jaxtyping import PRNGKeyArray
 
 from ..modules import Module, field
 from ..show import short, type_error, value_error
+from ..trees import check_key
 from ._attention import Implementation, attend
 from ._batch import batched
 from ._dropout import Dropout, drops
 from ._init import weight_dtype
 from ._kv_cache import KVCache
-from ._layer_arguments import as_flag, check_key, check_shape, check_size
+from ._layer_arguments import as_flag, check_shape, check_size
 from ._linear import Linear
 from ._mesh import in_heads
 from ._random import split_keys

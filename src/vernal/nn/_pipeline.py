@@ -22,9 +22,9 @@ from jaxtyping import PRNGKeyArray
 from ..harvest import captures, sows
 from ..modules import Module, field
 from ..transforms import explicit_mesh, filter_custom_jvp, varying_axes, varying_over
-from ..trees import combine, is_array, is_inexact_array, partition
+from ..trees import check_key, combine, is_array, is_inexact_array, partition
 from ._check_pipeline import check_axis, check_layers, check_rows, check_shared, keeps_something
-from ._layer_arguments import check_key, check_size
+from ._layer_arguments import check_size
 from ._sequential import _takes_key
 from ._stack import Stack
 

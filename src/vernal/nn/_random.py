@@ -16,7 +16,7 @@ from jaxtyping import PRNGKeyArray
 from ..harvest import planted, sow
 from ..modules import field
 from ..show import message
-from ._layer_arguments import check_key
+from ..trees import check_key
 
 _MARK = "vernal.nn.key"
 

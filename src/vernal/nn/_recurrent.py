@@ -2,8 +2,7 @@
 
 The contribution of the input to the gates (`cell.project`) does not depend on the state. On an accelerator, which idles
 during a loop of small operations, it is computed for all steps at once, before the loop. On a CPU that would cost more
-than it saves: four times the input would be written to memory and read again, while inside the loop it stays in the
-cache.
+than it saves: four times the input would go to memory and back, while inside the loop it stays in the cache.
 """
 
 import functools
@@ -20,11 +19,12 @@ from jaxtyping import PRNGKeyArray
 from ..loops import scan
 from ..modules import Module, field
 from ..show import short, type_error, value_error
+from ..trees import check_key
 from ._batch import batched, in_front
 from ._cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ._check_cells import check_cells
 from ._dropout import Dropout, drops
-from ._layer_arguments import as_flag, check_key, check_shape, check_size, known_value
+from ._layer_arguments import as_flag, check_shape, check_size, known_value
 from ._mesh import whole
 from ._random import split_keys, use_key
 

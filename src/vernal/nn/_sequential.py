@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 from .._ground import signature_of
 from ..modules import Module, Partial
 from ..show import short, type_error
-from ._layer_arguments import check_key
+from ..trees import check_key
 from ._state import State, StatefulLayer, check_state, is_stateful
 
 # Whether callables take a key. Cached, because reading a signature takes longer than running a small layer.

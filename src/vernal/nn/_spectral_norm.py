@@ -10,8 +10,9 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..modules import field
+from ..trees import check_key
 from ._inference import in_inference
-from ._layer_arguments import as_flag, check_key, check_kind, check_parameter, check_size
+from ._layer_arguments import as_flag, check_kind, check_parameter, check_size
 from ._mesh import whole
 from ._normalised_layer import NormalisedLayer, with_weight
 from ._parametrised import resolve

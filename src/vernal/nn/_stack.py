@@ -14,9 +14,9 @@ from ..loops import scan
 from ..modules import Module
 from ..show import message, path_text, short, type_error, value_error
 from ..transforms import filter_vmap
-from ..trees import combine, is_array, partition, tree_at
+from ..trees import check_key, combine, is_array, partition, tree_at
 from ._check_stack import as_pair, as_policy, check_alike, check_each, check_maker, check_same
-from ._layer_arguments import as_flag, check_key, check_size
+from ._layer_arguments import as_flag, check_size
 from ._mesh import like, stacked
 from ._places import Unrolled
 from ._sequential import _takes_key

@@ -24,6 +24,7 @@ from ._paths import Paths
 from ._patterns import Pattern as Pattern
 from ._patterns import match_paths as match_paths
 from ._picking import picked_nodes
+from ._random_key import check_key
 from ._rest import Rest, split
 from ._split import combine as combine
 from ._split import filter as filter
