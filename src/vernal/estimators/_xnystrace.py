@@ -21,8 +21,9 @@ class XNysTrace(LeaveOneOut):
     """The mean of leave-one-out estimates with Nystrom approximations, for positive semidefinite operators.
 
     It takes `m` probes and one product with each. Every probe in turn is the test vector for the remainder of the
-    approximation from the others. The estimate is unbiased, never much worse than `Hutchinson` with the same number of
-    products, and orders of magnitude better if the eigenvalues decay. It is exact for a rank below `m`.
+    approximation from the others. The estimate is unbiased, and orders of magnitude better than `Hutchinson` with the
+    same number of products if the eigenvalues decay; if one diagonal element stands out from a flat spectrum, it can be
+    far worse. It is exact for a rank below `m`.
 
     If the products show that the operator is not positive semidefinite, or not symmetric, the result is that of
     `Hutchinson` with the same products, and `Estimate.tags_hold` is False. Small negative eigenvalues go unnoticed,
