@@ -146,3 +146,10 @@ def test_negative_noise_is_refused():
     for noise in (-1.0, jnp.array([0.1, 0.1, -0.1])):
         with pytest.raises(ValueError, match="the noise is negative"):
             pivoted_cholesky(operator, 2, noise=noise)
+
+
+def test_noise_that_a_compiled_function_closes_over():
+    noise = jnp.full(3, 0.5)
+    made = jax.jit(lambda a: pivoted_cholesky(a, 2, noise=noise).logdet())
+    operator = MatrixOperator(jnp.diag(jnp.array([3.0, 2.0, 0.5])), positive_semidefinite=True)
+    assert made(operator) == pytest.approx(np.log(3.0), rel=1e-5)

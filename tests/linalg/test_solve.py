@@ -20,8 +20,7 @@ def general(n=8, dtype=jnp.float32):
 def solution(matrix, right, positive=False):
     matrix = matrix @ matrix.conj().T if positive else matrix
     operator = MatrixOperator(matrix, positive_semidefinite=positive)
-    # A residual of 1e-6 is within rounding of what single precision can reach: 0.12 misses it by a little, and says so.
-    return solve(operator, right, rtol=1e-5)
+    return solve(operator, right, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])

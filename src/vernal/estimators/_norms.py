@@ -169,8 +169,8 @@ def frobenius_norm(
 
     The estimate is the square root of the mean of `|A w|^2` over random probes `w`: the Hutchinson estimate of the
     trace of `A^* A`, with one product for each probe. With as many products as the operator has rows it is exact.
-    Where one singular value dominates, `|A w|^2` is far from normal: with fewer than 60 products, 95% intervals then
-    hold the norm in 86% to 93% of cases only, and nearly all others end below it.
+    Where one singular value dominates, `|A w|^2` is far from normal: with few products, 95% intervals then
+    hold the norm too rarely, and nearly all that do not end below it.
 
     M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
     Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
@@ -205,12 +206,12 @@ def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Precondi
         )
     given = jnp.asarray(operator.noise if isinstance(operator, KernelOperator) else noise)
     added = given.astype(jnp.finfo(operator.dtype).dtype)
-    if not isinstance(added, Tracer) and bool(jnp.any(added < 0)):
+    if not isinstance(added, Tracer) and np.any(np.asarray(added) < 0):
         raise value_error(
             "the noise is negative",
             where="pivoted_cholesky(noise)",
             expected="positive numbers: the part of the diagonal that the kernel does not explain",
-            got=f"a least noise of {float(jnp.min(added)):g}",
+            got=f"a least noise of {np.min(np.asarray(added)):g}",
         )
     if added.shape not in ((), (size,)):
         raise value_error(
