@@ -116,3 +116,17 @@ def test_nan_and_infinity_are_never_fine(bad):
     assert not any(found.is_finite or np.isfinite(found.value).all() for found in estimates)
     assert not estimates[-1].tolerance_met
     assert estimators.trace(jnp.eye(40), key, rtol=0.1, max_matvecs=20).is_finite
+
+
+def test_the_intervals_of_a_batch_of_diagonals_are_those_of_each():
+    matrix = jnp.diag(jnp.array([9.0, *[1.0] * 11])).at[0, 1].set(2.0)
+
+    def run(key):
+        return estimators.diagonal(matrix, key, matvecs=10, method=estimators.XDiag())
+
+    keys = jax.random.split(jax.random.key(0), 12)  # as many as elements
+    batch = jax.vmap(run)(keys)
+    assert len(np.unique(np.asarray(batch.degrees_of_freedom))) > 1
+    each = jax.vmap(lambda key: run(key).interval())(keys)
+    for ours, theirs in zip(batch.interval(), each, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)

@@ -58,6 +58,17 @@ def test_the_basis_is_orthonormal_and_the_factor_is_right_for_every_block(dtype)
             assert np.all(np.tril(r, -1) == 0), name
 
 
+@pytest.mark.parametrize("size", [200, 2000])
+def test_columns_have_length_one_where_one_element_is_much_larger_than_the_others(size):
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (size, K))
+    signs[0] *= 1001
+    q, r = compiled(signs.astype(np.float32))
+    wide, signs = np.asarray(q, np.float64), signs.astype(np.float32)
+    lengths = np.sum(wide**2, axis=0)
+    np.testing.assert_allclose(lengths, 1, atol=1e-6 * (size / 200) ** 0.5)
+    np.testing.assert_allclose(q @ r, signs, atol=1e-6 * 1001)
+
+
 def test_columns_that_are_not_used_do_not_change_the_others():
     y = jnp.asarray(block(1e-3).real, jnp.float32)
     mask = jnp.arange(K) < 7

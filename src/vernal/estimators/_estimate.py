@@ -124,11 +124,12 @@ class Estimate(Module):
         quantile = student_quantile(level, self.degrees_of_freedom)
 
         def moved(sign: int) -> Any:
-            return jtu.tree_map(
-                lambda x, s: x + sign * quantile.astype(s.dtype) * s,
-                self.value,
-                self.standard_error,
-            )
+            def end(x: Array, s: Array) -> Array:
+                # A batch of estimates has one quantile for each, and the axes of the batch come first.
+                of_each = jnp.expand_dims(quantile, tuple(range(quantile.ndim, s.ndim)))
+                return x + sign * of_each.astype(s.dtype) * s
+
+            return jtu.tree_map(end, self.value, self.standard_error)
 
         return moved(-1), moved(1)
 

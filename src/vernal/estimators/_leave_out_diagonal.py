@@ -33,6 +33,11 @@ elements of similar size: those whose sample variances differ by less than a fac
 makes between equal elements. In narrower groups, both covariance and variance would be small for the same elements,
 those with the least of what the approximation misses, and these would be corrected least.
 
+Signs can agree by chance, so that all k estimates of an element are equal and wrong. The changes d_i - d_i^(-j) do not
+vanish then. To second order in the probes the mean is a sum over pairs, whose part h_ij / (k (k - 1)) is what probe j
+changes in estimate i: h_ij = (k - 2) (d_i - d_i^(-j)). Parts of different pairs are uncorrelated, so the variance is at
+least that of these parts, 2 E[h^2] / (k (k - 1)): the larger of the two is taken.
+
 Invariant: unused columns of probes are zero, and their estimates, quotients and pairs have no weight.
 
 Glossary: "probe" - a random vector of modulus-one elements; "rest" - M minus its approximation.
@@ -155,7 +160,7 @@ def averaged(
     deviations = jnp.where(is_used[None, :], each - value[:, None], 0)
     variance = jnp.sum(jnp.abs(deviations) ** 2, axis=1) / (count * (count - 1))
 
-    def add(step: int | Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(step: int | Array, total: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         i = jnp.arange(columns)
         j = (i + step) % columns
         moved, moved_control = parts.rolled(step), control.rolled(step)
@@ -170,12 +175,17 @@ def averaged(
         )
         is_pair = is_used & is_used[j]
         both = jnp.where(is_pair[None, :], jnp.real(of_i * of_j.conj()), 0)
-        return total[0] + jnp.sum(both, axis=1), total[1] + jnp.sum(is_pair.astype(dtype))
+        squares = jnp.where(is_pair[None, :], jnp.abs(of_i) ** 2 + jnp.abs(of_j) ** 2, 0)
+        found = jnp.sum(both, axis=1), jnp.sum(squares, axis=1), jnp.sum(is_pair.astype(dtype))
+        return total[0] + found[0], total[1] + found[1], total[2] + found[2]
 
-    zeros = jnp.zeros_like(variance), jnp.zeros((), dtype)
-    total, pairs = lax.fori_loop(1, min(_PAIRS, columns // 2) + 1, add, zeros)
+    zeros = jnp.zeros_like(variance), jnp.zeros_like(variance), jnp.zeros((), dtype)
+    total, squares, pairs = lax.fori_loop(1, min(_PAIRS, columns // 2) + 1, add, zeros)
     factor = 1 + jnp.clip(_excess(total / pairs, variance), 0, count - 1)
-    return value, variance * factor, jnp.maximum((count - 1) / jnp.mean(factor), 1)
+    # The mean square of h, of both orders of a pair, times 2 / (k (k - 1)).
+    of_pairs = squares / pairs * (count - 2) ** 2 / (count * (count - 1))
+    freedom = jnp.maximum((count - 1) / jnp.mean(factor), 1)
+    return value, jnp.maximum(variance * factor, of_pairs), freedom
 
 
 def _excess(covariance: Array, variance: Array) -> Array:

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Composite, Operator, as_operator, positive_int, power_below, refuse_empty
+from ..linalg import (
+    Composite,
+    Operator,
+    as_operator,
+    positive_int,
+    power_below,
+    refuse_empty,
+    times,
+)
 from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
@@ -162,6 +170,10 @@ class _Gram(_InUnits):
         return 0.0
 
 
+# Four signs in a row agree by chance too often, and then show no variance.
+_FEWEST = 5
+
+
 def frobenius_norm(
     operator: Any, key: PRNGKeyArray, *, matvecs: int, probes: Probes | None = None
 ) -> Estimate:
@@ -169,8 +181,10 @@ def frobenius_norm(
 
     The estimate is the square root of the mean of `|A w|^2` over random probes `w`: the Hutchinson estimate of the
     trace of `A^* A`, with one product for each probe. With as many products as the operator has rows it is exact.
-    Where one singular value dominates, `|A w|^2` is far from normal: with few products, 95% intervals then
-    hold the norm too rarely, and nearly all that do not end below it.
+
+    The variance of `|A w|^2` is at most `c |A^* A|^2`, with c = 2 for real probes and 1 for complex ones. Products with
+    two probes show it: `|A^* A|^2` is the expectation of `|<A w, A v>|^2`. The larger of this and the sample
+    variance is reported. Where one singular value dominates, both are rough, so they count as half as many probes.
 
     M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
     Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.
@@ -178,7 +192,8 @@ def frobenius_norm(
     Args:
         operator: any square operator.
         key: a key of `jax.random`.
-        matvecs: the largest number of products to make, a Python int of at least 2.
+        matvecs: the largest number of products to make, a Python int of at least 5, or the number of rows if that is
+            less.
         probes: the distribution of the probes. None takes signs, complex ones for a complex operator.
 
     Returns:
@@ -186,7 +201,7 @@ def frobenius_norm(
 
     Raises:
         TypeError: if `operator` is not an operator, `key` not a random key, or `matvecs` is traced or not an int.
-        ValueError: if `matvecs` is less than 2.
+        ValueError: if `matvecs` is too small.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -198,8 +213,8 @@ def frobenius_norm(
     """
     operator = as_operator(operator, "frobenius_norm(operator)")
     check_key("frobenius_norm", key)
-    exact = operator.size == 1
-    matvecs = positive_int(matvecs, "matvecs", "frobenius_norm(matvecs)", minimum=1 if exact else 2)
+    least = max(1, min(_FEWEST, operator.size))
+    matvecs = positive_int(matvecs, "matvecs", "frobenius_norm(matvecs)", minimum=least)
     return _frobenius(operator, key, min(matvecs, operator.size), probes)
 
 
@@ -217,7 +232,8 @@ def _frobenius(
     still = lax.stop_gradient(products)
     largest = jnp.max(jnp.abs(still), initial=0)
     unit = power_below(largest)
-    squares = jnp.sum(jnp.abs(still / unit.astype(dtype)) ** 2, axis=0)
+    still = still / unit.astype(dtype)
+    squares = jnp.sum(jnp.abs(still) ** 2, axis=0)
     total = jnp.sum(squares) if exact else jnp.mean(squares)
     # d |A w|^2 = 2 Re <A w, dA w> depends on A itself, so second derivatives are right.
     weight = jnp.asarray(2 / (1 if exact else count), total.dtype) / unit**2
@@ -228,11 +244,21 @@ def _frobenius(
     some = ~(lax.stop_gradient(total) <= 0)
     root = jnp.where(some, jnp.sqrt(jnp.where(some, total, 1)), 0)
     still_root = jnp.where(some, lax.stop_gradient(root), 1)
-    spread = jnp.zeros_like(still_root) if exact else jnp.std(squares, ddof=1) / math.sqrt(count)
+    spread = jnp.zeros_like(still_root) if exact else jnp.sqrt(_variance(still, squares) / count)
     return Estimate.of(
         root * unit,
         spread / (2 * still_root) * unit,
         matvecs=jnp.asarray(count, jnp.int32),
-        degrees_of_freedom=jnp.asarray(jnp.inf if exact else count - 1, root.dtype),
+        degrees_of_freedom=jnp.asarray(jnp.inf if exact else (count - 1) / 2, root.dtype),
         tags_hold=jnp.asarray(True),
     )
+
+
+def _variance(products: Array, squares: Array) -> Array:
+    """The variance of the squared length of a product, from k products; rather too large than too small."""
+    count = len(squares)
+    gram = jnp.abs(times(products.conj().T, products)) ** 2
+    pairs = (jnp.sum(gram) - jnp.sum(jnp.diagonal(gram))) / (count * (count - 1))
+    factor = 1 if jnp.iscomplexobj(products) else 2
+    # It is divided by the square of the mean, whose expectation is larger than that of the mean by its variance.
+    return jnp.maximum(factor * pairs * (1 + factor / count), jnp.var(squares, ddof=1))

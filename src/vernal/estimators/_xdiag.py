@@ -10,7 +10,7 @@ from ._leave_out import prepared, unit_duals
 from ._leave_out_diagonal import Parts, averaged, lost_alone
 from ._method import Budget, DiagonalMethod, Outcome, default_probes, products
 from ._orthogonal import orthonormal
-from ._samples import is_real
+from ._samples import is_real, rounding
 
 
 class XDiag(DiagonalMethod):
@@ -61,11 +61,11 @@ class XDiag(DiagonalMethod):
         )
         # Rounding of the sum over the basis, and of its products.
         sizes = jnp.sum(jnp.abs(basis) ** 2, axis=1) * jnp.sum(jnp.abs(images) ** 2, axis=1)
-        rounding = operator.eps**2 * (sizes + jnp.abs(value) ** 2)
+        rounded = rounding(operator, jnp.sqrt(sizes + jnp.abs(value) ** 2))
         count = jnp.asarray(half.used, variance.dtype)
         return Outcome(
             value=value * final.astype(value.dtype),
-            variance=(variance + rounding) * final**2,
+            variance=(variance + rounded) * final**2,
             degrees_of_freedom=freedom,
             matvecs=2 * jnp.asarray(half.used, jnp.int32),
             consistent=jnp.asarray(True),
