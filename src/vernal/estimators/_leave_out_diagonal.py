@@ -29,14 +29,14 @@ truth, and so is that of d_j^(-i), which does not use probe i. Hence all cross t
 
 and with the sample variance s^2, whose expectation is var - cov, var(mean) = E[s^2] / k + cov. The covariance is
 measured on a few pairs for each probe. In a single element it would be smaller than its noise, so it is summed over
-elements of similar size: those whose sample variances differ by less than a factor of 16, which is more than chance
-makes between equal elements. In narrower groups, both covariance and variance would be small for the same elements,
-those with the least of what the approximation misses, and these would be corrected least.
+elements of similar size: those whose changes have squares that differ by less than a factor of 16, which is more than
+chance makes between equal elements. In narrower groups, both covariance and variance would be small for the same
+elements, those with the least of what the approximation misses, and these would be corrected least. Where few elements
+are similar, the mean square of the changes stands in for the covariance, which it bounds (Cauchy and Schwarz).
 
 Signs can agree by chance, so that all k estimates of an element are equal and wrong. The changes d_i - d_i^(-j) do not
-vanish then. To second order in the probes the mean is a sum over pairs, whose part h_ij / (k (k - 1)) is what probe j
-changes in estimate i: h_ij = (k - 2) (d_i - d_i^(-j)). Parts of different pairs are uncorrelated, so the variance is at
-least that of these parts, 2 E[h^2] / (k (k - 1)): the larger of the two is taken.
+vanish then. So half of each element's variance is the sum of their squares instead, scaled to have the same total over
+elements of similar size.
 
 Invariant: unused columns of probes are zero, and their estimates, quotients and pairs have no weight.
 
@@ -50,9 +50,10 @@ from jax import Array, lax
 
 # The number of others that each probe is paired with to measure the covariance. More made no difference.
 _PAIRS = 4
-# Elements share a correction if their variances differ by fewer powers of two than the first number. The second is the
-# number of groups; the last group has all smaller elements.
-_OCTAVES, _GROUPS = 4, 8
+# Elements share a correction if their squares differ by fewer powers of two than the first number. The second is the
+# number of groups; the last group has all smaller elements. Groups of fewer elements than the third take a bound of the
+# covariance.
+_OCTAVES, _GROUPS, _FEW = 4, 8, 8
 
 
 class Parts(NamedTuple):
@@ -181,21 +182,27 @@ def averaged(
 
     zeros = jnp.zeros_like(variance), jnp.zeros_like(variance), jnp.zeros((), dtype)
     total, squares, pairs = lax.fori_loop(1, min(_PAIRS, columns // 2) + 1, add, zeros)
-    factor = 1 + jnp.clip(_excess(total / pairs, variance), 0, count - 1)
-    # The mean square of h, of both orders of a pair, times 2 / (k (k - 1)).
-    of_pairs = squares / pairs * (count - 2) ** 2 / (count * (count - 1))
-    freedom = jnp.maximum((count - 1) / jnp.mean(factor), 1)
-    return value, jnp.maximum(variance * factor, of_pairs), freedom
+    group = _groups(squares)
+    scaled = jnp.where(squares > 0, squares * _ratio(variance, squares, group), variance)
+    variance = (variance + scaled) / 2
+    is_alone = jnp.zeros(_GROUPS, int).at[group].add(1)[group] < _FEW
+    covariance = jnp.where(is_alone, squares / 2, total) / pairs
+    factor = 1 + jnp.clip(_ratio(covariance, variance, group), 0, count - 1)
+    return value, variance * factor, jnp.maximum((count - 1) / jnp.mean(factor), 1)
 
 
-def _excess(covariance: Array, variance: Array) -> Array:
-    """The covariance over the variance, both summed over groups of elements with similar variances."""
-    largest = jnp.max(variance, initial=0)
-    octaves = jnp.log2(largest / jnp.where(variance > 0, variance, largest))
+def _groups(sizes: Array) -> Array:
+    """The group of each element: of those with similar sizes."""
+    largest = jnp.max(sizes, initial=0)
+    octaves = jnp.log2(largest / jnp.where(sizes > 0, sizes, largest))
     # NaN may go to any group.
-    group = jnp.nan_to_num(jnp.clip(octaves // _OCTAVES, 0, _GROUPS - 1)).astype(int)
-    above, below = (jnp.zeros(_GROUPS, x.dtype).at[group].add(x) for x in (covariance, variance))
-    return (above / jnp.where(below > 0, below, 1))[group]
+    return jnp.nan_to_num(jnp.clip(octaves // _OCTAVES, 0, _GROUPS - 1)).astype(int)
+
+
+def _ratio(of: Array, to: Array, group: Array) -> Array:
+    """The sum of one over that of the other, in the group of each element; 0 where the other is."""
+    above, below = (jnp.zeros(_GROUPS, x.dtype).at[group].add(x) for x in (of, to))
+    return (jnp.where(below > 0, above, 0) / jnp.where(below > 0, below, 1))[group]
 
 
 def lost_alone(duals: Array, factor: Array) -> Array:
