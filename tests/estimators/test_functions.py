@@ -187,6 +187,53 @@ def test_schatten_norms_have_the_derivative_of_the_norm():
         np.testing.assert_allclose(slope, want, atol=1e-10)
 
 
+@pytest.mark.parametrize("matvecs", [12, 9])
+@pytest.mark.parametrize("positive", [True, False])
+def test_second_derivatives_mix_the_operator_and_what_the_function_closes_over(positive, matvecs):
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(2, 12, 12))
+    a, b = a @ a.T + 12 * np.eye(12), b + b.T
+
+    def matrix(s):
+        return jnp.asarray(a) * jnp.exp(s) + s**2 * jnp.asarray(b)
+
+    def estimate(s, t, matvecs):
+        operator = MatrixOperator(matrix(s), symmetric=True, positive_semidefinite=positive)
+        fn = lambda x: jnp.exp(-t * x / 10)  # noqa: E731 (what is tested closes over t)
+        return trace_of_function(fn, operator, KEY, matvecs=matvecs).value
+
+    def exact(s, t):
+        return jnp.sum(jnp.exp(-t * jnp.linalg.eigvalsh(matrix(s)) / 10))
+
+    with jax.enable_x64(True):
+        at = jnp.asarray(0.3), jnp.asarray(0.7)
+        ours = lambda s, t: estimate(s, t, matvecs)  # noqa: E731 (a name for six uses)
+        found = np.asarray(jax.jit(jax.hessian(ours, (0, 1)))(*at))
+        np.testing.assert_allclose(found, found.T, rtol=1e-10)
+        reverse = jax.jit(jax.grad(jax.grad(ours, 1), 0))(*at)
+        forward = jax.jit(jax.jacfwd(jax.jacfwd(ours, 1), 0))(*at)
+        np.testing.assert_allclose([reverse, forward], [found[0, 1]] * 2, rtol=1e-10)
+        both = jax.jit(jax.grad(jax.grad(lambda t: ours(t, t))))(at[0])
+        parts = np.asarray(jax.jit(jax.hessian(ours, (0, 1)))(at[0], at[0]))
+        np.testing.assert_allclose(both, parts.sum(), rtol=1e-10)
+        if matvecs == 12:
+            wanted = np.asarray(jax.hessian(exact, (0, 1))(*at))
+            np.testing.assert_allclose(found, wanted, rtol=1e-9)
+        with pytest.raises(NotImplementedError, match="third derivatives cannot mix the operator"):
+            jax.grad(jax.grad(jax.grad(ours, 1), 0), 0)(*at)
+        last = jax.grad(jax.grad(jax.grad(ours, 0), 0), 1)(*at)
+        if matvecs == 12:
+            wanted = jax.grad(jax.grad(jax.grad(exact, 0), 0), 1)(*at)
+            np.testing.assert_allclose(last, wanted, rtol=1e-8)
+
+
+def test_what_a_function_closes_over_may_make_its_slope_infinite():
+    operator = MatrixOperator(jnp.diag(jnp.array([0.0, 1.0, 4.0])), positive_semidefinite=True)
+    scale = jnp.float32(2)
+    found = trace_of_function(lambda x: scale * jnp.sqrt(x), operator, KEY, matvecs=3)
+    np.testing.assert_allclose(found.value, 6, rtol=1e-5)
+
+
 def test_norms_scale_with_the_operator_and_are_zero_for_zero():
     matrix = jnp.asarray(np.random.default_rng(7).normal(size=(SIZE, SIZE)), jnp.float32)
 

@@ -26,12 +26,13 @@ from ..show import spec_text, type_error, value_error
 from ..transforms import closure_to_pytree, filter_jit
 from ..trees import check_key, tree_at
 from ._estimate import Estimate
-from ._gradient_pairs import StoredPairs, attach
+from ._gradient_pairs import StoredPairs, attach, mixed
 from ._method import Outcome
 from ._plan import Plan, Wanted, carried_out, planned
 from ._quadrature import (
     FunctionTrace,
     LanczosQuadrature,
+    closes_over_numbers,
     consistent,
     is_above,
     limited,
@@ -75,7 +76,9 @@ def trace_of_function(
     `tr(f'(A) dA)` and of the trace of the derivative of `f`, unbiased up to the error of the quadrature. They make
     only the products with `dA`, in blocks; if all Lanczos vectors together would take more than 128 MiB, they also
     make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives go
-    through the eigenvalues of small matrices, and are `nan` where these coincide.
+    through the eigenvalues of small matrices, and are `nan` where these coincide. Those that are taken by the operator
+    twice and by what `f` closes over once are right if the latter comes last, refused if it comes first, and wrong if
+    it comes between.
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
@@ -102,6 +105,7 @@ def trace_of_function(
             does not map real arrays to real arrays of the same shape.
         ValueError: if the operator is empty or not declared symmetric, a number is too small, or arguments do not go
             together, such as `least_eigenvalue` with an operator that is not declared positive semidefinite.
+        NotImplementedError: if a third derivative is refused.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -187,7 +191,7 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
     unit = power_below(jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0))
     asymmetry = jnp.max(jnp.abs(given - given.conj().T), initial=0)
     if not way.is_logarithm:
-        found = _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps)
+        found = _by_eigenvalues(way, matrix, unit, asymmetry, operator)
     else:
         scaled = matrix / unit.astype(dtype)
         lower = jnp.linalg.cholesky(scaled)
@@ -199,7 +203,7 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
         found = lax.cond(
             lax.stop_gradient(is_fine),
             lambda: _logdet_by_cholesky(lower, unit, asymmetry, operator.eps),
-            lambda: _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps),
+            lambda: _by_eigenvalues(way, matrix, unit, asymmetry, operator),
         )
     return Outcome(
         value=found.value,
@@ -212,7 +216,7 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
 
 
 def _by_eigenvalues(
-    way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array, eps: float
+    way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array, operator: Operator
 ) -> _Dense:
     f, g, dtype = way.f, derivative(way.f), matrix.dtype
     raw, vectors = jnp.linalg.eigh(matrix / unit.astype(dtype), symmetrize_input=False)
@@ -225,10 +229,13 @@ def _by_eigenvalues(
     agrees = consistent(asymmetry, raw, len(matrix), way.floor)
     if way.least is not None:
         agrees &= is_above(way.least, raw, len(matrix))
+    value = jnp.sum(f(still))
+    if closes_over_numbers(f):
+        value = value + jnp.sum(mixed(product, operator, jnp.eye(len(matrix), dtype=dtype)).real)
     return _Dense(
-        jnp.sum(f(still)),
+        value,
         # The errors of the eigenvalues are independent.
-        jnp.linalg.norm(rounding_of(f, still, way.floor, eps)),
+        jnp.linalg.norm(rounding_of(f, still, way.floor, operator.eps)),
         carried_dense(product, matrix, vectors, differences),
         agrees,
     )

@@ -28,6 +28,7 @@ from .._ground import is_none
 from ..linalg import Operator
 from ..modules import Module
 from ..primitives import local_linear_call
+from ..show import message
 from ..transforms import filter_custom_jvp, is_zero
 from ..trees import combine, is_array, is_inexact_array, partition
 
@@ -130,11 +131,7 @@ def attach(value: Array, operator: Operator, gradient_pairs: GradientPairs) -> A
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     value, operator, gradient_pairs = primals
     value_dot, operator_dot, _ = tangents
-    dots = jax.tree.map(
-        lambda dot: None if dot is None or is_zero(dot) or not is_inexact_array(dot) else dot,
-        operator_dot,
-        is_leaf=is_zero,
-    )
+    dots = _without_zeros(operator_dot)
     # This function again, not `value`: derivatives of the next order need its rule.
     value = attach(value, operator, gradient_pairs)
     if not jax.tree.leaves(dots):
@@ -150,6 +147,77 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
 
     change = local_linear_call(forward, transposed, (arrays, jnp.zeros_like(value)), dots)
     return value, change if value_dot is None or is_zero(value_dot) else value_dot + change
+
+
+@filter_custom_jvp
+def mixed(left: Array, operator: Operator, right: Array) -> Array:
+    """Zeros, whose derivative by `left` is zero as well, and by `left` and then the operator `conj(left) * A right`.
+
+    A value with derivatives by the operator from `attach`, and by everything else from itself, lacks just those.
+
+    Args:
+        left: without derivatives by the operator, of shape `(size, k)`.
+        operator: A.
+        right: of the same shape.
+    """
+    del operator, right
+    return jnp.zeros_like(left)
+
+
+@mixed.def_jvp
+def _mixed_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    _, operator, right = primals
+    return mixed(*primals), tangents[0].conj() * _from_zero(operator, right)
+
+
+@filter_custom_jvp
+def _from_zero(operator: Operator, block: Array) -> Array:
+    """Zeros, with the derivative of `A block` by the operator."""
+    del operator
+    return jnp.zeros_like(block)
+
+
+@_from_zero.def_jvp(symbolic_zeros=True)
+def _from_zero_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    operator, block = primals
+    zero, dots = _from_zero(operator, block), _without_zeros(tangents[0])
+    if not jax.tree.leaves(dots):
+        return zero, jnp.zeros_like(zero)
+    moving = jax.tree.map(
+        lambda dot, x: None if dot is None else x, dots, operator, is_leaf=is_none
+    )
+    change = jax.jvp(lambda x: combine(x, operator).matmul(block), (moving,), (dots,))[1]
+    return zero, change + _once(operator).astype(change.dtype)
+
+
+@filter_custom_jvp
+def _once(operator: Operator) -> Array:
+    """Zero; refuses to be differentiated."""
+    return jnp.zeros((), operator.dtype)
+
+
+@_once.def_jvp(symbolic_zeros=True)
+def _once_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    if jax.tree.leaves(_without_zeros(tangents[0])):
+        raise NotImplementedError(
+            message(
+                "third derivatives cannot mix the operator and what the function closes over in this order",
+                where="trace_of_function(f, operator, key)",
+                expected="derivatives by the operator first, then by what `f` closes over",
+                got="a derivative by what `f` closes over, and then two by the operator",
+                instead="take the derivatives by the operator first",
+            )
+        )
+    return _once(*primals), jnp.zeros((), primals[0].dtype)
+
+
+def _without_zeros(tangents: Any) -> Any:
+    """Tangents of an operator, with None in place of what has none."""
+    return jax.tree.map(
+        lambda dot: None if dot is None or is_zero(dot) or not is_inexact_array(dot) else dot,
+        tangents,
+        is_leaf=is_zero,
+    )
 
 
 class _Pairs(NamedTuple):

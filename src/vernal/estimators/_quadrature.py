@@ -39,7 +39,8 @@ from ..linalg import (
 )
 from ..modules import Module, field
 from ..show import value_error
-from ._gradient_pairs import GradientPairs, StoredPairs
+from ..trees import is_inexact_array
+from ._gradient_pairs import GradientPairs, StoredPairs, mixed
 from ._method import Budget, Outcome, TraceMethod, default_probes
 from ._probes import Probes
 from ._rules import averaged, eigen, gauss, lower_end, radau
@@ -256,6 +257,9 @@ def sums(
         along = jnp.einsum("bki,bi->bk", vectors, at, precision=lax.Precision.HIGHEST)
         return combined(along.astype(starts.dtype), still.basis)
 
+    products = applied(g)
+    if closes_over_numbers(f):
+        values = values + jnp.sum(mixed(products.T, operator, starts.T).real, axis=0)
     moving_nodes, moving_vectors = eigen(matrix)
     small = Nodes(limited(moving_nodes, floor), moving_vectors)
     return Sums(
@@ -263,9 +267,14 @@ def sums(
         gaps,
         integral(lambda x: rounding_of(f, x, floor, operator.eps), nodes, vectors),
         applied(f),
-        carried(applied(g), operator, found, small, divided_differences(g, small.nodes)),
+        carried(products, operator, found, small, divided_differences(g, small.nodes)),
         agrees,
     )
+
+
+def closes_over_numbers(f: Elementwise) -> bool:
+    """Whether the function may have derivatives by what it closes over."""
+    return any(map(is_inexact_array, jax.tree.leaves(f)))
 
 
 def rounding_of(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Array:
