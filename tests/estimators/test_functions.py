@@ -297,6 +297,7 @@ def hard_norms():
 
 @pytest.mark.parametrize("matvecs", [5, 6, 8, 10, 20, 50])
 @pytest.mark.parametrize("probes", [Rademacher(), Normal(), Steinhaus()], ids=repr)
+@pytest.mark.sample(3)
 def test_intervals_of_the_frobenius_norm_hold_where_one_singular_value_dominates(probes, matvecs):
     dtype = jnp.complex64 if isinstance(probes, Steinhaus) else jnp.float32
 

@@ -10,7 +10,8 @@ from jax import Array, lax
 from jax.scipy.special import betainc
 
 from ..modules import Module
-from ..show import spec_text, type_error, value_error
+from ..show import listed, message, spec_text, type_error, value_error
+from ..transforms import varying_axes
 
 # Above this, the asymptotic series is accurate to float32 at every level in use.
 _MANY = 50
@@ -154,6 +155,18 @@ def student_quantile(level: float, degrees_of_freedom: Array) -> Array:
             expected="0 < level < 1",
             got=f"level={level}",
             instead="0.95 for 95%",
+        )
+    axes = varying_axes(degrees_of_freedom)
+    if axes:
+        raise NotImplementedError(
+            message(
+                "JAX's `betainc` cannot compute intervals that differ between the devices of `shard_map`",
+                where="Estimate.interval(), or a run to a tolerance",
+                expected="degrees of freedom that are the same on all devices",
+                got=f"some that vary over {listed(sorted(map(repr, axes)))}",
+                instead="a number of products, `matvecs=`, in place of a tolerance; `interval()` of what "
+                "`shard_map` returned",
+            )
         )
     few = jnp.clip(degrees_of_freedom, 0.01, _MANY)
     # P(|T| > t) = I_x(v / 2, 1 / 2) with x = v / (v + t^2): in this form the tail keeps its digits.

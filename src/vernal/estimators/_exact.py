@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..linalg import Operator
+from ..linalg import Operator, fori_loop
 from ..modules import field
 from ..trees import tree_at
 from ._gradient_pairs import GradientPairs
@@ -52,7 +52,7 @@ def exact_diagonal(operator: Operator) -> Outcome:
         return lax.dynamic_update_slice_in_dim(out, here, index * units.columns, axis=0)
 
     out = jnp.zeros(blocks * units.columns, operator.dtype)
-    out = add(0, out) if blocks == 1 else lax.fori_loop(0, blocks, add, out)
+    out = add(0, out) if blocks == 1 else fori_loop(0, blocks, add, out)
     diagonal = out[: operator.size]
     value = diagonal.real if is_real(operator) else diagonal
     consistent = jnp.asarray(True)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._ground import is_none
-from ..linalg import Operator
+from ..linalg import Operator, fori_loop
 from ..modules import Module
 from ..primitives import local_linear_call
 from ..show import message
@@ -280,4 +280,4 @@ def _summed(gradient_pairs: GradientPairs, add: Callable[[Any, Any], Any], zero:
     blocks = gradient_pairs.blocks()
     if isinstance(blocks, int) and blocks == 1:
         return add(0, zero)
-    return lax.fori_loop(0, blocks, add, zero)
+    return fori_loop(0, blocks, add, zero)

@@ -4,10 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator
+from ..linalg import Operator, fori_loop
 from ..modules import field
 from ._gradient_pairs import GradientPairs
 from ._method import Budget, Outcome, TraceMethod, default_probes, products
@@ -70,7 +70,7 @@ class Hutchinson(TraceMethod):
         if isinstance(blocks, int) and blocks == 1:
             samples = add(0, None)
         else:
-            samples = lax.fori_loop(0, blocks, add, no_samples(operator, distribution))
+            samples = fori_loop(0, blocks, add, no_samples(operator, distribution))
         return Outcome(
             value=samples.mean,
             variance=samples.variance() + rounding(operator, samples.size),

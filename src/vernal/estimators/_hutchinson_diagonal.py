@@ -3,10 +3,10 @@
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator
+from ..linalg import Operator, fori_loop
 from ._gradient_pairs import GradientPairs
 from ._hutchinson import Drawn
 from ._method import Budget, DiagonalMethod, Outcome, default_probes
@@ -59,7 +59,7 @@ class HutchinsonDiagonal(DiagonalMethod):
         blocks = drawn.blocks()
         one = isinstance(blocks, int) and blocks == 1
         nothing = no_slopes(operator.size, operator.dtype, real=real)
-        found = add(0, nothing) if one else lax.fori_loop(0, blocks, add, nothing)
+        found = add(0, nothing) if one else fori_loop(0, blocks, add, nothing)
         consistent = jnp.asarray(True)
         if operator.positive_semidefinite:
             consistent = found.form >= -tag_tolerance(operator) * found.size

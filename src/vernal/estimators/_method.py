@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator
+from ..linalg import Operator, fori_loop
 from ..modules import Module
 from ._gradient_pairs import GradientPairs
 from ._probes import Probes, Rademacher, Steinhaus
@@ -118,7 +118,7 @@ def products(
         return lax.dynamic_update_slice_in_dim(out, multiply(vectors), start, axis=1)
 
     pieces = -(-used // _PIECE)
-    return lax.fori_loop(0, pieces, add, jnp.zeros_like(padded))[:, :columns]
+    return fori_loop(0, pieces, add, jnp.zeros_like(padded))[:, :columns]
 
 
 def default_probes(operator: Operator) -> Probes:

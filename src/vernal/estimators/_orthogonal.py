@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 
-from ..linalg import power_of_two, times
+from ..linalg import power_of_two, settled, times
 
 # Blocks of random sketches need at most four.
 _PASSES = 6
@@ -58,7 +58,8 @@ def orthonormal(block: Array, mask: Array | None = None) -> tuple[Array, Array]:
         q, factor, near = _pass(q, mask)
         return q, times(factor, r), near, passes + 1
 
-    q, r, near, _ = lax.while_loop(unfinished, again, (q, r, near, jnp.asarray(1, jnp.int32)))
+    state = settled(again, (q, r, near, jnp.asarray(1, jnp.int32)))
+    q, r, near, _ = lax.while_loop(unfinished, again, state)
     q, r = lax.cond(near, lambda: (q, r), lambda: _householder(x))
     # The Gram matrix adds up as many numbers as a column has. Where one of them is much larger than the others, these
     # are rounded away, each time in the same direction; a sum over each column alone loses less.
@@ -118,7 +119,7 @@ def shifted_cholesky(
         return factor(more, gram if raised is None else raised), more, raises + 1
 
     first = factor(shift, gram), shift, jnp.zeros((), jnp.int32)
-    lower, shift, _ = lax.while_loop(fails, again, first)
+    lower, shift, _ = lax.while_loop(fails, again, settled(again, first))
     positive = jnp.all(jnp.isfinite(lower))
     return jnp.where(positive, lower, jnp.eye(core.shape[0], dtype=core.dtype)), shift, positive
 

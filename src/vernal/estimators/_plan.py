@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax import Array, lax
+from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator, positive_int, tolerance, whole_number
+from ..loops import filter_cond
 from ..modules import Module
 from ..primitives import unvmap_any
 from ..show import value_error
@@ -253,7 +254,7 @@ def _only_if(wanted: Array, fn: Callable[[PRNGKeyArray], Outcome], key: PRNGKeyA
             shapes,
         )
 
-    return lax.cond(unvmap_any(wanted), fn, nothing, key)
+    return filter_cond(unvmap_any(wanted), fn, nothing, key)
 
 
 def _selected(which: Array, outcomes: tuple[Outcome, ...]) -> Outcome:

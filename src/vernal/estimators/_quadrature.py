@@ -36,6 +36,7 @@ from ..linalg import (
     decompose,
     derivative,
     divided_differences,
+    fori_loop,
 )
 from ..modules import Module, field
 from ..show import value_error
@@ -321,7 +322,7 @@ class FunctionTrace(TraceMethod):
             pairs = StoredPairs.of(operator, left, starts.block(0).T)
         else:
             pairs = MadeAgain(starts, steps, self.f, self.floor)
-            tally = lax.fori_loop(
+            tally = fori_loop(
                 1, starts.blocks, lambda i, known: known.joined(of_block(i)[0]), tally
             )
         value = tally.samples.mean

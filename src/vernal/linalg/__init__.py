@@ -20,6 +20,7 @@ from ._operator import Operator as Operator
 from ._operators import FunctionOperator as FunctionOperator
 from ._operators import MatrixOperator as MatrixOperator
 from ._operators import as_operator, refuse_empty
+from ._per_device import fori_loop, settled
 from ._pivoted_cholesky import Preconditioner as Preconditioner
 from ._pivoted_cholesky import pivoted_cholesky as pivoted_cholesky
 from ._solve import Solution as Solution

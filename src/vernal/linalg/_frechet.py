@@ -31,6 +31,7 @@ from ..modules import Module
 from ..transforms import filter_custom_jvp, is_zero, materialise
 from ._lanczos_adjoint import Decomposition, inner, moving, multiply
 from ._operator import Operator
+from ._per_device import fori_loop
 
 # A beta of at most this many roundings of the largest element of T ends the expansion.
 _ROUNDINGS = 1024
@@ -161,7 +162,7 @@ def _clenshaw(operator: Operator, found: Decomposition, terms: Array) -> Array:
         return terms[:, k] + moved - (off[:, k] * inverse[:, k + 1])[:, None] * next_after, after
 
     zero = jnp.zeros_like(terms[:, 0])
-    return lax.fori_loop(0, steps, step, (zero, zero))[0]
+    return fori_loop(0, steps, step, (zero, zero))[0]
 
 
 def _sum(formula: str, *operands: Array) -> Array:

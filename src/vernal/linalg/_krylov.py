@@ -25,6 +25,7 @@ from ..transforms import filter_custom_jvp
 from ._lanczos import decompose
 from ._lanczos_adjoint import multiply, norms
 from ._operator import Operator
+from ._per_device import fori_loop
 from ._vectors import times
 
 # A new vector of at most this many roundings of a product is pure rounding.
@@ -95,7 +96,7 @@ def _arnoldi(operator: Operator, start: Array, steps: int) -> tuple[Array, Array
     basis = jnp.zeros((steps, len(start)), start.dtype).at[0].set(first)
     matrix = jnp.zeros((steps, steps), start.dtype)
     state = basis, matrix, first, jnp.zeros_like(norm), (norm > 0).astype(int)
-    basis, matrix, _, _, rank = lax.fori_loop(0, steps, step, state)
+    basis, matrix, _, _, rank = fori_loop(0, steps, step, state)
     return basis, matrix, norm, rank
 
 

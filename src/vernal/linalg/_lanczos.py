@@ -29,6 +29,7 @@ from ._arguments import positive_int
 from ._lanczos_adjoint import Decomposition, inner, multiply, norms, rule
 from ._operator import Operator
 from ._operators import as_operator
+from ._per_device import fori_loop
 from ._vectors import flat_vector
 
 # A new vector of at most this many roundings of a product is pure rounding.
@@ -162,7 +163,7 @@ def _decompose(operator: Operator, starts: Array, steps: int) -> Decomposition:
     state = _State(
         empty.at[:, 0].set(first), zero, zero, first, jnp.zeros(count, real), jnp.zeros(count, real)
     )
-    state = lax.fori_loop(0, steps, lambda k, state: _step(operator, k, steps, state), state)
+    state = fori_loop(0, steps, lambda k, state: _step(operator, k, steps, state), state)
     off, residual = state.offdiagonal[:, : steps - 1], state.offdiagonal[:, steps - 1]
     return Decomposition(state.basis, state.diagonal, off, size, residual, state.asymmetry)
 

@@ -39,6 +39,7 @@ from ..primitives import local_linear_call
 from ..transforms import is_zero, materialise
 from ..trees import combine, is_array, is_inexact_array, partition
 from ._operator import Operator
+from ._per_device import fori_loop
 
 
 class Decomposition(Module):
@@ -224,7 +225,7 @@ def _push(parts: Moving, found: Decomposition, dots: Any, start_dot: Array) -> A
 
     zero = jnp.zeros_like(steps.diagonal)
     state = jnp.zeros_like(steps.basis).at[:, 0].set(first_dot), zero, zero
-    basis_dot, diagonal_dot, off_dot = lax.fori_loop(0, count, step, state)
+    basis_dot, diagonal_dot, off_dot = fori_loop(0, count, step, state)
     return basis_dot, diagonal_dot.real, off_dot[:, : count - 1].real, norm_dot[:, 0].real
 
 
@@ -262,7 +263,7 @@ def _pull(
     of_diagonal = diagonal.astype(dtype)
     of_off = jnp.pad(off, ((0, 0), (0, 1))).astype(dtype)
     zero = jax.tree.map(jnp.zeros_like, parts.arrays)
-    total, of_basis, _ = lax.fori_loop(0, count, step, (zero, basis.conj(), of_off))
+    total, of_basis, _ = fori_loop(0, count, step, (zero, basis.conj(), of_off))
     first, inverse = _unit(found)
     of_first = of_basis[:, 0]
     of_start = (of_first - first * _real_part(first, of_first)) * inverse

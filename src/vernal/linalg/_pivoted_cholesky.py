@@ -35,6 +35,7 @@ from ._arguments import positive_int
 from ._kernels import KernelOperator
 from ._operator import Composite, Operator
 from ._operators import MatrixOperator, as_operator
+from ._per_device import fori_loop
 from ._vectors import Structure, flat_vector, times, to_tree
 
 # An error below this many roundings of the largest diagonal element, for each row of the rank, counts as zero.
@@ -262,7 +263,7 @@ def _pivots(operator: Any, rank: int, noise: Array) -> tuple[Array, Array]:
 
     empty = jnp.zeros((rank, operator.size), operator.dtype)
     state = left, empty, jnp.zeros(rank, jnp.int32), jnp.zeros(rank, bool)
-    return lax.fori_loop(0, rank, step, state)[2:]
+    return fori_loop(0, rank, step, state)[2:]
 
 
 def _diagonal(operator: Any, noise: Array) -> Array:

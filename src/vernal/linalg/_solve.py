@@ -9,12 +9,13 @@ from jax import Array, lax
 from jax.scipy.sparse.linalg import cg, gmres
 
 from ..modules import Module
-from ..show import short, type_error
-from ..transforms import filter_jit
+from ..show import listed, message, short, type_error
+from ..transforms import filter_jit, varying_axes
 from ._arguments import positive_int, tolerance
 from ._lanczos_adjoint import norms
 from ._operator import Operator
 from ._operators import as_operator, refuse_empty
+from ._per_device import varying_like
 from ._vectors import flat_vector, power_of_two, to_flat, to_tree
 
 # Basis vectors of GMRES between two restarts.
@@ -69,6 +70,7 @@ def solve(
     Raises:
         TypeError: if `operator` is not an operator, `b` does not fit it, or `preconditioner` is not a function.
         ValueError: if the operator is empty, a tolerance is negative, or `max_steps` less than 1.
+        NotImplementedError: if equations with a general operator differ between the devices of `jax.shard_map`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -105,6 +107,7 @@ def _solved(
     operator: Operator, flat: Array, rtol: Array, atol: Array, steps: int, preconditioner: Any
 ) -> Solution:
     structure = operator.in_structure()
+    flat = varying_like(flat, operator)
 
     def multiply(x: Array) -> Array:
         return operator.matmul(x[:, None])[:, 0]
@@ -113,8 +116,18 @@ def _solved(
         return to_flat(structure, preconditioner(to_tree(structure, x)), "solve(preconditioner)")
 
     given = None if preconditioner is None else improve
-    rtol, atol = lax.stop_gradient((rtol, atol))
-    positive = operator.positive_semidefinite
+    positive, axes = operator.positive_semidefinite, varying_axes(flat)
+    if axes and not positive:
+        raise NotImplementedError(
+            message(
+                "JAX's GMRES cannot solve equations that differ between the devices of `shard_map`",
+                where="solve(operator, right)",
+                expected="an operator that is declared positive semidefinite, for conjugate gradients",
+                got=f"{type(operator).__name__}, and equations that vary over {listed(sorted(map(repr, axes)))}",
+                instead="`jax.shard_map(..., check_vma=False)`, if nothing is differentiated",
+            )
+        )
+    rtol, atol = (varying_like(lax.stop_gradient(x), flat) for x in (rtol, atol))
     method: Any = cg if positive else partial(gmres, restart=min(_RESTART, operator.size))
 
     def in_units(multiply: Any, target: Array) -> Array:
@@ -122,7 +135,10 @@ def _solved(
         unit = power_of_two(target)
         scaled = target / unit.astype(target.dtype)
         # JAX declares floats as tolerances, but accepts arrays too.
-        found, _ = method(multiply, scaled, tol=rtol, atol=atol / unit, maxiter=steps, M=given)
+        start = varying_like(jnp.zeros_like(scaled), scaled)
+        found, _ = method(
+            multiply, scaled, start, tol=rtol, atol=atol / unit, maxiter=steps, M=given
+        )
         return found * unit.astype(found.dtype)
 
     # The transpose of a Hermitian operator is its conjugate.

@@ -29,6 +29,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module
 from ._lanczos_adjoint import norms
 from ._operator import Operator
+from ._per_device import fori_loop, settled, varying_like
 
 # Roundings of the largest product: a vector below the first number is pure rounding, and a residual below the second
 # cannot be improved.
@@ -102,6 +103,7 @@ def search(operator: Operator, wanted: Wanted, key: PRNGKeyArray) -> Found:
     rows, size, dtype = wanted.rows, operator.size, operator.dtype
     zero, no = jnp.zeros((), jnp.finfo(dtype).dtype), jnp.asarray(False)
     first = _outside(jnp.zeros((1, size), dtype), _random(key, size, dtype))
+    first = varying_like(first, operator)
     empty = Found(
         basis=jnp.zeros((rows + 1, size), dtype).at[0].set(first),
         small=jnp.zeros((rows, rows), dtype),
@@ -126,13 +128,13 @@ def search(operator: Operator, wanted: Wanted, key: PRNGKeyArray) -> Found:
     def again(found: Found) -> Found:
         return _cycle(operator, wanted, key, found)
 
-    return lax.while_loop(unfinished, again, again(empty))
+    return lax.while_loop(unfinished, again, again(settled(again, empty)))
 
 
 def _cycle(operator: Operator, wanted: Wanted, key: PRNGKeyArray, found: Found) -> Found:
     """Fills the basis, and restarts with its best part."""
     count, rows, size = wanted.count, wanted.rows, operator.size
-    found = lax.fori_loop(found.start, rows, lambda j, found: _step(operator, key, j, found), found)
+    found = fori_loop(found.start, rows, lambda j, found: _step(operator, key, j, found), found)
     values, mixing = jnp.linalg.eigh(found.small)
     order = wanted.order(values)
     values, mixing = values[order], mixing[:, order]

@@ -1,0 +1,45 @@
+"""Loops under `jax.shard_map` with an operator that differs between devices.
+
+A loop must keep the type of its carry, and the type tells over which axes of the mesh an array varies. Start vectors
+and zeros are the same on all devices; after a product with such an operator they vary.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..transforms import varying_axes, varying_over
+from ..trees import is_array
+
+_T = TypeVar("_T")
+
+
+def fori_loop(lower: Any, upper: Any, step: Callable[[Any, _T], _T], carry: _T) -> _T:
+    """`jax.lax.fori_loop`, with a carry that varies from the start over all axes over which it will."""
+    first = jnp.asarray(lower, jnp.int32)
+    return lax.fori_loop(lower, upper, step, settled(lambda carry: step(first, carry), carry))
+
+
+def settled(step: Callable[[_T], _T], carry: _T) -> _T:
+    """The carry of a loop, made to vary over the axes that the result of its step varies over."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return carry
+    leaves, structure = jax.tree.flatten(carry)
+
+    def flat(leaves: list[Any]) -> list[Any]:
+        return jax.tree.leaves(step(jax.tree.unflatten(structure, leaves)))
+
+    while True:
+        wanted = [*map(varying_axes, jax.make_jaxpr(flat)(leaves).out_avals)]
+        if all(axes <= varying_axes(x) for x, axes in zip(leaves, wanted, strict=True)):
+            return jax.tree.unflatten(structure, leaves)
+        leaves = [*map(varying_over, leaves, wanted)]
+
+
+def varying_like(x: Array, like: Any) -> Array:
+    """An array, made to vary over all axes over which any array of a tree varies."""
+    arrays = [leaf for leaf in jax.tree.leaves(like) if is_array(leaf)]
+    return varying_over(x, varying_axes(*arrays))
