@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vernal import estimators, linalg
+from vernal import estimators, linalg, loops
 from vernal.linalg import FunctionOperator, MatrixOperator
 
 N = 12
@@ -104,3 +104,17 @@ def test_attempts_are_not_made_where_their_intervals_cannot_be_computed():
 def test_general_equations_are_refused():
     with pytest.raises(NotImplementedError, match="JAX's GMRES cannot solve equations that differ"):
         on_devices(lambda a: linalg.solve(MatrixOperator(a), jnp.ones(N)).value)(matrices())
+
+
+def test_a_loop_searches_a_sorted_array_on_each_device():
+    # JAX 0.12 has a primitive of another kind for the search.
+    grid = jnp.arange(5.0)
+
+    def fn(a):
+        def step(total, x):
+            return total + jnp.searchsorted(grid, x).astype(jnp.float32), None
+
+        return loops.scan(step, a[0, 0], a[0])[0]
+
+    found = jax.jit(on_devices(fn))(matrices())
+    np.testing.assert_allclose(found[:, 0], jax.vmap(fn)(matrices()), rtol=1e-6)
