@@ -70,6 +70,7 @@ def on_devices(fn):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(2)
 def test_values_and_gradients_are_those_of_each_device_alone(name):
     fn, given = CASES[name], matrices()
     alone = jax.vmap(lambda a: jnp.ravel(fn(a)))

@@ -135,7 +135,7 @@ def _solved(
         unit = power_of_two(target)
         scaled = target / unit.astype(target.dtype)
         # JAX declares floats as tolerances, but accepts arrays too.
-        start = varying_like(jnp.zeros_like(scaled), scaled)
+        start = varying_like(jnp.zeros_like(scaled), scaled) if axes else None
         found, _ = method(
             multiply, scaled, start, tol=rtol, atol=atol / unit, maxiter=steps, M=given
         )
