@@ -170,8 +170,9 @@ class _Gram(_InUnits):
         return 0.0
 
 
-# Four signs in a row agree by chance too often, and then show no variance.
-_FEWEST = 5
+# Four signs in a row agree by chance too often, and then show no variance. Up to this many directions alike make the
+# sample variance too rough.
+_FEWEST, _DIRECTIONS = 5, 4
 
 
 def frobenius_norm(
@@ -183,8 +184,8 @@ def frobenius_norm(
     trace of `A^* A`, with one product for each probe. With as many products as the operator has rows it is exact.
 
     The variance of `|A w|^2` is at most `c |A^* A|^2`, with c = 2 for real probes and 1 for complex ones. Products with
-    two probes show it: `|A^* A|^2` is the expectation of `|<A w, A v>|^2`. The larger of this and the sample
-    variance is reported. Where one singular value dominates, both are rough, so they count as half as many probes.
+    two probes show it: `|A^* A|^2` is the expectation of `|<A w, A v>|^2`. Where few singular values dominate, the
+    larger of this and the sample variance is reported. Both are rough there, so they count as half as many probes.
 
     M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
     Communications in Statistics - Simulation and Computation 18 (1989), doi:10.1080/03610918908812806.
@@ -256,9 +257,12 @@ def _frobenius(
 
 def _variance(products: Array, squares: Array) -> Array:
     """The variance of the squared length of a product, from k products; rather too large than too small."""
-    count = len(squares)
+    count, mean = len(squares), jnp.mean(squares)
     gram = jnp.abs(times(products.conj().T, products)) ** 2
     pairs = (jnp.sum(gram) - jnp.sum(jnp.diagonal(gram))) / (count * (count - 1))
     factor = 1 if jnp.iscomplexobj(products) else 2
     # It is divided by the square of the mean, whose expectation is larger than that of the mean by its variance.
-    return jnp.maximum(factor * pairs * (1 + factor / count), jnp.var(squares, ddof=1))
+    most, sample = factor * pairs * (1 + factor / count), jnp.var(squares, ddof=1)
+    # Of many directions alike the squared length is nearly normal, and the sample knows its own variance.
+    share = jnp.minimum(_DIRECTIONS * pairs / jnp.where(mean > 0, mean, 1) ** 2, 1)
+    return sample + share * jnp.maximum(most - sample, 0)

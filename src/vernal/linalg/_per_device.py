@@ -19,8 +19,11 @@ _T = TypeVar("_T")
 
 def fori_loop(lower: Any, upper: Any, step: Callable[[Any, _T], _T], carry: _T) -> _T:
     """`jax.lax.fori_loop`, with a carry that varies from the start over all axes over which it will."""
-    first = jnp.asarray(lower, jnp.int32)
-    return lax.fori_loop(lower, upper, step, settled(lambda carry: step(first, carry), carry))
+
+    def first(carry: _T) -> _T:
+        return step(jnp.asarray(lower, jnp.int32), carry)
+
+    return lax.fori_loop(lower, upper, step, settled(first, carry))
 
 
 def settled(step: Callable[[_T], _T], carry: _T) -> _T:
