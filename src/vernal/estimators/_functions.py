@@ -78,7 +78,8 @@ def trace_of_function(
     make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives go
     through the eigenvalues of small matrices, and are `nan` where these coincide. Those that are taken by the operator
     twice and by what `f` closes over once are right if the latter comes last, refused if it comes first, and wrong if
-    it comes between.
+    it comes between. Inside a scan, a second derivative by what `f` closes over and then by the operator is zero, which
+    is wrong: take the operator's first.
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
