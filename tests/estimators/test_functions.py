@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from vernal import loops
 from vernal.estimators import (
     Normal,
     Rademacher,
@@ -221,10 +222,46 @@ def test_second_derivatives_mix_the_operator_and_what_the_function_closes_over(p
             np.testing.assert_allclose(found, wanted, rtol=1e-9)
         with pytest.raises(NotImplementedError, match="third derivatives cannot mix the operator"):
             jax.grad(jax.grad(jax.grad(ours, 1), 0), 0)(*at)
+        for first, then in [(jax.grad, jax.grad), (jax.jacfwd, jax.jacfwd), (jax.grad, jax.jacfwd)]:
+            assert np.isnan(then(then(first(ours, 0), 1), 0)(*at))
+        functions_last = jax.grad(jax.grad(jax.grad(ours, 0), 1), 1)(*at)
         last = jax.grad(jax.grad(jax.grad(ours, 0), 0), 1)(*at)
         if matvecs == 12:
             wanted = jax.grad(jax.grad(jax.grad(exact, 0), 0), 1)(*at)
             np.testing.assert_allclose(last, wanted, rtol=1e-8)
+            wanted = jax.grad(jax.grad(jax.grad(exact, 0), 1), 1)(*at)
+            np.testing.assert_allclose(functions_last, wanted, rtol=1e-8)
+
+
+@pytest.mark.parametrize("scan", [jax.lax.scan, loops.scan], ids=["jax", "ours"])
+def test_mixed_second_derivatives_in_a_scan(scan):
+    rng = np.random.default_rng(4)
+    a = rng.normal(size=(6, 6))
+    a = a @ a.T + np.eye(6)
+
+    def total(one, scan):
+        def run(s, t):
+            return scan(lambda c, y: (c + one(s * y, t * y), None), s, jnp.asarray([0.5, 1.0]))[0]
+
+        return run
+
+    def estimate(s, t):
+        operator = MatrixOperator(jnp.asarray(a) * jnp.exp(s), symmetric=True)
+        return trace_of_function(lambda x: jnp.exp(-t * x), operator, KEY, matvecs=6).value
+
+    def exact(s, t):
+        return jnp.sum(jnp.exp(-t * jnp.linalg.eigvalsh(jnp.asarray(a) * jnp.exp(s))))
+
+    with jax.enable_x64(True):
+        at = jnp.asarray(0.3), jnp.asarray(0.7)
+        wanted = np.asarray(jax.hessian(total(exact, jax.lax.scan), (0, 1))(*at))
+        for inner, outer in [
+            (jax.jacrev, jax.jacrev),
+            (jax.grad, jax.jacfwd),
+            (jax.jacfwd, jax.jacfwd),
+        ]:
+            derivative = jax.jit(outer(inner(total(estimate, scan), (0, 1)), (0, 1)))
+            np.testing.assert_allclose(np.asarray(derivative(*at)), wanted, rtol=1e-9)
 
 
 def test_what_a_function_closes_over_may_make_its_slope_infinite():

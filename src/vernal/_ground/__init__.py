@@ -32,6 +32,7 @@ from ._jax_private import custom_jvp_call_p as custom_jvp_call_p
 from ._jax_private import custom_partial_eval_rules as custom_partial_eval_rules
 from ._jax_private import custom_staging_rules as custom_staging_rules
 from ._jax_private import custom_vjp_call_p as custom_vjp_call_p
+from ._jax_private import dce_jaxpr as dce_jaxpr
 from ._jax_private import distributed_state as distributed_state
 from ._jax_private import equation_context as equation_context
 from ._jax_private import fancy_primitive_batchers as fancy_primitive_batchers

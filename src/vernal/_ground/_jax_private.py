@@ -88,6 +88,9 @@ from jax._src.interpreters.partial_eval import (
 # that the operation calls. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
 from jax._src.interpreters.partial_eval import custom_staging_rules as custom_staging_rules
 
+# Which arguments of a program some of its results use. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
+from jax._src.interpreters.partial_eval import dce_jaxpr as dce_jaxpr
+
 # Which results of a program depend on unknown arguments. Present in JAX 0.10.2 to 0.12. Retired by: as Primitive.
 from jax._src.interpreters.partial_eval import (
     partial_eval_jaxpr_nounits as partial_eval_jaxpr_nounits,  # JAX 0.10.2 to 0.12

@@ -26,7 +26,7 @@ from ..show import spec_text, type_error, value_error
 from ..transforms import closure_to_pytree, filter_jit
 from ..trees import check_key, tree_at
 from ._estimate import Estimate
-from ._gradient_pairs import StoredPairs, attach, mixed
+from ._gradient_pairs import StoredPairs, attach, mixed, operator_first
 from ._method import Outcome
 from ._plan import Plan, Wanted, carried_out, planned
 from ._quadrature import (
@@ -76,10 +76,9 @@ def trace_of_function(
     `tr(f'(A) dA)` and of the trace of the derivative of `f`, unbiased up to the error of the quadrature. They make
     only the products with `dA`, in blocks; if all Lanczos vectors together would take more than 128 MiB, they also
     make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives go
-    through the eigenvalues of small matrices, and are `nan` where these coincide. Those that are taken by the operator
-    twice and by what `f` closes over once are right if the latter comes last, refused if it comes first, and wrong if
-    it comes between. Inside a scan, a second derivative by what `f` closes over and then by the operator is zero, which
-    is wrong: take the operator's first.
+    through the eigenvalues of small matrices, and are `nan` where these coincide. Of those by the operator twice and
+    by what `f` closes over once, the ones that end with the latter are right; the ones that begin with it are refused,
+    and the others are `nan`.
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
@@ -233,6 +232,7 @@ def _by_eigenvalues(
     value = jnp.sum(f(still))
     if closes_over_numbers(f):
         value = value + jnp.sum(mixed(product, operator, jnp.eye(len(matrix), dtype=dtype)).real)
+        product = operator_first(product, operator)
     return _Dense(
         value,
         # The errors of the eigenvalues are independent.

@@ -171,6 +171,36 @@ def _mixed_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 
 @filter_custom_jvp
+def operator_first(left: Array, operator: Operator) -> Array:
+    """`left`, whose derivative has a derivative of nan by the operator.
+
+    No error, because a Hessian by both differentiates what it does not use.
+    """
+    del operator
+    return left
+
+
+@operator_first.def_jvp
+def _operator_first_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    return operator_first(*primals), tangents[0] * _one(primals[1]).astype(primals[0].dtype)
+
+
+@filter_custom_jvp
+def _one(operator: Operator) -> Array:
+    """One, with a derivative of nan."""
+    return jnp.ones((), jnp.finfo(operator.dtype).dtype)
+
+
+@_one.def_jvp(symbolic_zeros=True)
+def _one_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    one = _one(*primals)
+    moved = [
+        jnp.sum(dot.real).astype(one.dtype) for dot in jax.tree.leaves(_without_zeros(tangents[0]))
+    ]
+    return one, jnp.asarray(jnp.nan, one.dtype) * sum(moved, jnp.zeros_like(one))
+
+
+@filter_custom_jvp
 def _from_zero(operator: Operator, block: Array) -> Array:
     """Zeros, with the derivative of `A block` by the operator."""
     del operator

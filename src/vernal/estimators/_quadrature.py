@@ -41,7 +41,7 @@ from ..linalg import (
 from ..modules import Module, field
 from ..show import value_error
 from ..trees import is_inexact_array
-from ._gradient_pairs import GradientPairs, StoredPairs, mixed
+from ._gradient_pairs import GradientPairs, StoredPairs, mixed, operator_first
 from ._method import Budget, Outcome, TraceMethod, default_probes
 from ._probes import Probes
 from ._rules import averaged, eigen, gauss, lower_end, radau
@@ -261,6 +261,7 @@ def sums(
     products = applied(g)
     if closes_over_numbers(f):
         values = values + jnp.sum(mixed(products.T, operator, starts.T).real, axis=0)
+        products = operator_first(products, operator)
     moving_nodes, moving_vectors = eigen(matrix)
     small = Nodes(limited(moving_nodes, floor), moving_vectors)
     return Sums(

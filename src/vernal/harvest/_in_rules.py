@@ -109,9 +109,14 @@ def custom_jvp(
         zeros = [*map(SymbolicZero.from_primal_value, new)]
         return (new, both[:n]), (zeros, _spread(both[n:], both[:n]))
 
-    one_way, may_check = traits.one_way, traits.may_check
     values, out = call_with_jvp(
-        call, rule, slots.of(used), args, one_way=one_way, may_check=may_check
+        call,
+        rule,
+        slots.of(used),
+        args,
+        one_way=traits.one_way,
+        may_check=traits.may_check,
+        has_own_rule=True,
     )
     slots.set(used, values)
     return out

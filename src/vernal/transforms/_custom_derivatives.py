@@ -181,6 +181,7 @@ def call_with_jvp(
     one_way: bool = False,
     replays: bool = False,
     may_check: bool = False,
+    has_own_rule: bool = False,
 ) -> Any:
     """Calls a function that has a rule for its derivative.
 
@@ -195,12 +196,19 @@ def call_with_jvp(
         one_way: whether the rule is for reverse mode only.
         replays: whether the function repeats the steps of a loop that another function has run.
         may_check: whether there may be a check in the rule, which is known only when the rule runs.
+        has_own_rule: whether the rule may be another than the derivative of the function, as a user's.
 
     Returns:
         `fn(*args)`.
     """
     arrays, structure = jtu.tree_flatten(args)
-    traits = Traits(one_way=one_way, replays=replays, may_check=may_check, splits=True)
+    traits = Traits(
+        one_way=one_way,
+        replays=replays,
+        may_check=may_check,
+        splits=True,
+        has_own_rule=has_own_rule,
+    )
     rules = WithJvp(fn, rule, structure, is_linear, traits)
     out = vprim_p.bind(*map(as_jax, arrays), rules=rules)
     return rules.out.unflatten(out)

@@ -84,7 +84,9 @@ class _CustomJvp(Transformed[P, T]):
         call, outside, arrays = hoist(self.fn, args, kwargs)
         core = _Core(call, make_rule, len(split(args)[0]), self.rule.symbolic_zeros)
         fn = core.function(callable_name(self.fn))
-        out, out_rest = call_with_jvp(fn, core.derivative, outside, of_rule, arrays, may_check=True)
+        out, out_rest = call_with_jvp(
+            fn, core.derivative, outside, of_rule, arrays, may_check=True, has_own_rule=True
+        )
         return out_rest.fill(out)
 
 

@@ -112,7 +112,15 @@ class _CustomVjp(Transformed[P, T]):
         core = _Core(call, make_fwd, make_bwd, first, self.bwd.symbolic_zeros)
         fn = core.function(callable_name(self.fn))
         out, out_rest = call_with_jvp(
-            fn, core.derivative, outside, of_fwd, of_bwd, arrays, one_way=True, may_check=True
+            fn,
+            core.derivative,
+            outside,
+            of_fwd,
+            of_bwd,
+            arrays,
+            one_way=True,
+            may_check=True,
+            has_own_rule=True,
         )
         return out_rest.fill(out)
 

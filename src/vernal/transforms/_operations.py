@@ -40,13 +40,13 @@ from .._ground import (
     instantiate_zeros,
     lower_fun,
     mapped_aval,
-    partial_eval_jaxpr_nounits,
     primitive_jvps,
     primitive_transposes,
     register_lowering,
     unmapped_aval,
 )
 from ..show import short, value_error
+from ._dependence import depending
 from ._placement import unmapped_gathered
 from ._traits import Traits
 
@@ -386,7 +386,7 @@ def _split(trace: Any, *tracers: Any, rules: Any, program: Any = None) -> Any:
     if program is None:
         compute = lambda *args: list(rules.compute(*args))  # noqa: E731
         program = jax.make_jaxpr(compute)(*[t.aval for t in tracers])
-    depends = partial_eval_jaxpr_nounits(program, unknown, instantiate=False)[2]
+    depends = depending(rules, program, [t.aval for t in tracers], unknown)
     if all(depends):
         return out
     values = [
