@@ -119,3 +119,116 @@ def test_a_loop_searches_a_sorted_array_on_each_device():
 
     found = jax.jit(on_devices(fn))(matrices())
     np.testing.assert_allclose(found[:, 0], jax.vmap(fn)(matrices()), rtol=1e-6)
+
+
+# --- operators of derivatives, whose point the devices share or not
+
+POINT = jnp.asarray([0.3, -0.7, 1.1])
+DATA = jnp.asarray(np.random.default_rng(1).standard_normal((8, 2, 3)), jnp.float32)
+
+
+def outputs(w, x):
+    return jnp.tanh(x @ w)
+
+
+def half_mean(y):
+    return jnp.mean(y**2) / 2
+
+
+def mean_over_devices(y):
+    return jax.lax.pmean(half_mean(y), "x")
+
+
+def like_the_point(w, x):
+    return jnp.tanh(w) * jnp.sum(x) + jnp.roll(w, 1) * jnp.mean(x)
+
+
+def square_product(x, u):
+    return jnp.roll(u, 1) * jnp.sum(x) + jnp.outer(x[0], x[1]) @ u
+
+
+def on_each(fn, data=DATA):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(
+        lambda w, x: fn(w, x[0])[None], mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x")
+    )
+    return jax.jit(mapped)(POINT, data)
+
+
+def own(w):
+    return jax.lax.pcast(w, "x", to="varying")
+
+
+ALONE = {
+    "product of a Jacobian": lambda w, x: linalg.jacobian_operator(like_the_point, w, x).mv(w),
+    "adjoint of a Jacobian": lambda w, x: linalg.jacobian_operator(like_the_point, w, x).adjoint_mv(
+        w
+    ),
+    "H of a Jacobian": lambda w, x: linalg.jacobian_operator(like_the_point, w, x).H.mv(w),
+    "adjoint of a function": lambda w, x: FunctionOperator(
+        lambda u: square_product(x, u), w
+    ).adjoint_mv(w),
+    "svds of a function": lambda w, x: (
+        linalg.svds(lambda u: jnp.concatenate([x @ u, jnp.sum(x) * u]), 3, example=w).values
+    ),
+    "svds of an operator": lambda w, x: (
+        linalg.svds(FunctionOperator(lambda u: square_product(x, u), w), 3).values
+    ),
+    "XDiag": lambda w, x: (
+        estimators.diagonal(
+            FunctionOperator(lambda u: square_product(jnp.tile(x, (2, 4)), u), jnp.ones(12)),
+            KEY,
+            matvecs=10,
+            method=estimators.XDiag(),
+        ).value
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_transposed_products_are_those_of_each_device_alone(name):
+    found = on_each(ALONE[name])
+    wanted = jnp.stack([ALONE[name](POINT, x) for x in DATA])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_gauss_newton_operators_are_of_all_devices_or_of_each():
+    whole = DATA.reshape(16, 3)
+    build = linalg.gauss_newton_operator
+    cases = [
+        (lambda w, x: build(outputs, w, x), build(outputs, POINT, whole)),
+        (
+            lambda w, x: build(outputs, w, x, loss=mean_over_devices),
+            build(outputs, POINT, whole, loss=half_mean),
+        ),
+    ]
+    for operator, wanted in cases:
+        found = on_each(lambda w, x, operator=operator: operator(w, x).mv(jnp.ones(3)))
+        np.testing.assert_allclose(found, jnp.tile(wanted.mv(jnp.ones(3)), (8, 1)), rtol=1e-5)
+        largest = on_each(lambda w, x, operator=operator: linalg.eigsh(operator(w, x), 1).values)
+        np.testing.assert_allclose(largest[0], linalg.eigsh(wanted, 1).values, rtol=1e-5)
+    found = on_each(lambda w, x: build(outputs, own(w), x, loss=half_mean).mv(x[0]))
+    alone = [build(outputs, POINT, x, loss=half_mean).mv(x[0]) for x in DATA]
+    np.testing.assert_allclose(found, jnp.stack(alone), rtol=1e-5)
+
+
+def test_a_gauss_newton_operator_does_not_sum_losses_over_devices():
+    with pytest.raises(ValueError, match="the loss of `half_mean` differs between devices"):
+        on_each(lambda w, x: linalg.gauss_newton_operator(outputs, w, x, loss=half_mean).mv(POINT))
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda w, x: linalg.hessian_operator(lambda w: mean_over_devices(outputs(w, x)), w),
+        lambda w, x: linalg.gauss_newton_operator(outputs, w, x, loss=mean_over_devices),
+        lambda w, x: linalg.jacobian_operator(
+            lambda w: jax.lax.pmean(like_the_point(w, x), "x"), w
+        ),
+    ],
+    ids=["hessian", "gauss_newton", "jacobian"],
+)
+def test_vectors_of_each_device_are_not_mixed_up(operator):
+    for product in ("mv", "adjoint_mv"):
+        with pytest.raises(ValueError, match="the vector differs between devices that share"):
+            on_each(lambda w, x, product=product: getattr(operator(w, x), product)(x[0]))

@@ -14,16 +14,19 @@ import jax.tree_util as jtu
 
 from .._ground import callable_name
 from ..modules import Module, params, trainable
-from ..show import short, type_error
+from ..show import listed, short, type_error, value_error
 from ..transforms import (
     check_callable,
     closure_to_pytree,
     filter_eval_shape,
     filter_grad,
     placed_like,
+    refuse_sum_over_devices,
+    varying_axes,
 )
 from ..trees import NoGradient, combine, filter, is_inexact_array, partition
 from ._operators import FunctionOperator
+from ._per_device import varying_like_result
 from ._vectors import check_product, structure_of
 
 
@@ -106,6 +109,9 @@ def jacobian_operator(
     product = _JacobianProduct(*_differentiated(f, x, args, where, complex_too=True))
     structure = structure_of(product.moving, where)
     check_product(structure, jax.eval_shape(product.value, product.moving), where)
+    # In `shard_map` the adjoint of a function that differs between devices is that of each device alone.
+    moving = varying_like_result(product.value, product.moving)
+    product = _JacobianProduct(product.fn, moving, product.rest, product.args)
     return FunctionOperator(product, structure, batch_size=batch_size)
 
 
@@ -130,7 +136,8 @@ def gauss_newton_operator(
             Arrays that it closes over are differentiated with the operator.
         x: the point, any tree, as in `hessian_operator`.
         *args: other arguments of `f`: any Python objects.
-        loss: returns a real scalar. None takes half of the sum of squares, and the matrix is `J^T J`.
+        loss: returns a real scalar. None takes half of the sum of squares (in `jax.shard_map`, of all devices that
+            share `x`), and the matrix is `J^T J`.
         positive_semidefinite: whether the matrix has no negative eigenvalues, which holds if `loss` is convex. Set it
             to False for any other loss.
         batch_size: the number of products that are made at once, as in `FunctionOperator`.
@@ -141,6 +148,7 @@ def gauss_newton_operator(
     Raises:
         TypeError: if `f` is not a function, its result has no floating-point arrays, `loss` does not return a real
             scalar, or `x` has nothing to differentiate or complex arrays.
+        ValueError: in `jax.shard_map`, if `loss` returns another number on each device, and the devices share `x`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -164,6 +172,9 @@ def gauss_newton_operator(
     if loss is not None:
         # Traced now, because it may not return a scalar.
         filter_eval_shape(filter_grad(loss), outputs)
+        lost = jax.make_jaxpr(lambda moving: loss(product.value(moving)))(product.moving)
+        shared = jtu.tree_leaves(product.moving)
+        refuse_sum_over_devices(loss, lost.out_avals, shared, "gauss_newton_operator")
     return FunctionOperator(
         product,
         structure_of(product.moving, where),
@@ -188,6 +199,15 @@ class _Function(Module):
 
     def tangent(self, vector: Any) -> Any:
         """A vector; on a mesh, it is placed like the arrays that it is a tangent of."""
+        own = varying_axes(*jtu.tree_leaves(vector)) - varying_axes(*jtu.tree_leaves(self.moving))
+        if own:
+            raise value_error(
+                f"the vector differs between devices that share the argument of `{callable_name(self.fn)}`",
+                where="a product of a Hessian, Jacobian or Gauss-Newton operator in `shard_map`",
+                expected="one vector for all devices, or a point that differs between them, too",
+                got=f"a vector that varies over {listed(sorted(map(repr, own)))}; JAX may mix the vectors up",
+                instead="`jax.lax.pcast(x, axes, to='varying')` as the point, for an operator on each device alone",
+            )
         return jtu.tree_map(lambda a, b: placed_like(a, jax.typeof(b)), vector, self.moving)
 
 

@@ -17,6 +17,7 @@ from ..modules import AbstractVar, Module
 from ..show import short, type_error
 from ._blocks import block_size
 from ._operands import as_number, check_alike, is_not_negative, refuse_vector
+from ._per_device import varying_like_result
 from ._vectors import Structure, check_product, dtype_of, flat_vector, size_of, to_flat, to_tree
 
 
@@ -96,7 +97,8 @@ class Operator(Module):
             return to_flat(structure, self.mv(to_tree(structure, flat)), where)
 
         flat = flat_vector(structure, vector, f"{where}.adjoint_mv(vector)")
-        (out,) = jax.linear_transpose(flat_mv, flat)(flat.conj())
+        flat = varying_like_result(flat_mv, flat.conj())
+        (out,) = jax.linear_transpose(flat_mv, flat)(flat)
         return to_tree(structure, out.conj())
 
     def least_eigenvalue(self) -> Any:

@@ -42,6 +42,17 @@ def settled(step: Callable[[_T], _T], carry: _T) -> _T:
         leaves = [*map(varying_over, leaves, wanted)]
 
 
+def varying_like_result(fn: Callable[[_T], Any], x: _T) -> _T:
+    """A tree of arrays, made to vary over all axes over which any array of `fn(x)` varies.
+
+    Transposing a linear function that differs between devices sums over those that share its argument.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return x
+    axes = varying_axes(*jax.make_jaxpr(fn)(x).out_avals)
+    return jax.tree.map(lambda leaf: varying_over(leaf, axes), x)
+
+
 def varying_like(x: Array, like: Any) -> Array:
     """An array, made to vary over all axes over which any array of a tree varies."""
     arrays = [leaf for leaf in jax.tree.leaves(like) if is_array(leaf)]

@@ -15,7 +15,7 @@ from ._arguments import positive_int, tolerance
 from ._lanczos_adjoint import norms
 from ._operator import Operator
 from ._operators import as_operator, refuse_empty
-from ._per_device import varying_like
+from ._per_device import varying_like, varying_like_result
 from ._vectors import flat_vector, power_of_two, to_flat, to_tree
 
 # Basis vectors of GMRES between two restarts.
@@ -107,10 +107,11 @@ def _solved(
     operator: Operator, flat: Array, rtol: Array, atol: Array, steps: int, preconditioner: Any
 ) -> Solution:
     structure = operator.in_structure()
-    flat = varying_like(flat, operator)
 
     def multiply(x: Array) -> Array:
         return operator.matmul(x[:, None])[:, 0]
+
+    flat = varying_like_result(multiply, flat)
 
     def improve(x: Array) -> Array:
         return to_flat(structure, preconditioner(to_tree(structure, x)), "solve(preconditioner)")

@@ -15,6 +15,7 @@ from ..trees import check_key, is_array
 from ._eigsh import eigsh
 from ._operator import Operator
 from ._operators import FunctionOperator
+from ._per_device import varying_like_result
 from ._vectors import dtype_of, power_of_two, structure_of
 
 
@@ -126,6 +127,7 @@ class _Gram(Module):
     unit: Array
 
     def __call__(self, vector: Any) -> Any:
+        vector = varying_like_result(self.fn, vector)
         image = self.fn(vector)
         transposed = jax.linear_transpose(self.fn, vector)
         cotangent = jax.tree.map(lambda x: jnp.conj(x) / self.unit.astype(x.dtype), image)

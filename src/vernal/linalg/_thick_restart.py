@@ -29,7 +29,7 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module
 from ._lanczos_adjoint import norms
 from ._operator import Operator
-from ._per_device import fori_loop, settled, varying_like
+from ._per_device import fori_loop, settled, varying_like_result
 
 # Roundings of the largest product: a vector below the first number is pure rounding, and a residual below the second
 # cannot be improved.
@@ -103,7 +103,7 @@ def search(operator: Operator, wanted: Wanted, key: PRNGKeyArray) -> Found:
     rows, size, dtype = wanted.rows, operator.size, operator.dtype
     zero, no = jnp.zeros((), jnp.finfo(dtype).dtype), jnp.asarray(False)
     first = _outside(jnp.zeros((1, size), dtype), _random(key, size, dtype))
-    first = varying_like(first, operator)
+    first = varying_like_result(lambda x: operator.matmul(x[:, None])[:, 0], first)
     empty = Found(
         basis=jnp.zeros((rows + 1, size), dtype).at[0].set(first),
         small=jnp.zeros((rows, rows), dtype),

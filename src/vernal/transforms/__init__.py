@@ -55,6 +55,7 @@ from ._shapes import filter_eval_shape as filter_eval_shape
 from ._shapes import filter_make_jaxpr as filter_make_jaxpr
 from ._signatures import Difference as Difference
 from ._signatures import Signature, signature_of_call
+from ._summed_losses import refuse_sum_over_devices
 from ._traced_shapes import TracedShapeError as TracedShapeError
 from ._transformed import Transformed, call_inside, check_callable
 from ._zeros import ZeroTangent as ZeroTangent
