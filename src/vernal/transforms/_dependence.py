@@ -46,9 +46,8 @@ def _by_rule(rules: Any, avals: Sequence[Any], unknown: Sequence[bool]) -> list[
     moving = [t for t, m in zip(dot_avals, moves, strict=True) if m]
     try:
         program = jax.make_jaxpr(dots_of)(avals, moving).jaxpr
-    except (
-        Exception
-    ):  # the user's rule may refuse: that is an error where it is used, which is not here
+    except Exception:
+        # The user's rule may refuse, which is an error where its derivative is used, and not here.
         return [True] * len(rules.abstract(*avals)[0])
     late = [*unknown, *(u for u, m in zip(unknown, moves, strict=True) if m)]
 
