@@ -39,7 +39,11 @@ CASES = {
     "frobenius_norm": lambda a: estimators.frobenius_norm(a, KEY, matvecs=8).value,
     "schatten_norm": lambda a: estimators.schatten_norm(a, KEY, 3, matvecs=21).value,
     "eigsh": lambda a: linalg.eigsh(positive(a), 2).values,
+    "eigsh, vectors": lambda a: jnp.stack([abs(v) for v in linalg.eigsh(positive(a), 2).vectors]),
     "svds": lambda a: linalg.svds(a, 2).values,
+    "svds, vectors": lambda a: jnp.stack(
+        [abs(v) for v in (*linalg.svds(a, 2).left, *linalg.svds(a, 2).right)]
+    ),
     "funm, symmetric": lambda a: linalg.funm(jnp.exp, positive(a), jnp.ones(N)).value,
     "funm, general": lambda a: linalg.funm(expm, MatrixOperator(a), jnp.ones(N)).value,
     "lanczos": lambda a: linalg.lanczos(positive(a), jnp.ones(N), 4).diagonal,
@@ -105,6 +109,55 @@ def test_attempts_are_not_made_where_their_intervals_cannot_be_computed():
 def test_general_equations_are_refused():
     with pytest.raises(NotImplementedError, match="JAX's GMRES cannot solve equations that differ"):
         on_devices(lambda a: linalg.solve(MatrixOperator(a), jnp.ones(N)).value)(matrices())
+
+
+def operator_of(s, a):
+    return FunctionOperator(lambda v: a @ v * jnp.exp(s) + s * v, jnp.ones(N), symmetric=True)
+
+
+RESULTS = {
+    "solve": lambda operator: (
+        linalg.solve(
+            FunctionOperator(operator.mv, jnp.ones(N), positive_semidefinite=True), jnp.ones(N)
+        ).value
+    ),
+    "eigsh": lambda operator: jnp.abs(linalg.eigsh(operator, 1).vectors[0]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_parameter_that_devices_share_is_made_to_vary(name):
+    def total(s, a):
+        operator = operator_of(jax.lax.pcast(s, "x", to="varying"), a[0])
+        return jax.lax.psum(jnp.sum(jnp.sin(RESULTS[name](operator))), "x")
+
+    def alone(s, a):
+        return jnp.sum(jnp.sin(RESULTS[name](operator_of(s, a))))
+
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(total, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
+    s = jnp.asarray(0.3)
+    found = jax.jit(jax.value_and_grad(mapped))(s, matrices())
+    wanted = jax.vmap(jax.value_and_grad(alone), (None, 0))(s, matrices())
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(x, y.sum(), rtol=2e-4)
+
+
+@pytest.mark.parametrize("of", ["operator", "preconditioner"])
+def test_equations_whose_arrays_differ_only_in_part_are_refused(of):
+    shared = jnp.full(N, 2.0)
+
+    def fn(a):
+        if of == "operator":
+            operator = FunctionOperator(
+                lambda v: a @ v + shared * v, jnp.ones(N), positive_semidefinite=True
+            )
+            return linalg.solve(operator, jnp.ones(N)).value
+        divide = lambda v: v / shared  # noqa: E731 (what is tested closes over an array)
+        return linalg.solve(positive(a), jnp.ones(N), preconditioner=divide).value
+
+    with pytest.raises(NotImplementedError, match="JAX's solvers cannot share an array between"):
+        on_devices(fn)(matrices())
 
 
 def test_a_loop_searches_a_sorted_array_on_each_device():

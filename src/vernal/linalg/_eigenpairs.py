@@ -22,6 +22,7 @@ from jax.scipy.sparse.linalg import cg
 from ..transforms import filter_custom_jvp
 from ._lanczos_adjoint import moving, multiply, norms
 from ._operator import Operator
+from ._per_device import varying_like
 from ._vectors import times
 
 # Roundings by which equal eigenvalues may differ, and to which the equations are solved.
@@ -66,6 +67,8 @@ def _outside(
     operator: Operator, values: Array, vectors: Array, scale: Array, is_above: Array, right: Array
 ) -> Array:
     """The solutions y_i, of shape `(k, n)`."""
+    # In `shard_map`, JAX's solver needs all that it reads to vary alike.
+    scale, is_above = varying_like(scale, right), varying_like(is_above, right)
     sign = jnp.where(is_above, 1, -1).astype(vectors.dtype)[:, None]
     shift = values.astype(vectors.dtype)[:, None]
 

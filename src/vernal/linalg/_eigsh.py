@@ -68,6 +68,8 @@ def eigsh(
     repeated, or almost equal to one that was not requested, the derivative of its eigenvector is undefined: it is NaN.
     The derivatives of repeated eigenvalues are right for their sum, and for any other function that does not depend on
     their order. The sign of an eigenvector (its phase, if complex) is arbitrary, and does not change with the operator.
+    In `jax.shard_map`, derivatives of the vectors of operators that differ between devices need all arrays of the
+    operator to differ (`jax.lax.pcast(array, axes, to="varying")`).
 
     K. Wu and H. Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems", SIAM Journal on Matrix
     Analysis and Applications 22 (2000), doi:10.1137/S0895479898334605.

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg, gmres
 
 from ..modules import Module
 from ..show import listed, message, short, type_error
-from ..transforms import filter_jit, varying_axes
+from ..transforms import closure_to_pytree, filter_jit, varying_axes
+from ..trees import is_array
 from ._arguments import positive_int, tolerance
 from ._lanczos_adjoint import norms
 from ._operator import Operator
@@ -70,7 +72,8 @@ def solve(
     Raises:
         TypeError: if `operator` is not an operator, `b` does not fit it, or `preconditioner` is not a function.
         ValueError: if the operator is empty, a tolerance is negative, or `max_steps` less than 1.
-        NotImplementedError: if equations with a general operator differ between the devices of `jax.shard_map`.
+        NotImplementedError: if equations differ between the devices of `jax.shard_map`, and the operator is general, or
+            the devices share one of its arrays.
 
     Example:
         >>> import jax.numpy as jnp
@@ -102,6 +105,33 @@ def solve(
     )
 
 
+def _refuse_what_jax_cannot(operator: Operator, preconditioner: Any, axes: frozenset[Any]) -> None:
+    """Equations that vary over axes of `shard_map`."""
+    names = listed(sorted(map(repr, axes)))
+    if axes and not operator.positive_semidefinite:
+        raise NotImplementedError(
+            message(
+                "JAX's GMRES cannot solve equations that differ between the devices of `shard_map`",
+                where="solve(operator, right)",
+                expected="an operator that is declared positive semidefinite, for conjugate gradients",
+                got=f"{type(operator).__name__}, and equations that vary over {names}",
+                instead="`jax.shard_map(..., check_vma=False)`, if nothing is differentiated",
+            )
+        )
+    arrays = filter(is_array, jax.tree.leaves((operator, closure_to_pytree(preconditioner))))
+    for array in arrays:
+        if axes - varying_axes(array):
+            raise NotImplementedError(
+                message(
+                    "JAX's solvers cannot share an array between the devices of `shard_map` whose equations differ",
+                    where="solve(operator, right)",
+                    expected=f"arrays that vary over {names}",
+                    got=f"an array that the devices share: {short(array)}",
+                    instead="`jax.lax.pcast(array, axes, to='varying')`, where the operator or preconditioner is made",
+                )
+            )
+
+
 @filter_jit
 def _solved(
     operator: Operator, flat: Array, rtol: Array, atol: Array, steps: int, preconditioner: Any
@@ -118,16 +148,7 @@ def _solved(
 
     given = None if preconditioner is None else improve
     positive, axes = operator.positive_semidefinite, varying_axes(flat)
-    if axes and not positive:
-        raise NotImplementedError(
-            message(
-                "JAX's GMRES cannot solve equations that differ between the devices of `shard_map`",
-                where="solve(operator, right)",
-                expected="an operator that is declared positive semidefinite, for conjugate gradients",
-                got=f"{type(operator).__name__}, and equations that vary over {listed(sorted(map(repr, axes)))}",
-                instead="`jax.shard_map(..., check_vma=False)`, if nothing is differentiated",
-            )
-        )
+    _refuse_what_jax_cannot(operator, preconditioner, axes)
     rtol, atol = (varying_like(lax.stop_gradient(x), flat) for x in (rtol, atol))
     method: Any = cg if positive else partial(gmres, restart=min(_RESTART, operator.size))
 
