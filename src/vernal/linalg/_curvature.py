@@ -172,9 +172,10 @@ def gauss_newton_operator(
     if loss is not None:
         # Traced now, because it may not return a scalar.
         filter_eval_shape(filter_grad(loss), outputs)
-        lost = jax.make_jaxpr(lambda moving: loss(product.value(moving)))(product.moving)
-        shared = jtu.tree_leaves(product.moving)
-        refuse_sum_over_devices(loss, lost.out_avals, shared, "gauss_newton_operator")
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            lost = jax.make_jaxpr(lambda moving: loss(product.value(moving)))(product.moving)
+            shared = jtu.tree_leaves(product.moving)
+            refuse_sum_over_devices(loss, lost.out_avals, shared, "gauss_newton_operator")
     return FunctionOperator(
         product,
         structure_of(product.moving, where),

@@ -106,7 +106,7 @@ def solve(
 
 
 def _refuse_what_jax_cannot(operator: Operator, preconditioner: Any, axes: frozenset[Any]) -> None:
-    """Equations that vary over axes of `shard_map`."""
+    """Refuses equations that vary over axes of `shard_map` where JAX's solvers would fail."""
     names = listed(sorted(map(repr, axes)))
     if axes and not operator.positive_semidefinite:
         raise NotImplementedError(
