@@ -1,5 +1,7 @@
 """Traces of functions, and norms: against dense algebra, and over seeds."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -220,17 +222,45 @@ def test_second_derivatives_mix_the_operator_and_what_the_function_closes_over(p
         if matvecs == 12:
             wanted = np.asarray(jax.hessian(exact, (0, 1))(*at))
             np.testing.assert_allclose(found, wanted, rtol=1e-9)
-        with pytest.raises(NotImplementedError, match="third derivatives cannot mix the operator"):
-            jax.grad(jax.grad(jax.grad(ours, 1), 0), 0)(*at)
-        for first, then in [(jax.grad, jax.grad), (jax.jacfwd, jax.jacfwd), (jax.grad, jax.jacfwd)]:
-            assert np.isnan(then(then(first(ours, 0), 1), 0)(*at))
-        functions_last = jax.grad(jax.grad(jax.grad(ours, 0), 1), 1)(*at)
-        last = jax.grad(jax.grad(jax.grad(ours, 0), 0), 1)(*at)
-        if matvecs == 12:
-            wanted = jax.grad(jax.grad(jax.grad(exact, 0), 0), 1)(*at)
-            np.testing.assert_allclose(last, wanted, rtol=1e-8)
-            wanted = jax.grad(jax.grad(jax.grad(exact, 0), 1), 1)(*at)
-            np.testing.assert_allclose(functions_last, wanted, rtol=1e-8)
+
+
+@pytest.mark.parametrize("inner", [jax.grad, jax.jacfwd])
+@pytest.mark.parametrize("outer", [jax.grad, jax.jacfwd])
+@pytest.mark.parametrize("order", list(itertools.product((0, 1), repeat=3)), ids=str)
+@pytest.mark.sample(3)
+def test_third_derivatives_by_the_operator_and_what_the_function_closes_over(inner, outer, order):
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(2, 9, 9))
+    a, b = a @ a.T + 9 * np.eye(9), b + b.T
+
+    def matrix(s):
+        return jnp.asarray(a) * jnp.exp(s) + s**2 * jnp.asarray(b)
+
+    def estimate(s, t, matvecs):
+        operator = MatrixOperator(matrix(s), symmetric=True)
+        fn = lambda x: jnp.exp(-t * x / 10)  # noqa: E731 (what is tested closes over t)
+        return trace_of_function(fn, operator, KEY, matvecs=matvecs).value
+
+    def exact(s, t):
+        return jnp.sum(jnp.exp(-t * jnp.linalg.eigvalsh(matrix(s)) / 10))
+
+    def third(f, *modes):
+        for mode, argument in zip(modes, order, strict=True):
+            f = mode(f, argument)
+        return jax.jit(f)
+
+    with jax.enable_x64(True):
+        at = jnp.asarray(0.3), jnp.asarray(0.7)
+        wanted = third(exact, jax.grad, jax.grad, jax.grad)(*at)
+        found = third(lambda s, t: estimate(s, t, 9), inner, inner, outer)(*at)
+        np.testing.assert_allclose(found, wanted, rtol=1e-8)
+        # An estimate has the same derivatives in any order.
+        rough = third(lambda s, t: estimate(s, t, 8), inner, inner, outer)(*at)
+        same = sorted(order)
+        other = lambda s, t: estimate(s, t, 8)  # noqa: E731 (differentiated in a loop)
+        for argument in same:
+            other = jax.grad(other, argument)
+        np.testing.assert_allclose(rough, jax.jit(other)(*at), rtol=1e-6)
 
 
 @pytest.mark.parametrize("scan", [jax.lax.scan, loops.scan], ids=["jax", "ours"])

@@ -288,3 +288,71 @@ def test_vectors_of_each_device_are_not_mixed_up(operator):
     for product in ("mv", "adjoint_mv"):
         with pytest.raises(ValueError, match="the vector differs between devices that share"):
             on_each(lambda w, x, product=product: getattr(operator(w, x), product)(x[0]))
+
+
+def shifted(s, a):
+    return MatrixOperator(s * a[0], positive_semidefinite=True)
+
+
+def of_start(s, a):
+    """Of one result that differs between devices and one that does not."""
+    found = linalg.lanczos(shifted(1.0, a), s * jnp.arange(1.0, N + 1), 4)
+    return found.norm * jnp.sum(found.diagonal) + found.norm**2 + jnp.sum(found.basis[:, 3])
+
+
+SHARED = {
+    "funm, shared vector": lambda s, a: jnp.sum(
+        linalg.funm(jnp.sqrt, shifted(s, a), s * jnp.ones(N), steps=N).value ** 2
+    ),
+    "funm, general": lambda s, a: jnp.sum(
+        linalg.funm(expm, MatrixOperator(s * a[0] / N), s * jnp.ones(N), steps=N).value
+    ),
+    "lanczos": of_start,
+    "trace_of_function": lambda s, a: (
+        estimators.trace_of_function(lambda x: jnp.exp(-s * x), shifted(s, a), KEY, matvecs=N).value
+    ),
+    "trace_of_function, estimated": lambda s, a: (
+        estimators.trace_of_function(
+            lambda x: jnp.exp(-s * x * a[0, 0, 0]), shifted(s, a), KEY, matvecs=9
+        ).value
+    ),
+    "logdet": lambda s, a: estimators.logdet(shifted(s, a), KEY, matvecs=N).value,
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_second_derivatives_by_a_number_that_devices_share(name):
+    with jax.enable_x64(True):
+        a, s = matrices().astype(float), jnp.asarray(1.1)
+        fn = SHARED[name]
+        mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+        def mean(s, a):
+            return jax.lax.pmean(fn(s, a), "x")
+
+        spread = jax.shard_map(mean, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
+
+        def wanted(s, a):
+            return jnp.mean(jnp.stack([fn(s, a[i : i + 1]) for i in range(8)]))
+
+        found = [jax.jit(jax.grad(spread))(s, a)]
+        found += [jax.jit(outer(jax.grad(spread)))(s, a) for outer in (jax.grad, jax.jacfwd)]
+        first, second = jax.jit(
+            lambda s: (jax.grad(wanted)(s, a), jax.grad(jax.grad(wanted))(s, a))
+        )(s)
+        np.testing.assert_allclose(found, [first, second, second], rtol=1e-8)
+
+
+def test_derivatives_of_vectors_of_an_operator_that_differs_in_part_are_refused():
+    def first(s, a):
+        return jnp.sum(linalg.eigsh(positive(s * jnp.eye(N)) + positive(a[0]), 2).vectors ** 3)
+
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mean = jax.shard_map(
+        lambda s, a: jax.lax.pmean(first(s, a), "x"),
+        mesh=mesh,
+        in_specs=(P(), P("x")),
+        out_specs=P(),
+    )
+    with pytest.raises(NotImplementedError, match="a derivative of vectors of `eigsh` or `svds`"):
+        jax.grad(mean)(jnp.asarray(1.0), matrices())

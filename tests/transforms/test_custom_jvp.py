@@ -708,3 +708,34 @@ def test_a_function_with_a_rule_is_transposed_if_it_is_linear():
 
     with pytest.raises(ValueError, match="cannot be transposed"):
         jax.linear_transpose(squared, jnp.ones(2))(jnp.ones(2))
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_a_rule_with_a_random_key_in_a_scan_outside_of_jit(shape):
+    @filter_custom_jvp
+    def noisy(x, key, n):
+        draws = (
+            jax.vmap(lambda k: jax.random.normal(k, ()))(key)
+            if shape
+            else jax.random.normal(key, ())
+        )
+        return jnp.sin(x) + jnp.sum(draws), n + 1
+
+    @noisy.def_jvp
+    def _(primals, tangents):
+        return noisy(*primals), (jnp.cos(primals[0]) * tangents[0], None)
+
+    keys = jax.random.split(jax.random.key(1), (4, *shape))
+
+    def total(y, fn):
+        return jax.lax.scan(
+            lambda c, k: (fn(c * y, k, jnp.asarray(3))[0], None), jnp.asarray(1.0), keys
+        )[0]
+
+    def plain(x, key, n):
+        return jnp.sin(x) + jax.lax.stop_gradient(noisy(jnp.asarray(0.0), key, n)[0]), n
+
+    found = jax.grad(total)(1.3, noisy)
+    np.testing.assert_allclose(
+        found, jax.jit(jax.grad(total), static_argnums=1)(1.3, plain), rtol=1e-5
+    )

@@ -342,3 +342,45 @@ def test_what_is_wrong_is_told_by_path(case):
     call, kind, text = WRONG[case]
     with pytest.raises(kind, match=text):
         call()
+
+
+def two_results(x, s):
+    return x * s, x**2
+
+
+def weighted(factors, cts):
+    return sum(f * vernal.transforms.materialise(ct) for f, ct in zip(factors, cts, strict=True))
+
+
+def by_rule(x, s):
+    rule = vernal.filter_custom_vjp(two_results)
+    rule.def_fwd(lambda perturbed, x, s: (two_results(x, s), None))
+    rule.def_bwd(lambda _, cts, perturbed, x, s: weighted((s, 2 * x), cts), symbolic_zeros=True)
+    return rule(x, s)
+
+
+def by_transpose(x, s):
+    own, shared = vernal.primitives.local_linear_call(
+        lambda s, x: (x * s, x * 2), lambda s, cts: weighted((s, 2), cts), s, x
+    )
+    return own, shared * x / 2
+
+
+@pytest.mark.parametrize("made", [by_rule, by_transpose])
+@pytest.mark.parametrize("results", ["both", "own", "shared"])
+def test_a_backward_rule_gets_parts_of_a_sum_or_wholes_but_not_both(made, results):
+    def loss(x, s):
+        own, shared = made(x, s[0])
+        return jax.lax.pmean({"both": own + shared, "own": own, "shared": shared}[results], "a")
+
+    mapped = filter_shard_map(
+        loss, mesh=MESHES["auto"], in_specs=(P(), P("a")), out_specs=P(), check_vma=True
+    )
+    x, s = jnp.asarray(3.0), jnp.arange(1.0, 5.0)
+    if results == "own":
+        np.testing.assert_allclose(jax.grad(mapped)(x, s), 2.5, rtol=1e-6)
+    else:
+        with pytest.raises(
+            ValueError, match="differ between the devices of `shard_map`, and others"
+        ):
+            jax.grad(mapped)(x, s)

@@ -11,33 +11,27 @@ from jaxtyping import PRNGKeyArray
 
 from .._ground import callable_name
 from ..linalg import (
+    Derivative,
     Elementwise,
     Operator,
+    along,
     carried_dense,
-    derivative,
-    divided_differences,
     power_below,
     real_number,
     refuse_empty,
     symmetric_operator,
+    varying_like,
 )
 from ..modules import Module
 from ..show import spec_text, type_error, value_error
-from ..transforms import closure_to_pytree, filter_jit
+from ..transforms import closure_to_pytree, filter_custom_jvp, filter_jit, materialise
 from ..trees import check_key, tree_at
 from ._estimate import Estimate
-from ._gradient_pairs import StoredPairs, attach, mixed, operator_first
+from ._gradient_pairs import StoredPairs, stop_gradient
 from ._method import Outcome
 from ._plan import Plan, Wanted, carried_out, planned
-from ._quadrature import (
-    FunctionTrace,
-    LanczosQuadrature,
-    closes_over_numbers,
-    consistent,
-    is_above,
-    limited,
-    rounding_of,
-)
+from ._quadrature import FunctionTrace, LanczosQuadrature
+from ._rules import consistent, is_above, limited, rounding_of
 
 # The relative error of an element of a factorised matrix, in eps.
 _ROUNDINGS = 1.0
@@ -75,10 +69,8 @@ def trace_of_function(
     Derivatives with respect to the operator and to arrays that `f` closes over are those of the trace: estimates of
     `tr(f'(A) dA)` and of the trace of the derivative of `f`, unbiased up to the error of the quadrature. They make
     only the products with `dA`, in blocks; if all Lanczos vectors together would take more than 128 MiB, they also
-    make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives go
-    through the eigenvalues of small matrices, and are `nan` where these coincide. Of those by the operator twice and
-    by what `f` closes over once, the ones that end with the latter are right; the ones that begin with it are refused,
-    and the others are `nan`.
+    make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives by
+    the operator go through the eigenvalues of small matrices, and are `nan` where these coincide.
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
@@ -105,7 +97,6 @@ def trace_of_function(
             does not map real arrays to real arrays of the same shape.
         ValueError: if the operator is empty or not declared symmetric, a number is too small, or arguments do not go
             together, such as `least_eigenvalue` with an operator that is not declared positive semidefinite.
-        NotImplementedError: if a third derivative is refused.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -164,7 +155,7 @@ def function_estimate(
 def _estimated(way: FunctionTrace, operator: Operator, key: PRNGKeyArray, plan: Plan) -> Estimate:
     outcome, met = carried_out(operator, key, way, plan, lambda: _exact(way, operator))
     return Estimate.of(
-        attach(outcome.value, operator, outcome.gradient_pairs),
+        outcome.value,
         jnp.sqrt(lax.stop_gradient(outcome.variance)),
         matvecs=outcome.matvecs,
         degrees_of_freedom=outcome.degrees_of_freedom,
@@ -174,11 +165,10 @@ def _estimated(way: FunctionTrace, operator: Operator, key: PRNGKeyArray, plan: 
 
 
 class _Dense(NamedTuple):
-    """The trace of a function of a matrix, its rounding error, `f'(A)`, and whether the tags may be true."""
+    """The trace of a function of a matrix, its rounding error, and whether the tags may be true."""
 
     value: Array
     error: Array
-    slope: Array
     agrees: Array
 
 
@@ -191,7 +181,7 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
     unit = power_below(jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0))
     asymmetry = jnp.max(jnp.abs(given - given.conj().T), initial=0)
     if not way.is_logarithm:
-        found = _by_eigenvalues(way, matrix, unit, asymmetry, operator)
+        found = _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps)
     else:
         scaled = matrix / unit.astype(dtype)
         lower = jnp.linalg.cholesky(scaled)
@@ -202,8 +192,8 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
         is_fine = jnp.all(jnp.isfinite(lower)) & jnp.all(jnp.isfinite(above)) & (largest > 0)
         found = lax.cond(
             lax.stop_gradient(is_fine),
-            lambda: _logdet_by_cholesky(lower, unit, asymmetry, operator.eps),
-            lambda: _by_eigenvalues(way, matrix, unit, asymmetry, operator),
+            lambda: _logdet_by_cholesky(lower, matrix, unit, asymmetry, eps),
+            lambda: _by_eigenvalues(way, matrix, unit, asymmetry, eps),
         )
     return Outcome(
         value=found.value,
@@ -211,39 +201,65 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
         degrees_of_freedom=jnp.asarray(jnp.inf, found.value.dtype),
         matvecs=jnp.asarray(size, jnp.int32),
         consistent=found.agrees,
-        gradient_pairs=StoredPairs.of(operator, found.slope, eye),
+        gradient_pairs=StoredPairs.none(operator),
     )
 
 
 def _by_eigenvalues(
-    way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array, operator: Operator
+    way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array, eps: float
 ) -> _Dense:
-    f, g, dtype = way.f, derivative(way.f), matrix.dtype
-    raw, vectors = jnp.linalg.eigh(matrix / unit.astype(dtype), symmetrize_input=False)
+    raw, vectors = jnp.linalg.eigh(matrix / unit.astype(matrix.dtype), symmetrize_input=False)
     raw = raw * unit
     nodes = limited(raw[None], way.floor)[0]
-    still, basis = lax.stop_gradient(nodes), lax.stop_gradient(vectors)
-    weighted = basis * g(still).astype(dtype)[None, :]
-    product = jnp.matmul(weighted, basis.conj().T, precision=lax.Precision.HIGHEST)
-    differences = divided_differences(g, nodes[None])[0]
     agrees = consistent(asymmetry, raw, len(matrix), way.floor)
     if way.least is not None:
         agrees &= is_above(way.least, raw, len(matrix))
-    value = jnp.sum(f(still))
-    if closes_over_numbers(f):
-        value = value + jnp.sum(mixed(product, operator, jnp.eye(len(matrix), dtype=dtype)).real)
-        product = operator_first(product, operator)
+    f, still = stop_gradient((way.f, nodes))
     return _Dense(
-        value,
+        jnp.sum(way.f(still)) + _by_matrix(way.f, matrix, nodes, vectors),
         # The errors of the eigenvalues are independent.
-        jnp.linalg.norm(rounding_of(f, still, way.floor, operator.eps)),
-        carried_dense(product, matrix, vectors, differences),
+        jnp.linalg.norm(rounding_of(f, still, way.floor, eps)),
         agrees,
     )
 
 
-def _logdet_by_cholesky(lower: Array, unit: Array, asymmetry: Array, eps: float) -> _Dense:
-    """The log-determinant of `unit` times a matrix with the factor L.
+@filter_custom_jvp
+def _by_matrix(f: Elementwise, matrix: Array, nodes: Array, vectors: Array) -> Array:
+    """Zero, with all derivatives of the trace of f(A) that are by the matrix A, as `by_operator`."""
+    del f, matrix, vectors
+    return varying_like(jnp.zeros((), nodes.dtype), nodes)
+
+
+@_by_matrix.def_jvp(symbolic_zeros=True)
+def _by_matrix_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
+    f, matrix, nodes, vectors = primals
+    f_dot = along(f, tangents[0])
+    change = _along_slope(carried_dense(Derivative(f), matrix, nodes, vectors), tangents[1])
+    if f_dot is not None:
+        change = change + _by_matrix(f_dot, matrix, nodes, vectors)
+    return _by_matrix(*primals), change
+
+
+@filter_custom_jvp
+def _with_slope(value: Array, matrix: Array, slope: Array) -> Array:
+    """A value that is known to change with a matrix A by the trace of `slope^* dA`."""
+    del matrix, slope
+    return value
+
+
+@_with_slope.def_jvp(symbolic_zeros=True)
+def _with_slope_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
+    return _with_slope(*primals), _along_slope(primals[2], tangents[1])
+
+
+def _along_slope(slope: Array, matrix_dot: Any) -> Array:
+    return jnp.sum(slope.conj() * materialise(matrix_dot)).real
+
+
+def _logdet_by_cholesky(
+    lower: Array, matrix: Array, unit: Array, asymmetry: Array, eps: float
+) -> _Dense:
+    """The log-determinant of a matrix that is `unit` times one with the factor L.
 
     Rounding makes L the factor of another matrix, whose element (i, j) is wrong by some eps sqrt(a_ii a_jj)
     (N. J. Higham, "Accuracy and Stability of Numerical Algorithms", SIAM (2002), theorem 10.3). If these errors are
@@ -257,9 +273,8 @@ def _logdet_by_cholesky(lower: Array, unit: Array, asymmetry: Array, eps: float)
     value = 2 * jnp.sum(jnp.log(jnp.diagonal(lower).real)) + size * jnp.log(unit)
     wrong = jnp.abs(lax.stop_gradient(inverse)) * roots[:, None] * roots[None, :]
     return _Dense(
-        lax.stop_gradient(value),
+        _with_slope(lax.stop_gradient(value), matrix, inverse / unit.astype(lower.dtype)),
         _ROUNDINGS * eps * jnp.linalg.norm(wrong),
-        inverse / unit.astype(lower.dtype),
         consistent(asymmetry / unit, roots**2, size, None),
     )
 

@@ -25,10 +25,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._ground import is_none
-from ..linalg import Operator, fori_loop
+from ..linalg import Elementwise, Operator, along, fori_loop, varying_like
 from ..modules import Module
 from ..primitives import local_linear_call
-from ..show import message
 from ..transforms import filter_custom_jvp, is_zero
 from ..trees import combine, is_array, is_inexact_array, partition
 
@@ -66,6 +65,12 @@ class StoredPairs(GradientPairs):
         columns = max(1, min(left.shape[1], operator.products_at_once(left.shape[1])))
         width = ((0, 0), (0, -left.shape[1] % columns))
         return StoredPairs(jnp.pad(left, width), jnp.pad(right, width), columns)
+
+    @staticmethod
+    def none(operator: Operator) -> "StoredPairs":
+        """No pairs, for a value that has its derivatives by itself."""
+        nothing = jnp.zeros((operator.size, 0), operator.dtype)
+        return StoredPairs(nothing, nothing)
 
     def blocks(self) -> int:
         """The number of blocks."""
@@ -131,12 +136,20 @@ def attach(value: Array, operator: Operator, gradient_pairs: GradientPairs) -> A
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     value, operator, gradient_pairs = primals
     value_dot, operator_dot, _ = tangents
-    dots = _without_zeros(operator_dot)
     # This function again, not `value`: derivatives of the next order need its rule.
     value = attach(value, operator, gradient_pairs)
+    change = _changed(value, operator, operator_dot, gradient_pairs)
+    if change is None or value_dot is None or is_zero(value_dot):
+        return value, value_dot if change is None else change
+    return value, value_dot + change
+
+
+def _changed(like: Array, operator: Operator, operator_dot: Any, pairs: GradientPairs) -> Any:
+    """What a value like this changes by with the operator; None for no tangent."""
+    dots = _without_zeros(operator_dot)
     if not jax.tree.leaves(dots):
-        return value, value_dot
-    arrays, rest = partition((operator, gradient_pairs), is_array)
+        return None
+    arrays, rest = partition((operator, pairs), is_array)
     marks = jax.tree.map(lambda _: True, dots)
 
     def forward(residuals: Any, dots: Any) -> Array:
@@ -145,100 +158,47 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     def transposed(residuals: Any, cotangent: Any) -> Any:
         return _pull(_Given(residuals[0], residuals[1], rest, marks), cotangent)
 
-    change = local_linear_call(forward, transposed, (arrays, jnp.zeros_like(value)), dots)
-    return value, change if value_dot is None or is_zero(value_dot) else value_dot + change
+    return local_linear_call(forward, transposed, (arrays, jnp.zeros_like(like)), dots)
 
 
-@filter_custom_jvp
-def mixed(left: Array, operator: Operator, right: Array) -> Array:
-    """Zeros, whose derivative by `left` is zero as well, and by `left` and then the operator `conj(left) * A right`.
+class FunctionPairs(Module):
+    """What the trace of a function of an operator was made from."""
 
-    A value with derivatives by the operator from `attach`, and by everything else from itself, lacks just those.
+    @abc.abstractmethod
+    def pairs(self, f: Elementwise, operator: Operator) -> GradientPairs:
+        """The pairs that define the derivative of the trace of f by the operator."""
+
+
+def by_operator(value: Array, f: Elementwise, operator: Operator, made: FunctionPairs) -> Array:
+    """Zero, with all derivatives of the trace of f that are by the operator, and perhaps by what f closes over as well.
+
+    The trace is linear in f: it changes with what f closes over by the trace of another function (`along`).
 
     Args:
-        left: without derivatives by the operator, of shape `(size, k)`.
+        value: the trace of f; in `shard_map`, it tells what differs between devices.
+        f: a module.
         operator: A.
-        right: of the same shape.
+        made: what the trace was made from.
     """
-    del operator, right
-    return jnp.zeros_like(left)
-
-
-@mixed.def_jvp
-def _mixed_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    _, operator, right = primals
-    return mixed(*primals), tangents[0].conj() * _from_zero(operator, right)
+    zero = varying_like(jnp.zeros((), value.dtype), value)
+    return _by_operator(zero, f, operator, made)
 
 
 @filter_custom_jvp
-def operator_first(left: Array, operator: Operator) -> Array:
-    """`left`, whose derivative has a derivative of nan by the operator.
-
-    No error, because a Hessian by both differentiates what it does not use.
-    """
-    del operator
-    return left
+def _by_operator(zero: Array, f: Elementwise, operator: Operator, made: FunctionPairs) -> Array:
+    del f, operator, made
+    return zero
 
 
-@operator_first.def_jvp
-def _operator_first_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    return operator_first(*primals), tangents[0] * _one(primals[1]).astype(primals[0].dtype)
-
-
-@filter_custom_jvp
-def _one(operator: Operator) -> Array:
-    """One, with a derivative of nan."""
-    return jnp.ones((), jnp.finfo(operator.dtype).dtype)
-
-
-@_one.def_jvp(symbolic_zeros=True)
-def _one_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    one = _one(*primals)
-    moved = [
-        jnp.sum(dot.real).astype(one.dtype) for dot in jax.tree.leaves(_without_zeros(tangents[0]))
-    ]
-    return one, jnp.asarray(jnp.nan, one.dtype) * sum(moved, jnp.zeros_like(one))
-
-
-@filter_custom_jvp
-def _from_zero(operator: Operator, block: Array) -> Array:
-    """Zeros, with the derivative of `A block` by the operator."""
-    del operator
-    return jnp.zeros_like(block)
-
-
-@_from_zero.def_jvp(symbolic_zeros=True)
-def _from_zero_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    operator, block = primals
-    zero, dots = _from_zero(operator, block), _without_zeros(tangents[0])
-    if not jax.tree.leaves(dots):
-        return zero, jnp.zeros_like(zero)
-    moving = jax.tree.map(
-        lambda dot, x: None if dot is None else x, dots, operator, is_leaf=is_none
-    )
-    change = jax.jvp(lambda x: combine(x, operator).matmul(block), (moving,), (dots,))[1]
-    return zero, change + _once(operator).astype(change.dtype)
-
-
-@filter_custom_jvp
-def _once(operator: Operator) -> Array:
-    """Zero; refuses to be differentiated."""
-    return jnp.zeros((), operator.dtype)
-
-
-@_once.def_jvp(symbolic_zeros=True)
-def _once_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    if jax.tree.leaves(_without_zeros(tangents[0])):
-        raise NotImplementedError(
-            message(
-                "third derivatives cannot mix the operator and what the function closes over in this order",
-                where="trace_of_function(f, operator, key)",
-                expected="derivatives by the operator first, then by what `f` closes over",
-                got="a derivative by what `f` closes over, and then two by the operator",
-                instead="take the derivatives by the operator first",
-            )
-        )
-    return _once(*primals), jnp.zeros((), primals[0].dtype)
+@_by_operator.def_jvp(symbolic_zeros=True)
+def _by_operator_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
+    zero, f, operator, made = primals
+    f_dot = along(f, tangents[1])
+    change = _changed(zero, operator, tangents[2], made.pairs(f, operator))
+    if f_dot is None:
+        return _by_operator(*primals), change
+    by_f = _by_operator(zero, f_dot, operator, made)
+    return _by_operator(*primals), by_f if change is None else by_f + change
 
 
 def _without_zeros(tangents: Any) -> Any:

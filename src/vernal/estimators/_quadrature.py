@@ -8,9 +8,10 @@ Plan. The rule of m nodes comes from the Lanczos recurrence (the eigenvalues of 
 first elements of its eigenvectors the weights). A second rule from the same T estimates its error (`_rules.py`). The
 probes' error comes from the slopes of the forms w^* f(A) w (`_samples.py`), because f(A) w is known as well. The
 derivative is that of the trace, not of the computation: d tr f(A) = tr(f'(A) dA), estimated by pairs (f'(A) w, w)
-whose first vector comes from the same basis. Probes come in blocks, sized by the memory of their bases. The pairs of a
-single block take less memory than its bases did, and are kept. Those of several blocks are not: the derivative draws
-the probes and makes the bases again, block by block, so memory does not grow with the number of probes.
+whose first vector comes from the same basis (`by_operator`). Probes come in blocks, sized by the memory of their
+bases. The pairs of a single block take less memory than its bases did, and are kept. Those of several blocks are not:
+the derivative draws the probes and makes the bases again, block by block, so memory does not grow with the number of
+probes.
 
 Invariants. Nodes of steps that were not made (after a breakdown) have no weight and lie where f is evaluated anyway.
 Multiplying A by a power of two multiplies the nodes by it and changes nothing else.
@@ -18,7 +19,6 @@ Multiplying A by a power of two multiplies the nodes by it and changes nothing e
 Glossary: b probes at a time; m steps; n size; theta nodes, S eigenvectors of T.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,24 +27,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import (
-    Elementwise,
-    Nodes,
-    Operator,
-    carried,
-    combined,
-    decompose,
-    derivative,
-    divided_differences,
-    fori_loop,
-)
+from ..linalg import Derivative, Elementwise, Operator, fori_loop
 from ..modules import Module, field
 from ..show import value_error
-from ..trees import is_inexact_array
-from ._gradient_pairs import GradientPairs, StoredPairs, mixed, operator_first
+from ._gradient_pairs import FunctionPairs, GradientPairs, StoredPairs, by_operator, stop_gradient
 from ._method import Budget, Outcome, TraceMethod, default_probes
 from ._probes import Probes
-from ._rules import averaged, eigen, gauss, lower_end, radau
+from ._rules import Sums, rounding_of, sums
 from ._samples import Samples, Scatter, samples_of, slopes_of
 
 # Bytes of basis vectors in memory at once.
@@ -167,127 +156,6 @@ class Starts(Module):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: self.count], found)
 
 
-def consistent(asymmetry: Array, nodes: Array, size: int, floor: float | None) -> Array:
-    """Whether an operator appears to satisfy its tags.
-
-    Args:
-        asymmetry: the largest element that should not be there.
-        nodes: eigenvalues, or Ritz values, in the last dimension.
-        size: of the operator.
-        floor: as for `limited`.
-    """
-    scale = jnp.max(jnp.abs(nodes), axis=-1)
-    eps = jnp.finfo(nodes.dtype).eps
-    # The square root, because an operator that computes in a lower precision does not count as asymmetric.
-    symmetric = asymmetry <= jnp.sqrt(eps) * scale
-    if floor is None:
-        return symmetric
-    least = jnp.min(nodes, axis=-1)
-    if floor:
-        return symmetric & (least >= floor * scale) & (least > 0)
-    return symmetric & (least >= -16 * math.sqrt(size) * eps * scale)
-
-
-def is_above(least: Array, nodes: Array, size: int) -> Array:
-    """Whether no eigenvalue is below `least`, up to rounding. Other arguments are as for `consistent`."""
-    scale = jnp.max(jnp.abs(nodes), axis=-1)
-    rounding = 16 * math.sqrt(size) * jnp.finfo(nodes.dtype).eps * scale
-    return jnp.min(nodes, axis=-1) >= least - rounding
-
-
-def limited(nodes: Array, floor: Any) -> Array:
-    """Nodes clipped from below at `floor` times the largest modulus; None does not clip."""
-    if floor is None:
-        return nodes
-    scale = jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
-    lowest = jnp.maximum(scale * floor, jnp.finfo(nodes.dtype).tiny if floor else 0)
-    return jnp.maximum(nodes, lowest)
-
-
-class Sums(Module):
-    """The contribution of a block of probes.
-
-    Args:
-        values: w^* f(A) w, of shape `(b,)`.
-        gaps: their estimated distance from the limit of infinitely many steps, `(b,)`.
-        rounding: how far rounding errors may move them, `(b,)`.
-        slopes: f(A) w, which gives the variance, `(b, n)`.
-        products: f'(A) w, `(b, n)`, differentiable with respect to the operator.
-        consistent: False if a product contradicted the operator's tags, `(b,)`.
-    """
-
-    values: Array
-    gaps: Array
-    rounding: Array
-    slopes: Array
-    products: Array
-    consistent: Array
-
-
-def sums(
-    operator: Operator, starts: Array, steps: int, f: Elementwise, floor: Any, least: Any = None
-) -> Sums:
-    """The quadrature of f from each probe of a block. `least` is a lower bound of the eigenvalues; None if unknown."""
-    found = decompose(operator, starts, steps)
-    still, matrix = jax.tree.map(lax.stop_gradient, found), gauss(found)
-    raw, vectors = eigen(lax.stop_gradient(matrix))
-    agrees = consistent(still.asymmetry, raw, operator.size, floor)
-    nodes, g = limited(raw, floor), derivative(f)
-
-    def integral(f: Elementwise, nodes: Array, vectors: Array) -> Array:
-        return still.norm**2 * jnp.sum(vectors[:, 0] ** 2 * f(nodes), axis=-1)
-
-    values = integral(f, nodes, vectors)
-    if least is None:
-        gaps = values - integral(f, *eigen(averaged(still)))
-    else:
-        agrees &= is_above(least, raw, operator.size)
-        ends = lower_end(nodes, lax.stop_gradient(least), operator.eps)
-        more_nodes, more_vectors = eigen(radau(ends, still))
-        # With negative eigenvalues there is no such rule, and its nodes may be anywhere.
-        exists = is_above(jnp.zeros_like(ends), raw, operator.size)
-        more_nodes = jnp.where(exists[:, None], more_nodes, ends[:, None])
-        # The first node is known; the computed one would carry rounding errors of the size of the largest.
-        more_nodes = jnp.maximum(more_nodes.at[:, 0].set(ends), ends[:, None])
-        gaps = (values - integral(f, more_nodes, more_vectors)) / 2
-        values = values - gaps
-
-    def applied(f: Elementwise) -> Array:
-        """f(A) w."""
-        at = still.norm[:, None] * f(nodes) * vectors[:, 0]
-        along = jnp.einsum("bki,bi->bk", vectors, at, precision=lax.Precision.HIGHEST)
-        return combined(along.astype(starts.dtype), still.basis)
-
-    products = applied(g)
-    if closes_over_numbers(f):
-        values = values + jnp.sum(mixed(products.T, operator, starts.T).real, axis=0)
-        products = operator_first(products, operator)
-    moving_nodes, moving_vectors = eigen(matrix)
-    small = Nodes(limited(moving_nodes, floor), moving_vectors)
-    return Sums(
-        values,
-        gaps,
-        integral(lambda x: rounding_of(f, x, floor, operator.eps), nodes, vectors),
-        applied(f),
-        carried(products, operator, found, small, divided_differences(g, small.nodes)),
-        agrees,
-    )
-
-
-def closes_over_numbers(f: Elementwise) -> bool:
-    """Whether the function may have derivatives by what it closes over."""
-    return any(map(is_inexact_array, jax.tree.leaves(f)))
-
-
-def rounding_of(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Array:
-    """How far errors of the nodes, of eps times the largest, move the values of a function."""
-    step = eps * jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
-    below, here = nodes - step, f(nodes)
-    if floor is not None:
-        below = jnp.maximum(below, nodes / 2)
-    return jnp.maximum(jnp.abs(f(nodes + step) - here), jnp.abs(f(below) - here))
-
-
 class FunctionTrace(TraceMethod):
     """The trace of a function as a trace method, for an operator with its derivatives.
 
@@ -311,29 +179,27 @@ class FunctionTrace(TraceMethod):
         """Estimates the trace of the function; see `TraceMethod`."""
         count, steps = self.quadrature.split(budget.most)
         starts = Starts.of(operator, key, self.quadrature.probes, count, steps)
+        again = _MadeAgain(starts, steps, self.floor, self.least)
+        made = again.sums(operator, 0)
+        still, still_operator = stop_gradient((again, operator))
 
-        def of_block(index: int | Array) -> tuple[_Tally, Array]:
-            vectors = starts.block(index)
-            found = sums(operator, vectors, steps, self.f, self.floor, self.least)
-            return _Tally.of(starts, vectors, found, starts.used(index)), found.products
+        def tally_of(index: int | Array, made: Sums) -> _Tally:
+            return _Tally.of(self, still_operator, starts, index, made)
 
-        tally, products = of_block(0)
-        if starts.blocks == 1:
-            left = products.T / jnp.asarray(count, products.dtype)
-            pairs = StoredPairs.of(operator, left, starts.block(0).T)
-        else:
-            pairs = MadeAgain(starts, steps, self.f, self.floor)
-            tally = fori_loop(
-                1, starts.blocks, lambda i, known: known.joined(of_block(i)[0]), tally
-            )
+        def add(index: Array, known: _Tally) -> _Tally:
+            return known.joined(tally_of(index, still.sums(still_operator, index)))
+
+        tally, known = tally_of(0, stop_gradient(made)), _Kept(starts.block(0), made)
+        if starts.blocks > 1:
+            tally, known = fori_loop(1, starts.blocks, add, tally), again
         value = tally.samples.mean
         return Outcome(
-            value=value,
+            value=value + by_operator(value, self.f, operator, known),
             variance=tally.variance(),
             degrees_of_freedom=tally.scatter.freedom(tally.samples.number),
             matvecs=jnp.asarray(count * steps, jnp.int32),
             consistent=tally.consistent,
-            gradient_pairs=pairs,
+            gradient_pairs=StoredPairs.none(operator),
         )
 
 
@@ -347,14 +213,19 @@ class _Tally(Module):
     consistent: Array
 
     @staticmethod
-    def of(starts: Starts, vectors: Array, found: Sums, used: Array) -> "_Tally":
-        slopes = slopes_of(starts.probes, vectors.T, found.slopes.T)
+    def of(
+        way: FunctionTrace, operator: Operator, starts: Starts, index: int | Array, made: Sums
+    ) -> "_Tally":
+        f, used, (one, other) = stop_gradient(way.f), starts.used(index), made.gaps
+        products = made.products(f, operator)
+        slopes = slopes_of(starts.probes, starts.block(index).T, products.T)
+        rounding = one(lambda x: rounding_of(f, x, way.floor, operator.eps))
         return _Tally(
-            samples_of(found.values, slopes, jnp.sum(used), jnp.asarray(True)),
+            samples_of(made.rule(way.f), slopes, jnp.sum(used), jnp.asarray(True)),
             Scatter.of(slopes, used),
-            jnp.sum(jnp.where(used, found.gaps, 0)),
-            jnp.sum(jnp.where(used, found.rounding, 0)),
-            jnp.all(found.consistent | ~used),
+            jnp.sum(jnp.where(used, one(f) - other(f), 0)),
+            jnp.sum(jnp.where(used, rounding, 0)),
+            jnp.all(made.consistent | ~used),
         )
 
     def joined(self, other: "_Tally") -> "_Tally":
@@ -372,28 +243,43 @@ class _Tally(Module):
         return self.samples.variance() + (self.gaps / count) ** 2 + rounded**2
 
 
-class MadeAgain(GradientPairs):
-    """The pairs f'(A) w and w of several blocks, made again block by block with new products.
+class _Kept(FunctionPairs):
+    """The only block of probes, whose basis is in memory."""
 
-    Args:
-        starts: the probes w.
-        steps: as for `sums`.
-        f: likewise.
-        floor: likewise.
-    """
+    vectors: Array
+    made: Sums
+
+    def pairs(self, f: Elementwise, operator: Operator) -> GradientPairs:
+        left = self.made.products(Derivative(f), operator).T
+        return StoredPairs.of(operator, left / len(self.vectors), self.vectors.T)
+
+
+class _MadeAgain(FunctionPairs):
+    """Several blocks, made again one by one with new products."""
 
     starts: Starts
     steps: int
-    f: Elementwise
     floor: float | None
+    least: Any
+
+    def sums(self, operator: Operator, index: int | Array) -> Sums:
+        """Those of a block."""
+        return sums(operator, self.starts.block(index), self.steps, self.floor, self.least)
+
+    def pairs(self, f: Elementwise, operator: Operator) -> GradientPairs:
+        del operator
+        return _PairsMadeAgain(self, Derivative(f))
+
+
+class _PairsMadeAgain(GradientPairs):
+    again: _MadeAgain
+    g: Elementwise
 
     def blocks(self) -> int:
-        """The number of blocks."""
-        return self.starts.blocks
+        return self.again.starts.blocks
 
     def block(self, operator: Operator, index: int | Array) -> tuple[Array, Array]:
-        """The pairs of a block."""
-        vectors = self.starts.block(index)
-        products = sums(operator, vectors, self.steps, self.f, self.floor).products
-        left = jnp.where(self.starts.used(index)[:, None], products, 0)
-        return left.T / jnp.asarray(self.starts.count, left.dtype), vectors.T
+        starts = self.again.starts
+        products = self.again.sums(operator, index).products(self.g, operator)
+        left = jnp.where(starts.used(index)[:, None], products, 0)
+        return left.T / jnp.asarray(starts.count, left.dtype), starts.block(index).T

@@ -21,10 +21,16 @@ formulas", Mathematics of Computation 76 (2007), doi:10.1090/S0025-5718-07-01975
 (2016), doi:10.1007/s10543-015-0592-7.
 """
 
+import math
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..linalg import Decomposition, power_below
+from ..linalg import Decomposition, Elementwise, Nodes, Operator, carried, decompose, power_below
+from ..modules import Module
+from ._gradient_pairs import stop_gradient
 
 # How far rounding may move eigenvalues, in eps of the largest.
 _ROUNDINGS = 4
@@ -109,3 +115,117 @@ def _dense(diagonal: Array, off: Array) -> Array:
     empty = jnp.zeros((*diagonal.shape, len(i)), diagonal.dtype)
     with_diagonal = empty.at[..., i, i].set(diagonal)
     return with_diagonal.at[..., i[:-1], i[1:]].set(off).at[..., i[1:], i[:-1]].set(off)
+
+
+class Rule(Module):
+    """A quadrature rule for each probe.
+
+    Args:
+        nodes: of shape `(b, q)`.
+        weights: likewise.
+    """
+
+    nodes: Array
+    weights: Array
+
+    def __call__(self, f: Elementwise) -> Array:
+        """The integrals of f, of shape `(b,)`."""
+        return jnp.sum(self.weights * f(self.nodes), axis=-1)
+
+
+class Sums(Module):
+    """The quadrature from each probe of a block.
+
+    Args:
+        rule: gives w^* f(A) w. It has no derivatives with respect to the operator.
+        gaps: two rules, the Gauss rule first. Their difference is the estimated distance of `rule` from the limit of
+            infinitely many steps.
+        found: the decomposition, differentiable with respect to the operator.
+        small: of its tridiagonal matrix.
+        consistent: False if a product contradicted the operator's tags, `(b,)`.
+    """
+
+    rule: Rule
+    gaps: tuple[Rule, Rule]
+    found: Decomposition
+    small: Nodes
+    consistent: Array
+
+    def products(self, g: Elementwise, operator: Operator) -> Array:
+        """g(A) w for each probe w, of shape `(b, n)`."""
+        return carried(g, operator, self.found, self.small)
+
+
+def sums(operator: Operator, starts: Array, steps: int, floor: Any, least: Any = None) -> Sums:
+    """The quadrature from each probe of a block. `least` is a lower bound of the eigenvalues; None if unknown."""
+    found = decompose(operator, starts, steps)
+    still, size = stop_gradient(found), operator.size
+    raw, vectors = eigen(gauss(found))
+    small = Nodes(limited(raw, floor), vectors)
+    raw, nodes, vectors = stop_gradient((raw, small.nodes, vectors))
+    agrees = consistent(still.asymmetry, raw, size, floor)
+
+    def rule(nodes: Array, vectors: Array) -> Rule:
+        return Rule(nodes, still.norm[:, None] ** 2 * vectors[:, 0] ** 2)
+
+    first = rule(nodes, vectors)
+    if least is None:
+        return Sums(first, (first, rule(*eigen(averaged(still)))), found, small, agrees)
+    agrees &= is_above(least, raw, size)
+    ends = lower_end(nodes, lax.stop_gradient(least), operator.eps)
+    more_nodes, more_vectors = eigen(radau(ends, still))
+    # With negative eigenvalues there is no such rule, and its nodes may be anywhere.
+    exists = is_above(jnp.zeros_like(ends), raw, size)
+    more_nodes = jnp.where(exists[:, None], more_nodes, ends[:, None])
+    # The first node is known; the computed one would carry rounding errors of the size of the largest.
+    more_nodes = jnp.maximum(more_nodes.at[:, 0].set(ends), ends[:, None])
+    second = rule(more_nodes, more_vectors)
+    both = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), first, second)
+    middle = Rule(both.nodes, both.weights / 2)
+    return Sums(middle, (first, middle), found, small, agrees)
+
+
+def consistent(asymmetry: Array, nodes: Array, size: int, floor: float | None) -> Array:
+    """Whether an operator appears to satisfy its tags.
+
+    Args:
+        asymmetry: the largest element that should not be there.
+        nodes: eigenvalues, or Ritz values, in the last dimension.
+        size: of the operator.
+        floor: as for `limited`.
+    """
+    scale = jnp.max(jnp.abs(nodes), axis=-1)
+    eps = jnp.finfo(nodes.dtype).eps
+    # The square root, because an operator that computes in a lower precision does not count as asymmetric.
+    symmetric = asymmetry <= jnp.sqrt(eps) * scale
+    if floor is None:
+        return symmetric
+    least = jnp.min(nodes, axis=-1)
+    if floor:
+        return symmetric & (least >= floor * scale) & (least > 0)
+    return symmetric & (least >= -16 * math.sqrt(size) * eps * scale)
+
+
+def is_above(least: Array, nodes: Array, size: int) -> Array:
+    """Whether no eigenvalue is below `least`, up to rounding. Other arguments are as for `consistent`."""
+    scale = jnp.max(jnp.abs(nodes), axis=-1)
+    rounding = 16 * math.sqrt(size) * jnp.finfo(nodes.dtype).eps * scale
+    return jnp.min(nodes, axis=-1) >= least - rounding
+
+
+def limited(nodes: Array, floor: Any) -> Array:
+    """Nodes clipped from below at `floor` times the largest modulus; None does not clip."""
+    if floor is None:
+        return nodes
+    scale = jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
+    lowest = jnp.maximum(scale * floor, jnp.finfo(nodes.dtype).tiny if floor else 0)
+    return jnp.maximum(nodes, lowest)
+
+
+def rounding_of(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Array:
+    """How far errors of the nodes, of eps times the largest, move the values of a function."""
+    step = eps * jnp.max(jnp.abs(nodes), axis=-1, keepdims=True)
+    below, here = nodes - step, f(nodes)
+    if floor is not None:
+        below = jnp.maximum(below, nodes / 2)
+    return jnp.maximum(jnp.abs(f(nodes + step) - here), jnp.abs(f(below) - here))

@@ -12,8 +12,8 @@ from ..primitives import nondifferentiable
 from ..show import spec_text, value_error
 from ..transforms import filter_jit
 from ..trees import check_key
-from ._quadrature import LanczosQuadrature, Starts, consistent
-from ._rules import eigen, gauss
+from ._quadrature import LanczosQuadrature, Starts
+from ._rules import consistent, eigen, gauss
 
 # The range of the spectrum, in default widths of a bump.
 _RANGE_PER_WIDTH = 50

@@ -7,12 +7,12 @@ from ._curvature import hessian_operator as hessian_operator
 from ._curvature import jacobian_operator as jacobian_operator
 from ._eigsh import Eigenpairs as Eigenpairs
 from ._eigsh import eigsh as eigsh
-from ._frechet import Elementwise, Nodes, carried, carried_dense, derivative, divided_differences
+from ._frechet import Derivative, Elementwise, Nodes, along, carried, carried_dense
 from ._funm import FunctionProduct as FunctionProduct
 from ._funm import funm as funm
 from ._kernels import kernel_operator as kernel_operator
 from ._lanczos import Tridiagonal as Tridiagonal
-from ._lanczos import combined, decompose, symmetric_operator
+from ._lanczos import decompose, symmetric_operator
 from ._lanczos import lanczos as lanczos
 from ._lanczos_adjoint import Decomposition
 from ._operator import Composite
@@ -20,7 +20,7 @@ from ._operator import Operator as Operator
 from ._operators import FunctionOperator as FunctionOperator
 from ._operators import MatrixOperator as MatrixOperator
 from ._operators import as_operator, refuse_empty
-from ._per_device import fori_loop, settled
+from ._per_device import fori_loop, settled, varying_like
 from ._pivoted_cholesky import Preconditioner as Preconditioner
 from ._pivoted_cholesky import pivoted_cholesky as pivoted_cholesky
 from ._solve import Solution as Solution

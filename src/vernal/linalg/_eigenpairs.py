@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg
 
-from ..transforms import filter_custom_jvp
+from ..transforms import filter_custom_jvp, varying_axes
 from ._lanczos_adjoint import moving, multiply, norms
 from ._operator import Operator
-from ._per_device import varying_like
+from ._per_device import refuse_shared, varying_like
 from ._vectors import times
 
 # Roundings by which equal eigenvalues may differ, and to which the equations are solved.
@@ -49,7 +49,7 @@ def _differentiable_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     if not jax.tree.leaves(dots):
         return (values, vectors), (jnp.zeros_like(values), jnp.zeros_like(vectors))
     _, changed = jax.jvp(
-        lambda arrays: multiply(parts.operator(arrays), vectors), (parts.arrays,), (dots,)
+        lambda arrays: multiply(parts.whole(arrays), vectors), (parts.arrays,), (dots,)
     )
     inside = times(changed, vectors.conj().T)
     gaps = values[:, None] - values[None, :]
@@ -68,6 +68,7 @@ def _outside(
 ) -> Array:
     """The solutions y_i, of shape `(k, n)`."""
     # In `shard_map`, JAX's solver needs all that it reads to vary alike.
+    refuse_shared(operator, varying_axes(right), "a derivative of vectors of `eigsh` or `svds`")
     scale, is_above = varying_like(scale, right), varying_like(is_above, right)
     sign = jnp.where(is_above, 1, -1).astype(vectors.dtype)[:, None]
     shift = values.astype(vectors.dtype)[:, None]

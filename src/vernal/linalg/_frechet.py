@@ -1,4 +1,4 @@
-"""The derivative of `g(A) w` with respect to A, where `g(A) w` was made by the Lanczos recurrence.
+"""`g(A) w` from the Lanczos recurrence, with its derivatives with respect to A and to what g closes over.
 
 Difficulty. Differentiating the recurrence itself divides by every beta, and after a breakdown (A a multiple of the
 identity) it silently loses the part that leaves the exhausted space: the result would be finite and wrong.
@@ -28,8 +28,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..modules import Module
-from ..transforms import filter_custom_jvp, is_zero, materialise
-from ._lanczos_adjoint import Decomposition, inner, moving, multiply
+from ..transforms import filter_custom_jvp, is_zero
+from ._lanczos_adjoint import Decomposition, Moving, inner, moving, multiply
 from ._operator import Operator
 from ._per_device import fori_loop
 
@@ -39,13 +39,44 @@ _ROUNDINGS = 1024
 Elementwise = Callable[[Array], Array]
 
 
-def derivative(f: Elementwise) -> Elementwise:
+class Derivative(Module):
     """The derivative of a function that acts element by element.
 
     Args:
         f: the function.
     """
-    return lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
+
+    f: Elementwise
+
+    def __call__(self, x: Array) -> Array:
+        return jax.jvp(self.f, (x,), (jnp.ones_like(x),))[1]
+
+
+class _Along(Module):
+    """The derivative of a function by what it closes over, along a tangent."""
+
+    parts: Moving
+    dots: Any
+
+    def __call__(self, x: Array) -> Array:
+        def value(arrays: Any) -> Array:
+            return self.parts.whole(arrays)(x)
+
+        return jax.jvp(value, (self.parts.arrays,), (self.dots,))[1]
+
+
+def along(f: Elementwise, f_dot: Any) -> Elementwise | None:
+    """The function that a function changes by, if what it closes over changes by `f_dot`; None if nothing does.
+
+    Traces and products are linear in the function. So their derivatives by what it closes over are the same traces and
+    products of this one, with the same derivatives by the operator.
+
+    Args:
+        f: the function, a module.
+        f_dot: a tree like it, as a rule for derivatives receives it.
+    """
+    parts, dots = moving(f, f_dot)
+    return _Along(parts, dots) if jax.tree.leaves(dots) else None
 
 
 def divided_differences(g: Elementwise, nodes: Array, others: Array | None = None) -> Array:
@@ -67,7 +98,7 @@ def divided_differences(g: Elementwise, nodes: Array, others: Array | None = Non
     quotient = (left[:, :, None] - right[:, None, :]) / jnp.where(apart, gap, 1).astype(left.dtype)
     # Between nodes that are apart, g need not be defined.
     middle = jnp.where(apart, rows, (rows + columns) / 2)
-    return jnp.where(apart, quotient, derivative(g)(middle))
+    return jnp.where(apart, quotient, Derivative(g)(middle))
 
 
 class Nodes(Module):
@@ -82,45 +113,44 @@ class Nodes(Module):
     vectors: Array
 
 
-def carried(
-    product: Array, operator: Operator, found: Decomposition, small: Nodes, differences: Array
-) -> Array:
-    """Attaches to `g(A) w`, of shape `(b, n)`, its derivative with respect to A.
+def carried(g: Elementwise, operator: Operator, found: Decomposition, small: Nodes) -> Array:
+    """`g(A) w`, of shape `(b, n)`, with its derivatives with respect to A and to what g closes over.
 
     Args:
-        product: g(A) w, which may depend on arrays that g closes over.
+        g: acts element by element.
         operator: A.
         found: the decomposition from w.
         small: of its tridiagonal matrix.
-        differences: the divided differences of g at the nodes.
     """
-    return _carried(product, operator, found, small, differences)
+    return _carried(g, operator, found, small)
 
 
 @filter_custom_jvp
-def _carried(
-    product: Array, operator: Operator, found: Decomposition, small: Nodes, differences: Array
-) -> Array:
-    del operator, found, small, differences
-    return product
+def _carried(g: Elementwise, operator: Operator, found: Decomposition, small: Nodes) -> Array:
+    del operator
+    at = found.norm[:, None] * g(small.nodes) * small.vectors[:, 0]
+    weights = _sum("bki,bi->bk", small.vectors, at).astype(found.basis.dtype)
+    return _sum("bk,bkn->bn", weights, found.basis)
 
 
 @_carried.def_jvp(symbolic_zeros=True)
 def _carried_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
-    product, operator, found, small, differences = primals
-    product_dot = None if tangents[0] is None or is_zero(tangents[0]) else materialise(tangents[0])
+    g, operator, found, small = primals
     parts, dots = moving(operator, tangents[1])
-    # This function again, not `product`: derivatives of the next order need its rule.
+    g_dot = along(g, tangents[0])
+    change = None if g_dot is None else carried(g_dot, operator, found, small)
+    # This function again, not its value: derivatives of the next order need its rule.
     product = carried(*primals)
     if not jax.tree.leaves(dots):
-        return product, product_dot
+        return product, change
     count, steps, size = found.basis.shape
     rows = found.basis.reshape(count * steps, size)
     _, changed = jax.jvp(
-        lambda arrays: multiply(parts.operator(arrays), rows), (parts.arrays,), (dots,)
+        lambda arrays: multiply(parts.whole(arrays), rows), (parts.arrays,), (dots,)
     )
-    change = _applied(operator, found, small, differences, changed.reshape(found.basis.shape))
-    return product, change if product_dot is None else product_dot + change
+    differences = divided_differences(g, small.nodes)
+    moved = _applied(operator, found, small, differences, changed.reshape(found.basis.shape))
+    return product, moved if change is None else moved + change
 
 
 def _applied(
@@ -169,34 +199,33 @@ def _sum(formula: str, *operands: Array) -> Array:
     return jnp.einsum(formula, *operands, precision=lax.Precision.HIGHEST)
 
 
-def carried_dense(value: Array, matrix: Array, vectors: Array, differences: Array) -> Array:
-    """Attaches to `value`, which is `g(A)`, its derivative with respect to the Hermitian matrix A. It is made from the
-    eigenvectors of A and the divided differences of g at its eigenvalues.
+def carried_dense(g: Elementwise, matrix: Array, nodes: Array, vectors: Array) -> Array:
+    """`g(A)`, of shape `(n, n)`, with its derivatives with respect to the Hermitian matrix A and to what g closes over.
 
     Args:
-        value: g(A), of shape `(n, n)`.
+        g: acts element by element.
         matrix: A.
+        nodes: its eigenvalues.
         vectors: its eigenvectors, as columns.
-        differences: of shape `(n, n)`.
     """
-    return _carried_dense(value, matrix, vectors, differences)
+    return _carried_dense(g, matrix, nodes, vectors)
 
 
 @filter_custom_jvp
-def _carried_dense(value: Array, matrix: Array, vectors: Array, differences: Array) -> Array:
-    del matrix, vectors, differences
-    return value
+def _carried_dense(g: Elementwise, matrix: Array, nodes: Array, vectors: Array) -> Array:
+    del matrix
+    return _sum("ki,i,li->kl", vectors, g(nodes).astype(vectors.dtype), vectors.conj())
 
 
 @_carried_dense.def_jvp(symbolic_zeros=True)
 def _carried_dense_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
-    value, _, vectors, differences = primals
-    value_dot, matrix_dot = tangents[:2]
+    g, _, nodes, vectors = primals
+    g_dot = along(g, tangents[0])
+    change = None if g_dot is None else carried_dense(g_dot, *primals[1:])
     value = carried_dense(*primals)
-    if is_zero(matrix_dot):
-        return value, value_dot
-    middle = _sum("ki,kl,lj->ij", vectors.conj(), matrix_dot, vectors) * differences.astype(
-        value.dtype
-    )
-    change = _sum("ki,ij,lj->kl", vectors, middle, vectors.conj())
-    return value, change if is_zero(value_dot) else value_dot + change
+    if is_zero(tangents[1]):
+        return value, change
+    differences = divided_differences(g, nodes[None])[0].astype(vectors.dtype)
+    middle = differences * _sum("ki,kl,lj->ij", vectors.conj(), tangents[1], vectors)
+    moved = _sum("ki,ij,lj->kl", vectors, middle, vectors.conj())
+    return value, moved if change is None else moved + change

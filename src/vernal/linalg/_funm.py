@@ -19,6 +19,7 @@ from ._krylov import krylov, shortened
 from ._lanczos_adjoint import norms
 from ._operator import Operator
 from ._operators import as_operator, refuse_empty
+from ._per_device import varying_like_result
 from ._small_functions import OfEigenvalues, OfMatrix, SmallFunction, commutes
 from ._vectors import flat_vector, to_tree
 
@@ -120,6 +121,7 @@ def funm(
 
 @filter_jit
 def _found(function: SmallFunction, operator: Operator, flat: Array, steps: int) -> FunctionProduct:
+    flat = varying_like_result(lambda x: operator.matmul(x[:, None])[:, 0], flat)
     found, rank, asymmetry = krylov(operator, flat, steps)
     structure = operator.in_structure()
     flat_value = attached(found, operator, flat, function, steps)

@@ -113,7 +113,7 @@ def _pull(
     function: SmallFunction, parts: Moving, found: Krylov, c: Array, steps: int, *, with_start: bool
 ) -> Any:
     """The cotangents of the operator's arrays and of the vector, in JAX's convention."""
-    operator = parts.operator(parts.arrays)
+    operator = parts.whole(parts.arrays)
     other = krylov(operator.H, c, steps)[0]
     of_start = None
     if with_start:
@@ -133,14 +133,14 @@ def _push(
 ) -> Array:
     """The tangent of f(A) v."""
     dots, start_dot = linear
-    operator = parts.operator(parts.arrays)
+    operator = parts.whole(parts.arrays)
     if not jax.tree.leaves(dots):
         return product(function, operator, start_dot, steps)
     if not operator.symmetric:
         return _pushed_together(function, parts, start, linear, steps)
 
     def changed(arrays: Any) -> Array:
-        return multiply(parts.operator(arrays), found.basis)
+        return multiply(parts.whole(arrays), found.basis)
 
     def of_row(at: Any) -> Array:
         k, row = at
@@ -186,7 +186,7 @@ class _Augmented(Composite):
     scale: Array
 
     def in_structure(self) -> Structure:
-        operator = self.parts.operator(self.parts.arrays)
+        operator = self.parts.whole(self.parts.arrays)
         return jax.ShapeDtypeStruct((2 * operator.size,), operator.dtype)
 
     def matmul(self, block: Array) -> Array:
@@ -199,10 +199,10 @@ class _Augmented(Composite):
 
     def _joined(self, kept: Array, mixed: Array, *, adjoint: bool) -> Array:
         def multiplied(arrays: Any) -> Array:
-            operator = self.parts.operator(arrays)
+            operator = self.parts.whole(arrays)
             return operator.adjoint_matmul(mixed) if adjoint else operator.matmul(mixed)
 
-        operator = self.parts.operator(self.parts.arrays)
+        operator = self.parts.whole(self.parts.arrays)
         first = operator.adjoint_matmul(kept) if adjoint else operator.matmul(kept)
         second, change = jax.jvp(multiplied, (self.parts.arrays,), (self.dots,))
         return jnp.concatenate([first + change / self.scale.astype(change.dtype), second])

@@ -29,7 +29,7 @@ from ._arguments import positive_int
 from ._lanczos_adjoint import Decomposition, inner, multiply, norms, rule
 from ._operator import Operator
 from ._operators import as_operator
-from ._per_device import fori_loop
+from ._per_device import fori_loop, varying_like_result
 from ._vectors import flat_vector
 
 # A new vector of at most this many roundings of a product is pure rounding.
@@ -149,6 +149,8 @@ def decompose(operator: Operator, starts: Array, steps: int) -> Decomposition:
         starts: of shape `(b, n)`.
         steps: from 1 to n.
     """
+    # In `shard_map` all results vary alike.
+    starts = varying_like_result(lambda x: multiply(operator, x), starts)
     return _decompose(operator, starts, steps)
 
 

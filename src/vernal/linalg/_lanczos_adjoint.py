@@ -86,29 +86,29 @@ def norms(vectors: Array) -> Array:
 
 
 class Moving(NamedTuple):
-    """An operator in parts: differentiated arrays, other arrays, and everything else."""
+    """A module in parts: differentiated arrays, other arrays, and everything else."""
 
     arrays: Any
     still: Any
     rest: Any
 
-    def operator(self, arrays: Any) -> Operator:
-        """The operator with `arrays` in place of those that are differentiated."""
+    def whole(self, arrays: Any) -> Any:
+        """The module with `arrays` in place of those that are differentiated."""
         return combine(arrays, self.still, self.rest)
 
 
-def moving(operator: Module, operator_dot: Any) -> tuple[Moving, Any]:
-    """An operator in parts, and the tangents of those that have one."""
+def moving(module: Any, module_dot: Any) -> tuple[Moving, Any]:
+    """A module, such as an operator, in parts, and the tangents of those that have one."""
 
     def is_nothing(x: Any) -> bool:
         return x is None or is_zero(x)
 
     marks = jax.tree.map(
-        lambda x: not is_nothing(x) and is_inexact_array(x), operator_dot, is_leaf=is_nothing
+        lambda x: not is_nothing(x) and is_inexact_array(x), module_dot, is_leaf=is_nothing
     )
-    arrays, others = partition(operator, marks)
+    arrays, others = partition(module, marks)
     still, rest = partition(others, is_array)
-    return Moving(arrays, still, rest), partition(operator_dot, marks)[0]
+    return Moving(arrays, still, rest), partition(module_dot, marks)[0]
 
 
 def rule(decompose: Callable[..., Decomposition]) -> Callable[..., Any]:
@@ -199,7 +199,7 @@ def _push(parts: Moving, found: Decomposition, dots: Any, start_dot: Array) -> A
     first_dot = (start_dot - first * norm_dot) * inverse
 
     def products(arrays: Any, vectors: Array) -> Array:
-        return multiply(parts.operator(arrays), vectors)
+        return multiply(parts.whole(arrays), vectors)
 
     def step(k: Any, state: Any) -> Any:
         basis_dot, diagonal_dot, off_dot = state
@@ -249,9 +249,7 @@ def _pull(
         rho = (x - after * _real_part(after, x)) * inverse
         rho = rho + jnp.where(inverse != 0, of_off[:, k, None], 0) * after
         a = of_diagonal[:, k, None] - _real_part(q, rho)
-        of_q = (
-            of_basis[:, k] - alpha * rho + multiply(parts.operator(parts.arrays), rho + 2 * a * q)
-        )
+        of_q = of_basis[:, k] - alpha * rho + multiply(parts.whole(parts.arrays), rho + 2 * a * q)
         of_before = of_basis[:, below] - beta * rho
         of_beta = of_off[:, below] - _real_part(before, rho)[:, 0]
         # In this order: for k = 0 there is no earlier vector, and `of_q` must be what remains there.
@@ -275,7 +273,7 @@ def pulled(parts: Moving, left: Array, right: Array) -> Any:
     """The derivative of the sum of Re <left, A right> with respect to the arrays of A."""
 
     def share(arrays: Any) -> Array:
-        return jnp.sum(left.conj() * multiply(parts.operator(arrays), right)).real
+        return jnp.sum(left.conj() * multiply(parts.whole(arrays), right)).real
 
     out, pull = jax.vjp(share, parts.arrays)
     return pull(jnp.ones_like(out))[0]

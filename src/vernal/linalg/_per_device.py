@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..show import listed, message, short
 from ..transforms import varying_axes, varying_over
 from ..trees import is_array
 
@@ -21,7 +22,7 @@ def fori_loop(lower: Any, upper: Any, step: Callable[[Any, _T], _T], carry: _T) 
     """`jax.lax.fori_loop`, with a carry that varies from the start over all axes over which it will."""
 
     def first(carry: _T) -> _T:
-        return step(jnp.asarray(lower, jnp.int32), carry)
+        return step(jnp.asarray(lower), carry)
 
     return lax.fori_loop(lower, upper, step, settled(first, carry))
 
@@ -57,3 +58,25 @@ def varying_like(x: Array, like: Any) -> Array:
     """An array, made to vary over all axes over which any array of a tree varies."""
     arrays = [leaf for leaf in jax.tree.leaves(like) if is_array(leaf)]
     return varying_over(x, varying_axes(*arrays))
+
+
+def refuse_shared(tree: Any, axes: frozenset[Any], where: str) -> None:
+    """Refuses equations that vary over axes of the mesh if they hold an array that does not: JAX's solvers would fail.
+
+    Args:
+        tree: what the equations are made of.
+        axes: the axes.
+        where: for the message.
+    """
+    for array in filter(is_array, jax.tree.leaves(tree)):
+        if axes - varying_axes(array):
+            names = listed(sorted(map(repr, axes)))
+            raise NotImplementedError(
+                message(
+                    "JAX's solvers cannot share an array between the devices of `shard_map` whose equations differ",
+                    where=where,
+                    expected=f"arrays that vary over {names}",
+                    got=f"an array that the devices share: {short(array)}",
+                    instead="`jax.lax.pcast(array, axes, to='varying')`, where the operator or preconditioner is made",
+                )
+            )

@@ -27,7 +27,7 @@ from jax import Array
 
 from ..modules import Module
 from ..transforms import filter_custom_jvp
-from ._frechet import derivative, divided_differences
+from ._frechet import Derivative, divided_differences
 from ._vectors import times
 
 
@@ -88,7 +88,7 @@ class OfEigenvalues(SmallFunction):
         nodes, vectors = self._eigen(matrix)
         step = eps * jnp.max(jnp.abs(nodes))
         # The smaller one: a slope may be infinite at the end of the domain, and f undefined beyond it.
-        by_slope = jnp.abs(derivative(self.f)(nodes)) * step
+        by_slope = jnp.abs(Derivative(self.f)(nodes)) * step
         moved = jnp.fmin(by_slope, jnp.abs(self.f(nodes + step) - self.f(nodes)))
         return jnp.linalg.norm(jnp.where(vectors[0] == 0, 0, moved * vectors[0]))
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg, gmres
@@ -12,12 +11,11 @@ from jax.scipy.sparse.linalg import cg, gmres
 from ..modules import Module
 from ..show import listed, message, short, type_error
 from ..transforms import closure_to_pytree, filter_jit, varying_axes
-from ..trees import is_array
 from ._arguments import positive_int, tolerance
 from ._lanczos_adjoint import norms
 from ._operator import Operator
 from ._operators import as_operator, refuse_empty
-from ._per_device import varying_like, varying_like_result
+from ._per_device import refuse_shared, varying_like, varying_like_result
 from ._vectors import flat_vector, power_of_two, to_flat, to_tree
 
 # Basis vectors of GMRES between two restarts.
@@ -118,18 +116,7 @@ def _refuse_what_jax_cannot(operator: Operator, preconditioner: Any, axes: froze
                 instead="`jax.shard_map(..., check_vma=False)`, if nothing is differentiated",
             )
         )
-    arrays = filter(is_array, jax.tree.leaves((operator, closure_to_pytree(preconditioner))))
-    for array in arrays:
-        if axes - varying_axes(array):
-            raise NotImplementedError(
-                message(
-                    "JAX's solvers cannot share an array between the devices of `shard_map` whose equations differ",
-                    where="solve(operator, right)",
-                    expected=f"arrays that vary over {names}",
-                    got=f"an array that the devices share: {short(array)}",
-                    instead="`jax.lax.pcast(array, axes, to='varying')`, where the operator or preconditioner is made",
-                )
-            )
+    refuse_shared((operator, closure_to_pytree(preconditioner)), axes, "solve(operator, right)")
 
 
 @filter_jit

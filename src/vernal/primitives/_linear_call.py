@@ -31,7 +31,13 @@ from jax.core import Tracer, eval_jaxpr
 
 from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
 from ..show import diff_text, message, path_text, short, type_error, value_error
-from ..transforms import ZeroTangent, is_zero, placed_like, summed_like, varying_alike
+from ..transforms import (
+    ZeroTangent,
+    is_zero,
+    placed_like,
+    summed_like,
+    varying_alike,
+)
 from ..trees import is_inexact_array
 from ._vprim import define
 
@@ -57,6 +63,7 @@ class _Transposed:
         return self._residuals.num_leaves
 
     def __call__(self, residuals: Sequence[Any], cotangents: Sequence[Any], avals: Any) -> Any:
+        name, given = callable_name(self._fn), cotangents
         cotangents = self._out.unflatten(
             [_zero(ct.aval) if isinstance(ct, Zero) else ct for ct in cotangents]
         )
@@ -67,9 +74,10 @@ class _Transposed:
             flat = None
         if flat is None or not all(map(_fits, flat, avals)):
             raise TypeError(self._mismatch(out, avals))
+        found = [None if ct is None or is_zero(ct) else jnp.asarray(ct) for ct in flat]
         return [
-            None if ct is None or is_zero(ct) else summed_like(jnp.asarray(ct), aval)
-            for ct, aval in zip(flat, avals, strict=True)
+            None if ct is None else summed_like(ct, aval, by=name, cotangents=given)
+            for ct, aval in zip(found, avals, strict=True)
         ]
 
     def _mismatch(self, out: Any, avals: Any) -> str:
@@ -244,7 +252,8 @@ def local_linear_call(
     """`linear_call` that tracks which arguments are the same on all devices of `jax.shard_map`.
 
     In `linear_call` all arguments vary alike. Here, if an argument is the same on all devices and `transposed` returns
-    cotangents for it that are not, these are summed over the devices.
+    cotangents for it that are not, these are summed over the devices. If some results differ between devices and others
+    do not, that sum would mix parts with wholes, and is refused.
 
     Args:
         forward: as for `linear_call`.
@@ -257,7 +266,7 @@ def local_linear_call(
 
     Raises:
         TypeError: as `linear_call`.
-        ValueError: as `linear_call`.
+        ValueError: as `linear_call`; when transposing, if the sum over devices is refused.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -17,7 +17,14 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._ground import UndefinedPrimal, Zero, cached_weakly, callable_name, instantiate_zeros
+from .._ground import (
+    UndefinedPrimal,
+    Zero,
+    add_tangents,
+    cached_weakly,
+    callable_name,
+    instantiate_zeros,
+)
 from ..show import type_error, value_error
 from ._operations import vprim_p
 from ._placement import placed_like, summed_like
@@ -123,6 +130,8 @@ class WithJvp:
 
     def transpose(self, cotangents: Any, *args: Any) -> list[Any]:
         """The transpose of the function itself, if it is linear."""
+        if self.traits.has_own_rule:
+            return _WithRule(self, args).transpose(cotangents, args)
         wanted = [isinstance(x, UndefinedPrimal) for x in args]
         avals = [x.aval for x in chosen(args, wanted)]
 
@@ -144,7 +153,7 @@ class WithJvp:
             point = self._args.unflatten(map(as_jax, replaced(args, wanted, zeros)))
             marks = self._args.unflatten(wanted)
             if not all(map(is_inexact, avals)) or not self._is_linear(*point, *marks):
-                raise self._no_transpose("a function that is not linear")
+                raise self.no_transpose("a function that is not linear")
         try:
             if self._is_linear is None:
                 found = jax.linear_transpose(of_wanted, *avals)(cts)
@@ -158,12 +167,13 @@ class WithJvp:
                     failed = jnp.any(jnp.array([jnp.isnan(x).any() for x in out]))
                     found = [poison(ct, failed) for ct in found]
         except Exception as error:
-            raise self._no_transpose(f"{type(error).__name__} while transposing it") from error
+            raise self.no_transpose(f"{type(error).__name__} while transposing it") from error
         of_args: list[Any] = [None] * len(args)
         cts = [placed_like(ct, a.to_ct_aval()) for ct, a in zip(found, avals, strict=True)]
         return replaced(of_args, wanted, cts)
 
-    def _no_transpose(self, got: str) -> ValueError:
+    def no_transpose(self, got: str) -> ValueError:
+        """The error for a function without a transpose."""
         return value_error(
             f"`{self.name}` cannot be transposed",
             where=f"jax.linear_transpose of `{self.name}`",
@@ -171,6 +181,94 @@ class WithJvp:
             got=got,
             instead="`jax.vjp`, which takes the derivative first",
         )
+
+
+class _WithRule:
+    """The transpose of a linear function with respect to some arguments, with a rule: its derivative by the others is
+    the transpose of the function's derivative by them.
+
+    A rule may call a function with a rule of its own on a tangent, which reverse mode transposes. Without a rule, the
+    next derivative would silently be that of its value.
+
+    Args:
+        rules: those of the function.
+        args: the arguments, `UndefinedPrimal` for those to transpose with respect to.
+    """
+
+    def __init__(self, rules: WithJvp, args: Sequence[Any]):
+        self._rules = rules
+        self._wanted = [isinstance(x, UndefinedPrimal) for x in args]
+        self._avals = [x.aval for x in chosen(args, self._wanted)]
+
+    def transpose(self, cotangents: Any, args: Sequence[Any]) -> list[Any]:
+        known = chosen(args, [not mark for mark in self._wanted])
+        cts = [ct for ct in map(instantiate_zeros, cotangents) if is_inexact(ct)]
+        return replaced([None] * len(args), self._wanted, self._call(known, cts))
+
+    def _call(self, known: Any, cts: Any) -> list[Any]:
+        one_way = self._rules.traits.one_way
+        return call_with_jvp(
+            self._transposed, self._rule, known, cts, one_way=one_way, has_own_rule=True
+        )
+
+    def _transposed(self, known: Any, cts: Any) -> list[Any]:
+        return self._back(lambda *new: self._rules.compute(*self._args(known, new)), cts)
+
+    def _rule(self, primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
+        (known, cts), (known_dots, ct_dots) = primals, tangents
+        found = self._call(known, cts)
+        dots: list[Any] = [Zero(jax.typeof(x).to_tangent_aval()) for x in found]
+        if not all(map(_is_zero, known_dots)):
+            one_way = self._rules.traits.one_way
+            dots = (self._by_known_one_way if one_way else self._by_known)(known, cts, known_dots)
+        if not all(map(_is_zero, ct_dots)):
+            moved = list(map(instantiate_zeros, map(_tangent, cts, ct_dots)))
+            dots = list(map(add_tangents, dots, self._call(known, moved)))
+        return found, dots
+
+    def _by_known(self, known: Any, cts: Any, dots: Any) -> list[Any]:
+        still = [Zero(a.to_tangent_aval()) for a in self._avals]
+        given = self._args(list(map(_tangent, known, dots)), still)
+
+        def changed(*new: Any) -> list[Any]:
+            return list(map(instantiate_zeros, self._rules.jvp(self._args(known, new), given)[1]))
+
+        return self._back(changed, cts)
+
+    def _by_known_one_way(self, known: Any, cts: Any, dots: Any) -> list[Any]:
+        """The same for a function with a rule for reverse mode."""
+        live = [not _is_zero(dot) for dot in dots]
+
+        def of_known(residuals: list[Any], of_new: list[Any]) -> list[Any]:
+            known, cts = residuals[: len(live)], residuals[len(live) :]
+            new = list(map(instantiate_zeros, of_new))
+
+            def called(*moving: Any) -> list[Any]:
+                args = map(as_jax, self._args(replaced(known, live, moving), new))
+                return list(filter(is_inexact, vprim_p.bind(*args, rules=self._rules)))
+
+            return list(jax.vjp(called, *chosen(known, live))[1](cts))
+
+        out = [a.to_ct_aval() for a in self._avals]
+        name, residuals = self._rules.name, [*known, *cts]
+        return linear_by_transpose(name, of_known, residuals, chosen(dots, live), out)
+
+    def _args(self, known: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+        """All arguments."""
+        others = replaced([None] * len(self._wanted), [not mark for mark in self._wanted], known)
+        return replaced(others, self._wanted, new)
+
+    def _back(self, fn: Callable[..., Any], cts: Any) -> list[Any]:
+        """The transpose of a function of the wanted arguments."""
+        try:
+            found = jax.linear_transpose(
+                lambda *new: list(filter(is_inexact, fn(*new))), *self._avals
+            )(cts)
+        except Exception as error:
+            raise self._rules.no_transpose(
+                f"{type(error).__name__} while transposing it"
+            ) from error
+        return [placed_like(ct, a.to_ct_aval()) for ct, a in zip(found, self._avals, strict=True)]
 
 
 def call_with_jvp(
@@ -264,7 +362,7 @@ class _ByTranspose:
         found = self._back([*map(as_jax, args[:n])], list(cotangents))
         wanted = zip(args[n:], found, strict=True)
         return [None] * n + [
-            summed_like(as_jax(ct), x.aval.to_ct_aval())
+            summed_like(as_jax(ct), x.aval.to_ct_aval(), by=self._fn_name, cotangents=cotangents)
             if isinstance(x, UndefinedPrimal) and ct is not None
             else None
             for x, ct in wanted

@@ -37,7 +37,6 @@ from .._ground import (
     custom_partial_eval_rules,
     custom_staging_rules,
     fancy_primitive_batchers,
-    instantiate_zeros,
     lower_fun,
     mapped_aval,
     primitive_jvps,
@@ -47,7 +46,7 @@ from .._ground import (
 )
 from ..show import short, value_error
 from ._dependence import depending
-from ._placement import unmapped_gathered
+from ._placement import unmapped_gathered, zeros_of
 from ._traits import Traits
 
 
@@ -122,11 +121,11 @@ class _Mapped:
         return self._results(self._vmap(compute_one, self._dims)(*args), shared)
 
     def _results(self, mapped: Sequence[Any], shared: Sequence[Any]) -> list[Any]:
-        """The results; those that are the same for the whole batch come without the mapped axis."""
+        """The results; those that are the same for the whole batch come without the axis, if a rule gave it to them."""
         if self.is_mapped is None:
             self.is_mapped = [x is None or jnp.issubdtype(x.dtype, jnp.inexact) for x in shared]
         results = zip(mapped, shared, self.is_mapped, strict=True)
-        return [m if is_mapped else x for m, x, is_mapped in results]
+        return [m if is_mapped else m[0] if x is None else x for m, x, is_mapped in results]
 
     def abstract(self, *avals: Any) -> tuple[Sequence[Any], Any]:
         one = [self._one(aval, dim) for aval, dim in zip(avals, self._dims, strict=True)]
@@ -390,8 +389,7 @@ def _split(trace: Any, *tracers: Any, rules: Any, program: Any = None) -> Any:
     if all(depends):
         return out
     values = [
-        instantiate_zeros(Zero(t.aval)) if x else t.pval.get_known()
-        for t, x in zip(tracers, unknown, strict=True)
+        zeros_of(t.aval) if x else t.pval.get_known() for t, x in zip(tracers, unknown, strict=True)
     ]
     known = vprim_p.bind(*values, **params)
     return [x if late else y for x, y, late in zip(out, known, depends, strict=True)]

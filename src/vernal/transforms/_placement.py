@@ -13,6 +13,9 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from .._ground import Zero, instantiate_zeros
+from ..show import listed, value_error
+
 
 def placed_like(x: Any, aval: Any) -> Any:
     """Brings an array to the placement of a type.
@@ -41,18 +44,48 @@ def zeros_like(x: Any, dtype: Any = None) -> Any:
     return placed_like(jnp.zeros_like(x, dtype=dtype), jax.typeof(x))
 
 
-def summed_like(ct: Any, aval: Any) -> Any:
+def zeros_of(aval: Any) -> Any:
+    """Zeros of a type and its placement; for random keys, the key made of zeros.
+
+    Args:
+        aval: the type.
+    """
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return placed_like(jax.lax.full(aval.shape, 0, aval.dtype), aval)
+    return instantiate_zeros(Zero(aval))
+
+
+def summed_like(ct: Any, aval: Any, *, by: str, cotangents: Sequence[Any]) -> Any:
     """The cotangent of an array, from what a rule returns for it. If that differs between devices of `shard_map` but
     the array does not, it is each device's part of a sum.
+
+    The cotangent of a result that differs is a part, too, but that of a result that all devices share is the whole. A
+    rule that is given both may add them, and the whole would be summed.
 
     Args:
         ct: what the rule returns.
         aval: the type of the cotangent.
+        by: the name of the rule's function, for the message.
+        cotangents: those of the results, with a `Zero` for each that is not used.
 
     Returns:
         The cotangent, of that type.
+
+    Raises:
+        ValueError: if it would be summed, and only some of the results differ.
     """
     parts = varying_axes(ct) - varying_axes(aval)
+    axes = [varying_axes(x.aval if isinstance(x, Zero) else x) for x in cotangents]
+    live = [a for a, x in zip(axes, cotangents, strict=True) if not isinstance(x, Zero)]
+    if any(parts & a for a in axes) and any(parts - a for a in live):
+        over = listed(sorted(map(repr, parts)))
+        raise value_error(
+            f"some results of `{by}` differ between the devices of `shard_map`, and others do not",
+            where=f"the backward rule of `{by}`",
+            expected="cotangents that are all parts of a sum over devices, or all whole",
+            got=f"cotangents of both kinds, and a result of the rule to sum over {over}",
+            instead="a function with its own rule for each kind of result",
+        )
     return placed_like(jax.lax.psum(ct, tuple(sorted(parts))) if parts else ct, aval)
 
 
