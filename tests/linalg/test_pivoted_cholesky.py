@@ -153,3 +153,21 @@ def test_noise_that_a_compiled_function_closes_over():
     made = jax.jit(lambda a: pivoted_cholesky(a, 2, noise=noise).logdet())
     operator = MatrixOperator(jnp.diag(jnp.array([3.0, 2.0, 0.5])), positive_semidefinite=True)
     assert made(operator) == pytest.approx(np.log(3.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("noise", ["a", 1j, True, ["a"], np.ones(3, object), {}], ids=str)
+def test_noise_that_is_not_real_numbers_is_refused(noise):
+    matrix = MatrixOperator(jnp.eye(3), positive_semidefinite=True)
+    with pytest.raises(TypeError, match="`noise` is not real numbers"):
+        pivoted_cholesky(matrix, 2, noise=noise)
+    with pytest.raises(TypeError, match="`noise` is not real numbers"):
+        linalg.kernel_operator(lambda a, b: jnp.exp(-((a - b) ** 2)), jnp.arange(3.0), noise=noise)
+
+
+def test_noise_may_be_a_list():
+    matrix = MatrixOperator(2 * jnp.eye(3), positive_semidefinite=True)
+    some = [
+        pivoted_cholesky(matrix, 2, noise=x).logdet()
+        for x in ([0.1, 0.2, 0.3], jnp.array([0.1, 0.2, 0.3]))
+    ]
+    assert some[0] == some[1]

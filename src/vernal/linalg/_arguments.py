@@ -9,8 +9,9 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from ..show import message, spec_text, type_error, value_error
+from ..show import message, short, spec_text, type_error, value_error
 from ..transforms import TracedShapeError
+from ..trees import is_array_like
 
 
 def positive_int(value: Any, name: str, where: str, *, minimum: int = 1) -> int:
@@ -128,6 +129,29 @@ def real_number(value: Any, name: str, where: str, dtype: Any) -> Array:
             got=spec_text(value),
         )
     return jnp.asarray(value).astype(dtype)
+
+
+def real_array(value: Any, name: str, where: str, dtype: Any) -> Array:
+    """Real numbers, which may be traced, as an array of a given dtype.
+
+    Args:
+        value: an array, or a number.
+        name: of the argument.
+        where: for the message.
+        dtype: of the result.
+    """
+    given = np.asarray(value) if isinstance(value, list | tuple) else value
+    kinds = jnp.integer, jnp.floating
+    if not is_array_like(given) or not any(
+        jnp.issubdtype(jnp.result_type(given), k) for k in kinds
+    ):
+        raise type_error(
+            f"`{name}` is not real numbers",
+            where=where,
+            expected="a real number, or an array of them",
+            got=short(value),
+        )
+    return jnp.asarray(given).astype(dtype)
 
 
 def _index(value: Any) -> int | None:

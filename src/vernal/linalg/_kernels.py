@@ -16,7 +16,7 @@ from .._ground import callable_name
 from ..show import short, type_error, value_error
 from ..transforms import check_callable, closure_to_pytree, filter_eval_shape
 from ..trees import is_array
-from ._arguments import positive_int
+from ._arguments import positive_int, real_array
 from ._operator import Operator
 
 # Elements of the matrix in memory at once.
@@ -49,8 +49,8 @@ def kernel_operator(
         A positive semidefinite operator on vectors of shape `(n,)`, with the dtype that the kernel returns.
 
     Raises:
-        TypeError: if `kernel` is not a function or does not return a floating-point number for two points, or
-            `batch_size` is traced or not an int.
+        TypeError: if `kernel` is not a function or does not return a floating-point number for two points, `noise` is
+            not real numbers, or `batch_size` is traced or not an int.
         ValueError: if `points` are not arrays of one length, `noise` has the wrong shape, or `batch_size` is less
             than 1.
 
@@ -77,7 +77,7 @@ def kernel_operator(
             instead="a function of two points, called as `kernel(points[i], points[j])`",
         )
     real = jnp.finfo(value.dtype).dtype
-    added = jnp.asarray(noise, real)
+    added = real_array(noise, "noise", "kernel_operator(noise)", real)
     if added.shape not in ((), (size,)):
         raise value_error(
             "the noise does not fit the points",

@@ -31,7 +31,7 @@ from ..modules import Module
 from ..show import short, type_error, value_error
 from ..transforms import filter_jit
 from ..trees import is_inexact_array, tree_equal
-from ._arguments import positive_int
+from ._arguments import positive_int, real_array
 from ._kernels import KernelOperator
 from ._operator import Composite, Operator
 from ._operators import MatrixOperator, as_operator
@@ -160,7 +160,8 @@ def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Precondi
         A `Preconditioner`, for `solve` and `vernal.estimators.logdet`.
 
     Raises:
-        TypeError: if `operator` is neither a kernel operator nor a matrix, or `rank` is not a Python int.
+        TypeError: if `operator` is neither a kernel operator nor a matrix, `rank` is not a Python int, or the noise not
+            real numbers.
         ValueError: if the operator is not declared positive semidefinite, `rank` is out of range, the noise of a matrix
             is missing, that of a kernel is given twice, or it has the wrong shape.
 
@@ -205,8 +206,9 @@ def pivoted_cholesky(operator: Any, rank: int, *, noise: Any = None) -> Precondi
             expected="`noise` for a matrix; None for a kernel operator, which has its own",
             got=f"noise={'None' if noise is None else 'given'} for {type(operator).__name__}",
         )
-    given = jnp.asarray(operator.noise if isinstance(operator, KernelOperator) else noise)
-    added = given.astype(jnp.finfo(operator.dtype).dtype)
+    given = operator.noise if isinstance(operator, KernelOperator) else noise
+    real = jnp.finfo(operator.dtype).dtype
+    added = real_array(given, "noise", "pivoted_cholesky(noise)", real)
     if not isinstance(added, Tracer) and np.any(np.asarray(added) < 0):
         raise value_error(
             "the noise is negative",

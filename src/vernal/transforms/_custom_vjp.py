@@ -279,7 +279,8 @@ def filter_custom_vjp(fn: Callable[P, T]) -> _CustomVjp[P, T]:
     Raises:
         TypeError: if `fn` cannot be called; when called, if a rule is missing, if there is no
             positional argument, or if a result of a rule does not fit in structure, shape or dtype.
-        ValueError: if any argument but the first is differentiated.
+        ValueError: if any argument but the first is differentiated; in `jax.shard_map`, if gradients would be added
+            over devices, and some results differ between devices while a result in use does not.
         TypeError: in forward mode.
 
     Example:
