@@ -10,12 +10,12 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator, as_operator, to_tree
+from ..linalg import Operator, as_operator, stop_gradient, to_tree
 from ..transforms import filter_jit
 from ..trees import check_key
 from ._estimate import Estimate
 from ._exact import exact_diagonal
-from ._gradient_pairs import attach, stop_gradient
+from ._gradient_pairs import attach
 from ._hutchinson_diagonal import HutchinsonDiagonal
 from ._method import DiagonalMethod
 from ._plan import Plan, Wanted, carried_out, planned

@@ -19,6 +19,7 @@ from ..linalg import (
     power_below,
     real_number,
     refuse_empty,
+    stop_gradient,
     symmetric_operator,
     varying_like,
 )
@@ -27,7 +28,7 @@ from ..show import spec_text, type_error, value_error
 from ..transforms import closure_to_pytree, filter_custom_jvp, filter_jit, materialise
 from ..trees import check_key, tree_at
 from ._estimate import Estimate
-from ._gradient_pairs import StoredPairs, stop_gradient
+from ._gradient_pairs import StoredPairs
 from ._method import Outcome
 from ._plan import Plan, Wanted, carried_out, planned
 from ._quadrature import FunctionTrace, LanczosQuadrature

@@ -18,7 +18,7 @@ not stop their gradient.
 import abc
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,6 @@ from ..modules import Module
 from ..primitives import local_linear_call
 from ..transforms import filter_custom_jvp, is_zero
 from ..trees import combine, is_array, is_inexact_array, partition
-
-_T = TypeVar("_T")
 
 
 class GradientPairs(Module):
@@ -118,11 +116,6 @@ class Chosen(GradientPairs):
             return jnp.pad(left, missing), jnp.pad(right, missing)
 
         return lax.switch(self.which, [partial(padded, choice) for choice in self.choices], index)
-
-
-def stop_gradient(tree: _T) -> _T:
-    """A tree, such as an operator or an outcome, without derivatives."""
-    return jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)
 
 
 @filter_custom_jvp

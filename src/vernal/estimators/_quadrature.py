@@ -27,10 +27,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Derivative, Elementwise, Operator, fori_loop
+from ..linalg import Derivative, Elementwise, Operator, fori_loop, stop_gradient
 from ..modules import Module, field
 from ..show import value_error
-from ._gradient_pairs import FunctionPairs, GradientPairs, StoredPairs, by_operator, stop_gradient
+from ._gradient_pairs import FunctionPairs, GradientPairs, StoredPairs, by_operator
 from ._method import Budget, Outcome, TraceMethod, default_probes
 from ._probes import Probes
 from ._rules import Sums, rounding_of, sums

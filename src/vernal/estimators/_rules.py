@@ -28,9 +28,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..linalg import Decomposition, Elementwise, Nodes, Operator, carried, decompose, power_below
+from ..linalg import (
+    Decomposition,
+    Elementwise,
+    Nodes,
+    Operator,
+    carried,
+    decompose,
+    power_below,
+    stop_gradient,
+)
 from ..modules import Module
-from ._gradient_pairs import stop_gradient
 
 # How far rounding may move eigenvalues, in eps of the largest.
 _ROUNDINGS = 4

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
-from ..linalg import Operator, as_operator
+from ..linalg import Operator, as_operator, stop_gradient
 from ..transforms import filter_jit
 from ..trees import check_key
 from ._estimate import Estimate
 from ._exact import exact_trace
-from ._gradient_pairs import attach, stop_gradient
+from ._gradient_pairs import attach
 from ._hutchinson import Hutchinson
 from ._method import TraceMethod
 from ._plan import Plan, Wanted, carried_out, planned

@@ -29,6 +29,6 @@ from ._structured import block_diagonal as block_diagonal
 from ._structured import kronecker as kronecker
 from ._svds import SingularTriplets as SingularTriplets
 from ._svds import svds as svds
-from ._vectors import power_below, power_of_two, times, to_tree
+from ._vectors import power_below, power_of_two, stop_gradient, times, to_tree
 
 publish(__name__, globals())

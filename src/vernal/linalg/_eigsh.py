@@ -11,14 +11,14 @@ from jaxtyping import PRNGKeyArray
 from ..modules import Module
 from ..show import value_error
 from ..transforms import filter_jit
-from ..trees import check_key, is_inexact_array
+from ..trees import check_key
 from ._arguments import positive_int, tolerance
 from ._eigenpairs import differentiable
 from ._lanczos import symmetric_operator
 from ._lanczos_adjoint import multiply, norms
 from ._operator import Operator
 from ._thick_restart import Wanted, search
-from ._vectors import to_tree
+from ._vectors import stop_gradient, to_tree
 
 Which = Literal["largest", "smallest", "both", "magnitude"]
 # The least number of basis vectors, and the default number of products for each of them.
@@ -145,7 +145,7 @@ def _found(
     def order(values: Array) -> Array:
         return _order(values, which)
 
-    still = jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, operator)
+    still = stop_gradient(operator)
     wanted = Wanted(k, rows, order, lax.stop_gradient(rtol), jnp.asarray(most, jnp.int32))
     found = search(still, wanted, key)
     # Lengths drift by rounding over many restarts.

@@ -12,7 +12,6 @@ from .._ground import callable_name
 from ..modules import Module
 from ..show import short, spec_text, type_error, value_error
 from ..transforms import closure_to_pytree, filter_jit
-from ..trees import is_inexact_array
 from ._arguments import positive_int
 from ._funm_adjoint import attached
 from ._krylov import krylov, shortened
@@ -21,7 +20,7 @@ from ._operator import Operator
 from ._operators import as_operator, refuse_empty
 from ._per_device import varying_like_result
 from ._small_functions import OfEigenvalues, OfMatrix, SmallFunction, commutes
-from ._vectors import flat_vector, to_tree
+from ._vectors import flat_vector, stop_gradient, to_tree
 
 _STEPS = 30
 _WHERE = "funm(f, operator, vector)"
@@ -126,10 +125,7 @@ def _found(function: SmallFunction, operator: Operator, flat: Array, steps: int)
     structure = operator.in_structure()
     flat_value = attached(found, operator, flat, function, steps)
     value = to_tree(structure, flat_value)
-    known, still, matrix = jax.tree.map(
-        lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x,
-        (function, operator, found.matrix),
-    )
+    known, still, matrix = stop_gradient((function, operator, found.matrix))
     norm = lax.stop_gradient(found.norm)
     error = norm * _error(known, matrix, rank, operator.size, operator.eps)
     # What is stored in a lower precision than it was computed in is rounded once more.

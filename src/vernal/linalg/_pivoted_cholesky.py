@@ -20,7 +20,6 @@ Numerical Mathematics 62 (2012), doi:10.1016/j.apnum.2011.10.001.
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -30,13 +29,13 @@ from jax.scipy.linalg import solve_triangular
 from ..modules import Module
 from ..show import short, type_error, value_error
 from ..transforms import filter_jit
-from ..trees import is_inexact_array, tree_equal
+from ..trees import tree_equal
 from ._arguments import positive_int, real_array
 from ._kernels import KernelOperator
 from ._operator import Composite, Operator
 from ._operators import MatrixOperator, as_operator
 from ._per_device import fori_loop
-from ._vectors import Structure, flat_vector, times, to_tree
+from ._vectors import Structure, flat_vector, stop_gradient, times, to_tree
 
 # An error below this many roundings of the largest diagonal element, for each row of the rank, counts as zero.
 _ROUNDINGS = 8
@@ -104,7 +103,7 @@ class Preconditioner(Module):
         Args:
             operator: A, which may have other arrays than the operator that P was made from.
         """
-        same = tree_equal(_still(operator), _still(self.operator))
+        same = tree_equal(stop_gradient(operator), stop_gradient(self.operator))
         return _Whitened(
             operator.symmetric, operator.positive_semidefinite, operator, self, jnp.asarray(same)
         )
@@ -282,7 +281,3 @@ def _rows(operator: Any, places: Array, noise: Array) -> Array:
     rows = operator.matrix[places].astype(operator.dtype)
     added = noise[places].astype(rows.dtype)
     return rows.at[jnp.arange(len(places)), places].add(-added)
-
-
-def _still(tree: Any) -> Any:
-    return jax.tree.map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)

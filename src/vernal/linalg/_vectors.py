@@ -5,7 +5,7 @@ Every algorithm here works with flat vectors, as columns of a matrix. The user's
 """
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,11 @@ from jax import Array, lax
 
 from ..show import diff_text, short, type_error
 from ..transforms import gathered
-from ..trees import is_array_like
+from ..trees import is_array_like, is_inexact_array
 
 _COMPLEX = "`MatrixOperator(matrix.astype(complex))` for complex vectors"
 
+_T = TypeVar("_T")
 # A tree of arrays, or of `jax.ShapeDtypeStruct`.
 Structure = Any
 
@@ -174,6 +175,11 @@ def _spec(x: Any) -> jax.ShapeDtypeStruct:
 def times(a: Array, b: Array) -> Array:
     """A matrix product in full precision, on every device."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def stop_gradient(tree: _T) -> _T:
+    """A tree, such as an operator, without derivatives."""
+    return jtu.tree_map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)
 
 
 def power_of_two(block: Array) -> Array:
