@@ -31,13 +31,7 @@ from jax.core import Tracer, eval_jaxpr
 
 from .._ground import UndefinedPrimal, Zero, add_tangents, callable_name, instantiate_zeros
 from ..show import diff_text, message, path_text, short, type_error, value_error
-from ..transforms import (
-    ZeroTangent,
-    is_zero,
-    placed_like,
-    summed_like,
-    varying_alike,
-)
+from ..transforms import ZeroTangent, is_zero, placed_like, summed_like, varying_alike
 from ..trees import is_inexact_array
 from ._vprim import define
 
