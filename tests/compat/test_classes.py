@@ -117,6 +117,31 @@ def test_a_function_in_the_dictionary_of_a_class(eqx):
 
 
 @same_as_equinox
+def test_a_base_class_may_annotate_the_methods_of_its_subclasses(eqx):
+    class Base(eqx.Module):
+        def __init_subclass__(cls, **options):
+            super().__init_subclass__(**options)
+            method = cls.__dict__["__call__"]
+            method.__doc__ = Base.__call__.__doc__
+            method.__annotations__ = {"x": "what it is"}
+            method.__name__ = "called"
+            method.mark = 1
+            del method.mark
+            method.mark = 2
+
+        def __call__(self, x):
+            """Its words."""
+
+    class Model(Base):
+        def __call__(self, x):
+            return 3
+
+    found = [Model.__call__, Model.__dict__["__call__"], Model().__call__]
+    names = ("__doc__", "__annotations__", "__name__", "mark")
+    return Model()(1), [[getattr(f, name) for name in names] for f in found]
+
+
+@same_as_equinox
 def test_methods_may_be_assigned_and_patched(eqx):
     class Model(eqx.Module):
         x: object

@@ -119,13 +119,14 @@ class Method:
     """Replaces a function of the body of a module class: reading it from an instance binds it.
 
     Code that finds it in the `__dict__` of the class (a base class in `__init_subclass__`, a class decorator,
-    `inspect`) may call, wrap and inspect it like the function that it stands for. Its `__class__` is that of functions.
+    `inspect`) may call, wrap, inspect and annotate it like the function that it stands for. Its `__class__` is that of
+    functions.
     """
 
     __slots__ = ("__wrapped__",)
 
     def __init__(self, func: Callable[..., Any]):
-        self.__wrapped__ = func
+        object.__setattr__(self, "__wrapped__", func)
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride] (read-only)
@@ -148,6 +149,12 @@ class Method:
         if name == "__wrapped__":
             raise AttributeError(name)
         return getattr(_function_of(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_function_of(self), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(_function_of(self), name)
 
     def __eq__(self, other: Any) -> Any:
         return _function_of(self) is (_function_of(other) if type(other) is Method else other)
