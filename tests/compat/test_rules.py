@@ -4,6 +4,7 @@ import equinox
 import equinox.internal
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import vernal
@@ -235,3 +236,77 @@ def test_vernals_own_modules_are_modules_here_too():
         pass
 
     assert not isinstance(layer, Mine) and isinstance(Mine(), vernal.Module)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "value", [True, 3, 2.5, jnp.arange(2)], ids=["bool", "int", "float", "array"]
+)
+def test_a_forward_rule_may_say_that_there_is_no_tangent(eqx, value):
+    """`jax.jvp` gives float0 for what has none. A rule may give zeros for Python floats, which have none in Equinox's
+    gradients."""
+
+    @eqx.filter_custom_jvp
+    def f(x):
+        return 2 * x, value
+
+    @f.def_jvp
+    def rule(primals, tangents):
+        (x,), (dot,) = primals, tangents
+        none = 0.0 if isinstance(value, float) else np.zeros(np.shape(value), jax.dtypes.float0)
+        return (2 * x, value), (2 * dot, none)
+
+    gradient = eqx.filter_grad(lambda x: f(x)[0])
+    for get in (gradient, eqx.filter_jit(gradient)):
+        assert get(jnp.array(1.0)) == 2.0
+
+
+VALUES = [True, 3, 2.5, "a", len, jnp.arange(2), np.arange(2)]
+
+
+@BOTH
+@pytest.mark.parametrize("value", VALUES, ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("given", [0.0, jnp.ones(()), np.zeros((), jax.dtypes.float0), None])
+def test_a_backward_rule_may_give_gradients_to_what_has_none(eqx, value, given):
+    @eqx.filter_custom_vjp
+    def f(pair):
+        return 2 * pair[0]
+
+    @f.def_fwd
+    def forward(perturbed, pair):
+        return 2 * pair[0], None
+
+    @f.def_bwd
+    def backward(residuals, gradient, perturbed, pair):
+        return 3 * gradient, given
+
+    gradient = eqx.filter_grad(lambda x: f((x, value)))
+    of_both = eqx.filter_grad(f)((jnp.array(1.0), value))
+    assert gradient(jnp.array(1.0)) == eqx.filter_jit(gradient)(jnp.array(1.0)) == of_both[0] == 3
+    assert of_both[1] is None
+
+
+def test_a_rule_that_does_not_fit_is_named():
+    @compat.filter_custom_vjp
+    def f(pair):
+        return pair[0]
+
+    f.def_fwd(lambda perturbed, pair: (pair[0], None))
+
+    @f.def_bwd
+    def backward(residuals, gradient, perturbed, pair):
+        return gradient
+
+    with pytest.raises(TypeError, match="of the rule `backward` does not have the structure of"):
+        compat.filter_grad(f)((jnp.array(1.0), 2))
+
+    @compat.filter_custom_jvp
+    def g(x):
+        return x
+
+    @g.def_jvp
+    def forward(primals, tangents):
+        return primals[0]
+
+    with pytest.raises(TypeError, match="the rule `forward` must return a pair"):
+        compat.filter_grad(g)(jnp.array(1.0))

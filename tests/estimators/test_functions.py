@@ -224,6 +224,46 @@ def test_second_derivatives_mix_the_operator_and_what_the_function_closes_over(p
             np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
+def divided_twice(nodes):
+    """Divided differences of the derivative of log(1 + x), from sums that cancel nothing."""
+    return -1 / ((1 + nodes[:, None]) * (1 + nodes[None, :]))
+
+
+@pytest.mark.parametrize("positive", [True, False])
+@pytest.mark.parametrize("kind", ["one", "low rank", "rounded", "decaying", "far below rounding"])
+@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-8), ("float32", 1e-4)])
+def test_second_derivatives_where_many_eigenvalues_are_zero_up_to_rounding(
+    kind, positive, dtype, rtol
+):
+    """Both `log1p` and a function that rounds, as users write it, whose values near zero are off by an eps of one."""
+    rng = np.random.default_rng(3)
+    direction = rng.normal(size=(8, 8))
+    direction = direction + direction.T
+    factor = rng.normal(size=(8, 2))
+    matrix = {
+        "one": np.full((8, 8), 0.1),
+        "low rank": factor @ factor.T / 9,
+        "rounded": np.diag([*(1e-17 * np.arange(6)), 1.0, 2.0]),
+        "decaying": np.diag(10.0 ** -np.arange(0, 16, 2)),
+        "far below rounding": np.diag(10.0 ** -np.arange(8, 24, 2) * 2),
+    }[kind]
+    nodes, vectors = np.linalg.eigh(matrix)
+    inside = vectors.T @ direction @ vectors
+    wanted = np.sum(divided_twice(nodes) * inside**2)
+    with jax.enable_x64(dtype == "float64"):
+        x, e = jnp.asarray(matrix, dtype), jnp.asarray(direction, dtype)
+
+        def of(f):
+            def value(t):
+                operator = MatrixOperator(x + t * e, symmetric=True, positive_semidefinite=positive)
+                return trace_of_function(f, operator, KEY, matvecs=8).value
+
+            return jax.jit(jax.jacfwd(jax.grad(value)))(jnp.zeros((), dtype))
+
+        np.testing.assert_allclose(of(jnp.log1p), wanted, rtol=rtol)
+        np.testing.assert_allclose(of(lambda x: jnp.log(1 + x)), wanted, rtol=rtol)
+
+
 @pytest.mark.parametrize("inner", [jax.grad, jax.jacfwd])
 @pytest.mark.parametrize("outer", [jax.grad, jax.jacfwd])
 @pytest.mark.parametrize("order", list(itertools.product((0, 1), repeat=3)), ids=str)

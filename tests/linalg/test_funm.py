@@ -86,8 +86,11 @@ def test_few_steps_find_the_derivatives_too(symmetric):
 
 
 @either
-@pytest.mark.parametrize("kind", ["identity", "repeated", "eigenvector", "zero vector", "zero"])
-@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    "kind",
+    ["identity", "repeated", "eigenvector", "zero vector", "zero", "low rank", "small", "rounded"],
+)
+@pytest.mark.sample(2)
 def test_derivatives_leave_an_exhausted_space(symmetric, kind):
     with jax.enable_x64(True):
         x = jnp.diag(jnp.asarray([1.0, 2.0, 2.0, 3.0, 3.0, 3.0]))
@@ -100,6 +103,11 @@ def test_derivatives_leave_an_exhausted_space(symmetric, kind):
             v = jnp.zeros(6).at[1].set(2.0)
         elif kind == "zero vector":
             v = 0 * v
+        elif kind in ("low rank", "small"):
+            factor = matrix(5, "float64", False, 6)[:, :2]
+            x = factor @ factor.T * (1 if kind == "low rank" else 1e-3)
+        elif kind == "rounded":
+            x = jnp.diag(jnp.asarray([1.0, 0.0, 1e-16, -1e-16, 2e-16, 3e-13]))
         e, dv, c = (
             matrix(1, "float64", symmetric, 6),
             vector(3, "float64", 6),

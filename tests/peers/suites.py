@@ -29,6 +29,7 @@ class Suite:
 
 
 SUITES = {
+    "dlux": Suite(),
     "flowjax": Suite(),
     # But for the two files that import chex.
     "haliax": Suite(("tests", "--ignore=tests/test_fp8.py", "--ignore=tests/test_int8.py")),
@@ -39,6 +40,8 @@ SUITES = {
         environment={"XLA_FLAGS": QUICKLY_COMPILED},
     ),
     "paramax": Suite(part=("tests",)),
+    # But for the files whose helpers its source distribution lacks.
+    "quadax": Suite(("tests/test_acceleration.py", "tests/test_sampled.py", "tests/test_utils.py")),
     "quax": Suite(
         ("tests/unit", "tests/usage"),
         part=("tests/usage", "tests/unit/test_core.py", "tests/unit/test_fast_module.py"),

@@ -378,3 +378,14 @@ def test_errors_of_the_users_function_pass_through():
 
     with pytest.raises(ValueError, match="says the user"):
         filter_vmap(fails)(X)
+
+
+@pytest.mark.parametrize("x", [np.arange(3), np.ones(3), np.array([True, False, True])])
+def test_a_numpy_array_that_is_mapped_comes_back_as_a_jax_array(x):
+    same, twice = vernal.filter_vmap(lambda x: (x, x + x))(x)
+    assert isinstance(same, jax.Array) and same.dtype == twice.dtype
+    np.testing.assert_array_equal(same, x)
+    mapped, still = vernal.filter_vmap(lambda x, y: (x, y), in_axes=(0, None), out_axes=(0, None))(
+        x, x
+    )
+    assert isinstance(mapped, jax.Array) and still is x

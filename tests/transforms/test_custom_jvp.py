@@ -676,6 +676,26 @@ def test_a_result_of_the_rule_that_does_not_fit_is_named(result, text):
         jax.jvp(lambda x: returning(result)(x)["a"], (X,), (Y,))
 
 
+def test_a_rule_may_return_what_jax_gives_for_integers():
+    """Their tangents have the dtype float0 in JAX."""
+
+    def value(x):
+        return {"y": x**2, "steps": jnp.arange(2), "done": x > 0}
+
+    f = vernal.filter_custom_jvp(value)
+    f.def_jvp(lambda primals, tangents: jax.jvp(value, primals, tangents))
+    for transform in (jax.grad, vernal.filter_grad):
+        gradient = transform(lambda x: f(x)["y"])
+        assert gradient(jnp.float32(3)) == jax.jit(gradient)(jnp.float32(3)) == 6
+    g = vernal.filter_custom_jvp(value)
+    nothing = np.zeros((), jax.dtypes.float0)
+    g.def_jvp(
+        lambda primals, tangents: (value(*primals), {"y": nothing, "steps": None, "done": None})
+    )
+    with pytest.raises(TypeError, match=r"tangent_out\['y'\](.|\n)*got: float0"):
+        jax.grad(lambda x: g(x)["y"])(3.0)
+
+
 def test_a_rule_with_another_value_than_the_function_is_refused():
     f = filter_custom_jvp(lambda x: (x, "text"))
     f.def_jvp(lambda primals, tangents: ((primals[0], "other"), (tangents[0], None)))

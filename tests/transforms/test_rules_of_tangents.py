@@ -139,6 +139,29 @@ def test_a_tangent_in_a_function_with_a_rule_for_reverse_mode(context, order):
             jax.jacfwd(jax.grad(square_back, 0), 1)(*at)
 
 
+@pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+@pytest.mark.parametrize("outside", [True, False])
+@pytest.mark.parametrize("rule", [square, square_back], ids=["forward", "reverse"])
+def test_a_loop_that_is_computed_again(rule, outside, kind):
+    """The function counts as holding a check, so the loop gives it the number of its step. All that it returns for a
+    tangent is unknown in the forward pass, but for that number."""
+
+    def looped(f, x, q):
+        within = (lambda g: g) if outside else jax.checkpoint
+        step = within(lambda carry, _: (carry / 2 + f(carry, q), None))
+        return loops.scan(step, x, None, length=3, kind=kind)[0]
+
+    def ours(x, q):
+        return looped(lambda x, q: rule(x, {"q": q} if rule is square else q), x, q)
+
+    found = jax.grad(jax.checkpoint(ours) if outside else ours, 0)
+    wanted = jax.grad(lambda x, q: looped(plain, x, q), 0)
+    with jax.enable_x64(True):
+        at = jnp.asarray(0.3), jnp.asarray(2.2)
+        np.testing.assert_allclose(found(*at), wanted(*at), rtol=1e-12)
+        np.testing.assert_allclose(jax.jit(found)(*at), wanted(*at), rtol=1e-12)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_complex_numbers_in_a_batch_of_derivatives(mode):
     def f(one, x, q):

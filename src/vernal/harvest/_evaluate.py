@@ -204,7 +204,7 @@ def _jit(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
     params["donated_invars"] = (False,) * (before + len(args))
     results = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
     values, caught, out = jax.tree.unflatten(structure, results)
-    slots.set(used, values)
+    slots.update(used, values)
     slots.catch(labels, caught)
     return out
 
@@ -230,7 +230,7 @@ def _checkpoint(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[A
         params["prevent_cse"] = (*more, *params["prevent_cse"])
     results = eqn.primitive.bind(*consts, *slots.of(used), *args, **params)
     values, caught, out = jax.tree.unflatten(structure, results)
-    slots.set(used, values)
+    slots.update(used, values)
     slots.catch(labels, caught)
     return out
 
@@ -268,7 +268,7 @@ def _scan(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    slots.set(used, values)
+    slots.update(used, values)
     slots.catch(labels, caught)
     return [*carry, *ys]
 
@@ -301,7 +301,7 @@ def _while(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
         lambda carry: run(body, slice(first, second), carry),
         (slots.of(used), args[second:]),
     )
-    slots.set(used, values)
+    slots.update(used, values)
     return carry
 
 
@@ -321,7 +321,7 @@ def _cond(eqn: Any, args: list[Any], views: Views, slots: Slots) -> list[Any]:
     index, *operands = args
     branches = [branch(closed) for closed in eqn.params["branches"]]
     values, out = jax.lax.switch(index, branches, slots.of(used), *operands)
-    slots.set(used, values)
+    slots.update(used, values)
     return out
 
 

@@ -118,7 +118,7 @@ def custom_jvp(
         may_check=traits.may_check,
         has_own_rule=True,
     )
-    slots.set(used, values)
+    slots.update(used, values)
     return out
 
 
@@ -157,7 +157,7 @@ def custom_vjp(
 
     call.defvjp(forward, backward)
     values, out = call(slots.of(used), args)
-    slots.set(used, values)
+    slots.update(used, values)
     return out
 
 

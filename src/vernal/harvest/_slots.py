@@ -63,6 +63,16 @@ class Slots:
         for i, value in zip(numbers, values, strict=True):
             self.values[i] = value
 
+    def update(self, numbers: Sequence[int], values: Sequence[Any]) -> None:
+        """Replaces the values of these slots by those that an operation returned.
+
+        None changes what checks need. It stays as it is here, known even if all that the operation returns is unknown:
+        JAX may split a program, and ask for what does not depend on tangents.
+        """
+        for i, value in zip(numbers, values, strict=True):
+            if i not in self.told:
+                self.values[i] = value
+
     def inside(self, numbers: Sequence[int], values: Sequence[Any]) -> "Slots":
         """The slots for the program of an operation, which has its own values of these slots."""
         inner = Slots([None] * len(self.values), self.active, self.step, self.labels)

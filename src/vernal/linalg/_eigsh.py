@@ -66,8 +66,9 @@ def eigsh(
 
     Derivatives, of all orders, are with respect to the operator, and are those of exact pairs. If an eigenvalue is
     repeated, or almost equal to one that was not requested, the derivative of its eigenvector is undefined: it is NaN.
-    The derivatives of repeated eigenvalues are right for their sum, and for any other function that does not depend on
-    their order. The sign of an eigenvector (its phase, if complex) is arbitrary, and does not change with the operator.
+    First derivatives of repeated eigenvalues are right for their sum, and for any other function that does not depend
+    on their order; second ones go through their eigenvectors, and are NaN. The sign of an eigenvector (its phase, if
+    complex) is arbitrary, and does not change with the operator.
     In `jax.shard_map`, derivatives of the vectors of operators that differ between devices need all arrays of the
     operator to differ (`jax.lax.pcast(array, axes, to="varying")`).
 

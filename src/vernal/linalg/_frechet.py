@@ -35,6 +35,8 @@ from ._per_device import fori_loop
 
 # A beta of at most this many roundings of the largest element of T ends the expansion.
 _ROUNDINGS = 1024
+# Nodes that differ by at most this many eps of the largest are the same, up to rounding.
+_SAME = 64
 # A function of numbers, element by element.
 Elementwise = Callable[[Array], Array]
 
@@ -80,25 +82,44 @@ def along(f: Elementwise, f_dot: Any) -> Elementwise | None:
 
 
 def divided_differences(g: Elementwise, nodes: Array, others: Array | None = None) -> Array:
-    """(g(x_i) - g(y_j)) / (x_i - y_j), the derivative where they are equal; of shape `(b, m, l)`.
+    """(g(x_i) - g(y_j)) / (x_i - y_j), of shape `(b, m, l)`; the mean slope where that is as good, up to rounding.
+
+    It is as good where it agrees with the difference up to rounding. How close nodes must be for that depends on g: the
+    eigenvalues of a matrix that has not full rank are zeros with rounding errors, alike for an exponential function,
+    but not for a logarithm.
 
     Args:
         g: the function, element by element; it may have complex values.
         nodes: x, of shape `(b, m)`.
         others: y, of shape `(b, l)`; None takes the same nodes.
     """
-    others = nodes if others is None else others
-    rows, columns = jnp.broadcast_arrays(nodes[:, :, None], others[:, None, :])
-    gap = rows - columns
-    # Where the difference would lose as much as the derivative at the middle.
-    near = jnp.finfo(nodes.dtype).eps ** (1 / 3) * jnp.maximum(jnp.abs(rows), jnp.abs(columns))
-    apart = jnp.abs(gap) > near
-    left = g(nodes)
-    right = left if others is nodes else g(others)
-    quotient = (left[:, :, None] - right[:, None, :]) / jnp.where(apart, gap, 1).astype(left.dtype)
-    # Between nodes that are apart, g need not be defined.
-    middle = jnp.where(apart, rows, (rows + columns) / 2)
-    return jnp.where(apart, quotient, Derivative(g)(middle))
+    left, left_slope = g(nodes), Derivative(g)(nodes)
+    if others is None:
+        others, right, right_slope = nodes, left, left_slope
+    else:
+        right, right_slope = g(others), Derivative(g)(others)
+    gap = nodes[:, :, None] - others[:, None, :]
+    difference = left[:, :, None] - right[:, None, :]
+    slope = (left_slope[:, :, None] + right_slope[:, None, :]) / 2
+    eps = float(jnp.finfo(nodes.dtype).eps)
+    largest = jnp.max(jnp.abs(jnp.concatenate([nodes, others], axis=1)), axis=1, initial=0)
+    if _is_along(g):
+        sizes = jnp.maximum(jnp.abs(nodes)[:, :, None], jnp.abs(others)[:, None, :])
+        same = _SAME * eps * largest[:, None, None]
+        near = jnp.abs(gap) <= jnp.maximum(same, eps ** (1 / 3) * sizes)
+    else:
+        # A difference is off by roundings of the values and of the nodes, which are known to some eps of the largest.
+        off = jnp.abs(left) + largest[:, None] * jnp.abs(left_slope)
+        other_off = jnp.abs(right) + largest[:, None] * jnp.abs(right_slope)
+        rounding = eps * (off[:, :, None] + other_off[:, None, :])
+        changed = gap.astype(slope.dtype) * slope
+        near = (gap == 0) | (jnp.abs(difference - changed) <= 4 * rounding)
+    return jnp.where(near, slope, difference / jnp.where(near, 1, gap).astype(left.dtype))
+
+
+def _is_along(g: Elementwise) -> bool:
+    """Whether g is linear in a tangent, which a transpose does not know: then its values decide nothing."""
+    return isinstance(g, _Along) or (isinstance(g, Derivative) and _is_along(g.f))
 
 
 class Nodes(Module):

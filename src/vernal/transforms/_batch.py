@@ -22,6 +22,7 @@ from ._axes import (
     sort_result,
 )
 from ._boundary import to_positional
+from ._custom_derivatives import as_jax
 from ._transformed import Transformed, call_inside, check_callable, wrap
 
 P = ParamSpec("P")
@@ -51,6 +52,10 @@ class _Vmap(Transformed[P, T]):
         axes = argument_axes(fn, rest, arrays, self.in_axes.value)
         if mapped_size(fn, rest, arrays, axes, self.axis_size) is None:
             return call_unmapped(fn, rest, arrays, self.out_axes.value)
+        # JAX would return a NumPy array that the function returns as it is.
+        given_arrays = [
+            x if axis is None else as_jax(x) for x, axis in zip(arrays, axes, strict=True)
+        ]
         finished: list[tuple[Rest, Rest]] = []
 
         def run(arrays: list[Any]) -> Any:
@@ -67,7 +72,7 @@ class _Vmap(Transformed[P, T]):
                 axis_name=self.axis_name,
                 axis_size=self.axis_size,
                 spmd_axis_name=self.spmd_axis_name,
-            )(arrays)
+            )(given_arrays)
         except ValueError as error:
             found = _BATCHED.search(str(error))
             if not finished or found is None:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
 from .._ground import callable_name
 from ..show import diff, diff_text, message, path_text, short, type_error, value_error
@@ -164,7 +165,7 @@ def matched(kind: str, rule: Any, of: Any, given: Any) -> list[Any]:
     `TypeError` if they do not fit in structure, shape or dtype.
 
     None and `NoGradient` stand for zero, at a leaf or for a whole subtree. An array of integers has no tangent; zeros
-    in its place, like those that rules are given, are dropped.
+    in its place, like those that rules are given, are dropped, as is JAX's float0, which says the same.
     """
     found: list[Any] = []
 
@@ -210,13 +211,13 @@ def _structure_text(kind: str, rule: Any, of: Any, given: Any) -> str:
 
 def _fitting(kind: str, rule: Any, path: Any, leaf: Any, tangent: Any) -> Any:
     """One tangent, cast if it is weakly typed; None for zero."""
-    if is_missing(tangent):
+    if is_missing(tangent) or (_is_float0(tangent) and not _can_have(leaf)):
         return None
     if is_array(leaf) and (is_zero(tangent) or is_array_like(tangent)):
         want, have = jax.typeof(leaf), _type_of(tangent)
         if have.shape == want.shape:
             if not is_inexact(want):
-                if kind == "tangent_out" or is_zero(tangent) or have.dtype == jax.dtypes.float0:
+                if kind == "tangent_out" or is_zero(tangent):
                     return None
             elif have.dtype == want.dtype:
                 return None if is_zero(tangent) else as_jax(tangent)
@@ -233,6 +234,10 @@ def _fitting(kind: str, rule: Any, path: Any, leaf: Any, tangent: Any) -> Any:
 
 def _type_of(tangent: Any) -> Any:
     return tangent if is_zero(tangent) else jax.typeof(tangent)
+
+
+def _is_float0(tangent: Any) -> bool:
+    return isinstance(tangent, np.ndarray) and tangent.dtype == jax.dtypes.float0
 
 
 def _can_have(leaf: Any) -> bool:

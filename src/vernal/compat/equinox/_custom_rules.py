@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
 from ... import transforms
+from ..._ground import callable_name
 from ...modules import BoundMethod
 from ...show import message
 from ...transforms import is_zero
@@ -61,6 +62,60 @@ class _OldRule(Module):
         return _without_zeros(self.rule(*taken, **kwargs))
 
 
+def _without(drop: Callable[[Any], bool], tangent: Any, of: Any) -> Any:
+    """A tangent with None for the leaves of `of` of which `drop` is true. One that does not fit stays, for Vernal to
+    refuse."""
+
+    def kept(given: Any, node: Any) -> Any:
+        return None if jtu.treedef_is_leaf(jtu.tree_structure(node)) and drop(node) else given
+
+    try:
+        return jtu.tree_map(kept, tangent, of, is_leaf=lambda x: x is None)
+    except ValueError:
+        return tangent
+
+
+class _ForwardRule(Module):
+    """Drops the tangents of Python numbers, which are constants. Equinox does where it takes gradients.
+
+    Args:
+        rule: a rule of `filter_custom_jvp`.
+    """
+
+    rule: _Rule | _OldRule
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (read-only)
+        return callable_name(self.rule.rule)
+
+    def __call__(self, primals: Any, tangents: Any, **kwargs: Any) -> Any:
+        returned = self.rule(primals, tangents, **kwargs)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            return returned
+        out, tangent_out = returned
+        return out, _without(lambda x: isinstance(x, (float, complex)), tangent_out, out)
+
+
+class _BackwardRule(Module):
+    """Drops the gradients of what has none, as Equinox does.
+
+    Args:
+        rule: a backward rule of `filter_custom_vjp`.
+    """
+
+    rule: _Rule | _OldRule
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (read-only)
+        return callable_name(self.rule.rule)
+
+    def __call__(
+        self, residuals: Any, grad_out: Any, perturbed: Any, vjp_arg: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        gradient = self.rule(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)
+        return _without(lambda x: not is_inexact_array(x), gradient, vjp_arg)
+
+
 def _warn_old(old: str, new: str) -> None:
     warnings.warn(f"`{old}` is deprecated: write {new}", stacklevel=3)
 
@@ -97,7 +152,7 @@ class filter_custom_jvp(_CustomRule):
         Args:
             fn_jvp: called as `fn_jvp(primals, tangents, **kwargs)`; returns `(out, tangent_out)`.
         """
-        self.fn.def_jvp(_Rule(fn_jvp, 1), symbolic_zeros=True)
+        self.fn.def_jvp(_ForwardRule(_Rule(fn_jvp, 1)), symbolic_zeros=True)
 
     def defjvp(self, fn_jvp: Callable[..., Any]) -> None:
         """Equinox's old spelling of `def_jvp`, with arrays of zeros for tangents that are zero.
@@ -106,7 +161,7 @@ class filter_custom_jvp(_CustomRule):
             fn_jvp: as in `def_jvp`.
         """
         _warn_old("filter_custom_jvp.defjvp", "`.def_jvp`")
-        self.fn.def_jvp(_OldRule(fn_jvp, 1, None))
+        self.fn.def_jvp(_ForwardRule(_OldRule(fn_jvp, 1, None)))
 
     def defjvps(self, *rules: Any) -> NoReturn:
         """Not implemented, as in Equinox.
@@ -152,7 +207,7 @@ class filter_custom_vjp(_CustomRule):
         Args:
             fn_bwd: called as `fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`.
         """
-        self.fn.def_bwd(_Rule(fn_bwd, 1), symbolic_zeros=True)
+        self.fn.def_bwd(_BackwardRule(_Rule(fn_bwd, 1)), symbolic_zeros=True)
 
     def defvjp(self, fn_fwd: Callable[..., Any], fn_bwd: Callable[..., Any]) -> None:
         """Equinox's old spelling of both, with arrays of zeros for gradients that are zero.
@@ -163,4 +218,4 @@ class filter_custom_vjp(_CustomRule):
         """
         _warn_old("filter_custom_vjp.defvjp", "`.def_fwd` and `.def_bwd`")
         self.fn.def_fwd(_OldRule(fn_fwd, None, 0))
-        self.fn.def_bwd(_OldRule(fn_bwd, 1, 2))
+        self.fn.def_bwd(_BackwardRule(_OldRule(fn_bwd, 1, 2)))
