@@ -190,6 +190,50 @@ def test_schatten_norms_have_the_derivative_of_the_norm():
         np.testing.assert_allclose(slope, want, atol=1e-10)
 
 
+@pytest.mark.parametrize("p", [1, 1.5, 2, 2.5, 3, 4, 5])
+@pytest.mark.parametrize("kind", ["general", "symmetric", "positive"])
+def test_schatten_norms_of_low_rank_have_derivatives(kind, p):
+    """Zero singular values add to none of the first derivatives, and to the second ones only where p is 2."""
+    rng = np.random.default_rng(7)
+    x, y, direction = (
+        rng.normal(size=(6, 2)),
+        rng.normal(size=(6, 2)),
+        rng.normal(size=(6, 6)),
+    )
+
+    def matrix(t):
+        if kind == "positive":
+            factor = np.pad(x, ((0, 0), (0, 4))) + t * direction
+            return factor @ factor.T
+        if kind == "symmetric":
+            return x @ np.diag([1.0, -1.0]) @ x.T + t * (direction + direction.T)
+        return x @ y.T + t * direction
+
+    def exact(t):
+        return np.sum(np.linalg.svd(np.asarray(matrix(t)))[1] ** p) ** (1 / p)
+
+    def ours(t):
+        operator = MatrixOperator(
+            matrix(t), symmetric=kind != "general", positive_semidefinite=kind == "positive"
+        )
+        return schatten_norm(operator, KEY, p, matvecs=13).value
+
+    with jax.enable_x64(True):
+        zero, step = jnp.zeros(()), 1e-4
+        np.testing.assert_allclose(ours(zero), exact(0.0), rtol=1e-7)
+        u, s, v = np.linalg.svd(np.asarray(matrix(0.0)))
+        along = np.asarray(jax.jacfwd(matrix)(0.0))
+        slope = np.sum(s[:2] ** (p - 1) * np.einsum("ik,ij,kj->k", u[:, :2], along, v[:2]))
+        slope /= exact(0.0) ** (p - 1)
+        np.testing.assert_allclose(jax.jit(jax.grad(ours))(zero), slope, rtol=1e-6)
+        curvature = jax.jit(jax.jacfwd(jax.grad(ours)))(zero)
+        if p < 2 and (kind, p) != ("positive", 1):
+            assert jnp.isnan(curvature)
+        else:
+            wanted = (exact(step) - 2 * exact(0.0) + exact(-step)) / step**2
+            np.testing.assert_allclose(curvature, wanted, rtol=1e-2)
+
+
 @pytest.mark.parametrize("matvecs", [12, 9])
 @pytest.mark.parametrize("positive", [True, False])
 def test_second_derivatives_mix_the_operator_and_what_the_function_closes_over(positive, matvecs):

@@ -18,7 +18,7 @@ from ..linalg import (
 )
 from ..modules import Module
 from ..show import value_error
-from ..transforms import filter_jit
+from ..transforms import filter_custom_jvp, filter_jit
 from ..trees import check_key
 from ._estimate import Estimate
 from ._functions import function_estimate, lower_bound
@@ -27,6 +27,9 @@ from ._method import default_probes
 from ._plan import Wanted
 from ._probes import Probes
 from ._quadrature import FunctionTrace, LanczosQuadrature
+
+# An eigenvalue of at most this many eps, next to 1, may be zero.
+_ROUNDINGS = 64
 
 
 def schatten_norm(
@@ -45,7 +48,8 @@ def schatten_norm(
     two products. One product is spent on measuring the scale of the operator.
 
     Derivatives are those of `trace_of_function`, times that of the p-th root. Where a singular value is zero and the
-    norm has no derivative, only the other singular values contribute.
+    norm has no derivative, only the other singular values contribute; second derivatives are NaN there if p is less
+    than 2.
 
     Args:
         operator: any square operator.
@@ -100,7 +104,8 @@ def _schatten(
         cost, floor = 2, 0.0
         target = _Gram(True, True, operator, unit)
     where = "schatten_norm(matvecs)"
-    way = FunctionTrace(_Power(p / cost), quadrature, floor, lower_bound(target, None, where))
+    power = _Power(p / cost, p >= 2, floor is not None)
+    way = FunctionTrace(power, quadrature, floor, lower_bound(target, None, where))
     found = function_estimate(way, target, key, Wanted((matvecs - 1) // cost, None), where)
     # NaN is not zero.
     some = ~(lax.stop_gradient(found.value) <= 0)
@@ -125,15 +130,51 @@ def _size_of(operator: Operator, key: PRNGKeyArray) -> Array:
 
 
 class _Power(Module):
-    """`|x|**exponent`, with derivative 0 where x is zero up to rounding, next to 1."""
+    """`|x|**exponent`, with derivative 0 where x is zero up to rounding, next to 1.
+
+    Args:
+        exponent: its exponent.
+        is_smooth: whether the norm has second derivatives where singular values are zero; otherwise these are NaN.
+        is_positive: whether x is never negative.
+    """
 
     exponent: float
+    is_smooth: bool
+    is_positive: bool
 
     def __call__(self, x: Array) -> Array:
+        if self.exponent.is_integer() and (self.is_positive or self.exponent % 2 == 0):
+            return x ** int(self.exponent)
         ratio = jnp.abs(x)
+        # A slope of one for each rounding error would be wrong; those that are squares have slopes that cancel.
+        roundings = 1 if self.is_positive else _ROUNDINGS
         # NaN is not zero.
-        some = ~(ratio <= jnp.finfo(x.dtype).eps)
-        return jnp.where(some, jnp.where(some, ratio, 1) ** self.exponent, 0)
+        some = ~(ratio <= roundings * jnp.finfo(x.dtype).eps)
+        power = jnp.where(some, ratio, 1) ** self.exponent
+        power = jnp.where(some, power, lax.stop_gradient(ratio) ** self.exponent)
+        return power if self.is_smooth else power + _without_curvature(x)
+
+
+@filter_custom_jvp
+def _without_curvature(x: Array) -> Array:
+    """Zero, with derivative zero, and with second derivative NaN where x is zero up to rounding, next to 1."""
+    return jnp.zeros_like(x)
+
+
+@_without_curvature.def_jvp
+def _without_curvature_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    return _without_curvature(*primals), _slope_of_zero(*primals) * tangents[0]
+
+
+@filter_custom_jvp
+def _slope_of_zero(x: Array) -> Array:
+    return jnp.zeros_like(x)
+
+
+@_slope_of_zero.def_jvp
+def _slope_of_zero_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    is_zero = jnp.abs(primals[0]) <= _ROUNDINGS * jnp.finfo(primals[0].dtype).eps
+    return _slope_of_zero(*primals), jnp.where(is_zero, jnp.nan, 0) * tangents[0]
 
 
 class _InUnits(Composite):
