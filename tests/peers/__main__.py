@@ -34,7 +34,9 @@ def main() -> int:
         if asked.slice and suite.part is None:
             continue
         source = download(name, asked.folder)
-        theirs, ours = both(source, suite.part if asked.slice else suite.tests, suite.environment)
+        theirs, ours = both(
+            source, (suite.part,) if asked.slice and suite.part else suite.runs, suite.environment
+        )
         print(
             f"| {name} {source.name.rpartition('-')[2]} | {len(theirs.outcomes)} | {theirs.passed} | {ours.passed} "
             f"| {theirs.seconds:.0f} s | {ours.seconds:.0f} s |",

@@ -85,7 +85,16 @@ def read(report: Path) -> dict[str, str]:
     return found
 
 
-def both(source: Path, arguments: tuple[str, ...], settings: Mapping[str, str]) -> list[Outcome]:
+def both(
+    source: Path, runs: tuple[tuple[str, ...], ...], settings: Mapping[str, str]
+) -> list[Outcome]:
     """On Equinox and on Vernal, at the same time: so both meet the same disturbances."""
+
+    def all_of(system: str) -> Outcome:
+        found = [tests_run(source, arguments, settings, system) for arguments in runs]
+        outcomes = {name: outcome for run in found for name, outcome in run.outcomes.items()}
+        printed = "\n".join(run.output for run in found)
+        return Outcome(outcomes, sum(run.seconds for run in found), printed)
+
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda one: tests_run(source, arguments, settings, one), PLUGINS))
+        return list(pool.map(all_of, PLUGINS))
