@@ -308,6 +308,35 @@ def test_second_derivatives_where_many_eigenvalues_are_zero_up_to_rounding(
         np.testing.assert_allclose(of(lambda x: jnp.log(1 + x)), wanted, rtol=rtol)
 
 
+@pytest.mark.parametrize("order", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 0), (0, 0, 0)], ids=str)
+@pytest.mark.parametrize("mode", [jax.grad, jax.jacfwd])
+@pytest.mark.sample(2)
+def test_third_derivatives_where_eigenvalues_are_zero_up_to_rounding(mode, order):
+    """Those by the operator alone go through eigenvectors, which have no derivatives there."""
+    rng = np.random.default_rng(0)
+    direction, factor = rng.normal(size=(6, 6)), rng.normal(size=(6, 2))
+
+    def matrix(t):
+        return jnp.asarray(factor @ factor.T / 9) + t * jnp.asarray(direction + direction.T)
+
+    def found(t, c):
+        operator = MatrixOperator(matrix(t), symmetric=True)
+        return trace_of_function(lambda x: jnp.exp(c * x), operator, KEY, matvecs=6).value
+
+    def wanted(t, c):
+        return jnp.trace(jax.scipy.linalg.expm(c * matrix(t)))
+
+    with jax.enable_x64(True):
+        for argument in order:
+            found, wanted = mode(found, argument), jax.jacfwd(wanted, argument)
+        at = jnp.asarray(0.0), jnp.asarray(1.3)
+        got = jax.jit(found)(*at)
+        if 1 in order:
+            np.testing.assert_allclose(got, jax.jit(wanted)(*at), rtol=1e-9)
+        else:
+            assert jnp.isnan(got)
+
+
 @pytest.mark.parametrize("inner", [jax.grad, jax.jacfwd])
 @pytest.mark.parametrize("outer", [jax.grad, jax.jacfwd])
 @pytest.mark.parametrize("order", list(itertools.product((0, 1), repeat=3)), ids=str)

@@ -10,6 +10,7 @@ import scipy.linalg
 from jax.scipy.linalg import expm, sqrtm
 
 from vernal.linalg import FunctionOperator, MatrixOperator, funm
+from vernal.linalg._frechet import divided_differences
 
 SIZE = 12
 slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -396,3 +397,50 @@ def test_it_refuses_what_f_and_the_operator_do_not_fit():
         funm(jnp.exp, symmetric, v, steps=0)
     with pytest.raises(TypeError, match="not one of those that the operator multiplies"):
         funm(jnp.exp, symmetric, jnp.ones(2))
+
+
+DIVIDED = {
+    "exp": (jnp.exp, lambda x, y: np.exp(y) * quotient(np.expm1, x - y)),
+    "log": (jnp.log, lambda x, y: quotient(np.log1p, (x - y) / y) / y),
+    "rounding log1p": (
+        lambda x: jnp.log(1 + x),
+        lambda x, y: quotient(np.log1p, (x - y) / (1 + y)) / (1 + y),
+    ),
+    "sqrt": (jnp.sqrt, lambda x, y: 1 / (np.sqrt(x) + np.sqrt(y))),
+    "reciprocal": (lambda x: 1 / x, lambda x, y: -1 / (x * y)),
+    "square": (jnp.square, lambda x, y: x + y),
+}
+
+
+def quotient(f, x):
+    return f(x) / x if x else 1.0
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_divided_differences_lose_little_at_any_distance(name, dtype):
+    """At most what the root of the rounding of the nodes, next to the largest, can be blamed for."""
+    g, exact = DIVIDED[name]
+    eps = np.finfo(dtype).eps
+    with jax.enable_x64(True):
+        nodes = np.unique(
+            [
+                (base * (1 + distance)).astype(dtype)
+                for base in np.asarray([1e-4, 1e-2, 0.3, 1.0], dtype)
+                for distance in np.asarray([0, *10.0 ** np.arange(-16, 1)], dtype)
+            ]
+        )
+        found = np.asarray(divided_differences(g, jnp.asarray(nodes[None], dtype))[0], np.float64)
+        wide = nodes.astype(np.float64)
+        wanted = np.array([[exact(x, y) for y in wide] for x in wide])
+    # Relative to the smaller node, rounding moves nodes by this.
+    moved = eps * wide.max() / np.minimum(wide[:, None], wide[None, :])
+    assert np.all(np.abs(found / wanted - 1) <= 16 * moved ** (2 / 3))
+
+
+def test_a_node_with_an_infinite_slope_has_differences_to_others():
+    nodes = jnp.asarray([[0.0, 1.0, 4.0]], jnp.float32)
+    found = divided_differences(jnp.sqrt, nodes)[0]
+    np.testing.assert_allclose(
+        found, [[np.inf, 1, 0.5], [1, 0.5, 1 / 3], [0.5, 1 / 3, 0.25]], rtol=1e-6
+    )

@@ -16,6 +16,7 @@ from ..linalg import (
     Operator,
     along,
     carried_dense,
+    eigh,
     power_below,
     real_number,
     refuse_empty,
@@ -25,7 +26,7 @@ from ..linalg import (
 )
 from ..modules import Module
 from ..show import spec_text, type_error, value_error
-from ..transforms import closure_to_pytree, filter_custom_jvp, filter_jit, materialise
+from ..transforms import closure_to_pytree, filter_custom_jvp, filter_jit, is_zero, materialise
 from ..trees import check_key, tree_at
 from ._estimate import Estimate
 from ._gradient_pairs import StoredPairs
@@ -71,7 +72,8 @@ def trace_of_function(
     `tr(f'(A) dA)` and of the trace of the derivative of `f`, unbiased up to the error of the quadrature. They make
     only the products with `dA`, in blocks; if all Lanczos vectors together would take more than 128 MiB, they also
     make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives by
-    the operator go through the eigenvalues of small matrices, and are `nan` where these coincide.
+    the operator go through the eigenvectors of small matrices, and are `nan` where eigenvalues coincide, up to the
+    root of rounding.
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be
@@ -209,7 +211,7 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
 def _by_eigenvalues(
     way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array, eps: float
 ) -> _Dense:
-    raw, vectors = jnp.linalg.eigh(matrix / unit.astype(matrix.dtype), symmetrize_input=False)
+    raw, vectors = eigh(matrix / unit.astype(matrix.dtype))
     raw = raw * unit
     nodes = limited(raw[None], way.floor)[0]
     agrees = consistent(asymmetry, raw, len(matrix), way.floor)
@@ -235,9 +237,12 @@ def _by_matrix(f: Elementwise, matrix: Array, nodes: Array, vectors: Array) -> A
 def _by_matrix_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     f, matrix, nodes, vectors = primals
     f_dot = along(f, tangents[0])
-    change = _along_slope(carried_dense(Derivative(f), matrix, nodes, vectors), tangents[1])
-    if f_dot is not None:
-        change = change + _by_matrix(f_dot, matrix, nodes, vectors)
+    change = None if f_dot is None else _by_matrix(f_dot, matrix, nodes, vectors)
+    # Nothing but a zero may be multiplied by a zero: third derivatives may be NaN.
+    if not is_zero(tangents[1]):
+        slope = carried_dense(Derivative(f), matrix, nodes, vectors)
+        moved = _along_slope(slope, tangents[1])
+        change = moved if change is None else moved + change
     return _by_matrix(*primals), change
 
 

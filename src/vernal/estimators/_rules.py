@@ -35,6 +35,7 @@ from ..linalg import (
     Operator,
     carried,
     decompose,
+    eigh,
     power_below,
     stop_gradient,
 )
@@ -70,7 +71,7 @@ def eigen(matrices: Array) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors; scaled by a power of two, so that nothing under- or overflows."""
     largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), keepdims=True)
     scale = power_below(largest)
-    nodes, vectors = jnp.linalg.eigh(matrices / scale, symmetrize_input=False)
+    nodes, vectors = eigh(matrices / scale)
     return nodes * scale[..., 0], vectors
 
 

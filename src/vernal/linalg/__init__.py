@@ -23,6 +23,7 @@ from ._operators import as_operator, refuse_empty
 from ._per_device import fori_loop, settled, varying_like
 from ._pivoted_cholesky import Preconditioner as Preconditioner
 from ._pivoted_cholesky import pivoted_cholesky as pivoted_cholesky
+from ._small_functions import eigh
 from ._solve import Solution as Solution
 from ._solve import solve as solve
 from ._structured import block_diagonal as block_diagonal

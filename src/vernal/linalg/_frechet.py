@@ -113,7 +113,8 @@ def divided_differences(g: Elementwise, nodes: Array, others: Array | None = Non
         other_off = jnp.abs(right) + largest[:, None] * jnp.abs(right_slope)
         rounding = eps * (off[:, :, None] + other_off[:, None, :])
         changed = gap.astype(slope.dtype) * slope
-        near = (gap == 0) | (jnp.abs(difference - changed) <= 4 * rounding)
+        # Less, not equal: where the slope is infinite, so is all of this, and the difference may be fine.
+        near = (gap == 0) | (jnp.abs(difference - changed) < 4 * rounding)
     return jnp.where(near, slope, difference / jnp.where(near, 1, gap).astype(left.dtype))
 
 

@@ -93,7 +93,7 @@ class OfEigenvalues(SmallFunction):
         return jnp.linalg.norm(jnp.where(vectors[0] == 0, 0, moved * vectors[0]))
 
     def _eigen(self, matrix: Array) -> tuple[Array, Array]:
-        nodes, vectors = _eigh(matrix)
+        nodes, vectors = eigh(matrix)
         return jnp.maximum(nodes, 0) if self.positive else nodes, vectors
 
 
@@ -150,17 +150,25 @@ class _Adjoint(Module):
 
 
 @filter_custom_jvp
-def _eigh(matrix: Array) -> tuple[Array, Array]:
-    nodes, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+def eigh(matrices: Array) -> tuple[Array, Array]:
+    """Eigenvalues, and eigenvectors as columns, of Hermitian matrices. The derivative of a vector is NaN where another
+    eigenvalue is too close: it would be that of rounding errors.
+
+    Args:
+        matrices: of shape `(..., m, m)`; the lower triangle counts.
+    """
+    nodes, vectors = jnp.linalg.eigh(matrices, symmetrize_input=False)
     return nodes, vectors
 
 
-@_eigh.def_jvp
+@eigh.def_jvp
 def _eigh_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    nodes, vectors = _eigh(*primals)
-    inside = times(times(vectors.T, tangents[0]), vectors)
-    gaps = nodes[None, :] - nodes[:, None]
-    apart = jnp.abs(gaps) > jnp.finfo(nodes.dtype).eps ** 0.5 * jnp.max(jnp.abs(nodes))
+    nodes, vectors = eigh(*primals)
+    inside = times(times(vectors.conj().mT, tangents[0]), vectors)
+    gaps = nodes[..., None, :] - nodes[..., :, None]
+    largest = jnp.max(jnp.abs(nodes), axis=-1, initial=0)[..., None, None]
+    apart = jnp.abs(gaps) > jnp.finfo(nodes.dtype).eps ** 0.5 * largest
     inverse = jnp.where(apart, 1 / jnp.where(apart, gaps, 1), jnp.nan)
-    inverse = jnp.where(jnp.eye(len(nodes), dtype=bool), 0, inverse)
-    return (nodes, vectors), (jnp.diagonal(inside), times(vectors, inside * inverse))
+    inverse = jnp.where(jnp.eye(nodes.shape[-1], dtype=bool), 0, inverse).astype(inside.dtype)
+    moved = jnp.diagonal(inside, axis1=-2, axis2=-1).real
+    return (nodes, vectors), (moved, times(vectors, inside * inverse))
