@@ -286,6 +286,38 @@ def test_a_backward_rule_may_give_gradients_to_what_has_none(eqx, value, given):
     assert of_both[1] is None
 
 
+@BOTH
+def test_keywords_may_have_any_name(eqx):
+    names = ("rule", "residuals", "vjp_arg", "tangents")
+
+    @eqx.filter_custom_vjp
+    def f(x, **keywords):
+        return x * sum(keywords.values())
+
+    @f.def_fwd
+    def forward(_perturbed, _x, **keywords):
+        return f(_x, **keywords), None
+
+    @f.def_bwd
+    def backward(_residuals, _gradient, _perturbed, _x, **keywords):
+        return sum(keywords.values()) * _gradient
+
+    @eqx.filter_custom_jvp
+    def g(x, **keywords):
+        return x * sum(keywords.values())
+
+    @g.def_jvp
+    def rule(_primals, _tangents, **keywords):
+        return g(*_primals, **keywords), sum(keywords.values()) * _tangents[0]
+
+    # Equinox's `filter_custom_jvp` takes no keyword `self`.
+    for h, taken in ((f, ("self", *names)), (g, names)):
+        keywords = dict.fromkeys(taken, 2.0)
+        gradient = eqx.filter_grad(lambda x, h=h, keywords=keywords: h(x, **keywords))
+        found = gradient(jnp.array(1.0)), eqx.filter_jit(gradient)(jnp.array(1.0))
+        assert found == (2 * len(taken),) * 2
+
+
 def test_a_rule_that_does_not_fit_is_named():
     @compat.filter_custom_vjp
     def f(pair):

@@ -88,7 +88,7 @@ class _ForwardRule(Module):
     def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (read-only)
         return callable_name(self.rule.rule)
 
-    def __call__(self, primals: Any, tangents: Any, **kwargs: Any) -> Any:
+    def __call__(self, primals: Any, tangents: Any, /, **kwargs: Any) -> Any:
         returned = self.rule(primals, tangents, **kwargs)
         if not isinstance(returned, tuple) or len(returned) != 2:
             return returned
@@ -110,7 +110,14 @@ class _BackwardRule(Module):
         return callable_name(self.rule.rule)
 
     def __call__(
-        self, residuals: Any, grad_out: Any, perturbed: Any, vjp_arg: Any, *args: Any, **kwargs: Any
+        self,
+        residuals: Any,
+        grad_out: Any,
+        perturbed: Any,
+        vjp_arg: Any,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         gradient = self.rule(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)
         return _without(lambda x: not is_inexact_array(x), gradient, vjp_arg)
