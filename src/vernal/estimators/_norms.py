@@ -146,7 +146,7 @@ class _Power(Module):
         if self.exponent.is_integer() and (self.is_positive or self.exponent % 2 == 0):
             return x ** int(self.exponent)
         ratio = jnp.abs(x)
-        # A slope of one for each rounding error would be wrong; those that are squares have slopes that cancel.
+        # An eigenvalue that is a rounding error must have no slope. Those of A^* A have some that cancel.
         roundings = 1 if self.is_positive else _ROUNDINGS
         # NaN is not zero.
         some = ~(ratio <= roundings * jnp.finfo(x.dtype).eps)

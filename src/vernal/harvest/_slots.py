@@ -66,8 +66,8 @@ class Slots:
     def update(self, numbers: Sequence[int], values: Sequence[Any]) -> None:
         """Replaces the values of these slots by those that an operation returned.
 
-        None changes what checks need. It stays as it is here, known even if all that the operation returns is unknown:
-        JAX may split a program, and ask for what does not depend on tangents.
+        No operation changes the slots that checks read, so they keep their values here. What the operation returns for
+        them may be unknown, where JAX splits a program into what depends on tangents and what does not.
         """
         for i, value in zip(numbers, values, strict=True):
             if i not in self.told:

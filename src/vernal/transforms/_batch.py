@@ -53,9 +53,7 @@ class _Vmap(Transformed[P, T]):
         if mapped_size(fn, rest, arrays, axes, self.axis_size) is None:
             return call_unmapped(fn, rest, arrays, self.out_axes.value)
         # JAX would return a NumPy array that the function returns as it is.
-        given_arrays = [
-            x if axis is None else as_jax(x) for x, axis in zip(arrays, axes, strict=True)
-        ]
+        arrays = [x if axis is None else as_jax(x) for x, axis in zip(arrays, axes, strict=True)]
         finished: list[tuple[Rest, Rest]] = []
 
         def run(arrays: list[Any]) -> Any:
@@ -72,7 +70,7 @@ class _Vmap(Transformed[P, T]):
                 axis_name=self.axis_name,
                 axis_size=self.axis_size,
                 spmd_axis_name=self.spmd_axis_name,
-            )(given_arrays)
+            )(arrays)
         except ValueError as error:
             found = _BATCHED.search(str(error))
             if not finished or found is None:

@@ -75,18 +75,18 @@ def _without(drop: Callable[[Any], bool], tangent: Any, of: Any) -> Any:
         return tangent
 
 
-class _ForwardRule(Module):
-    """Drops the tangents of Python numbers, which are constants. Equinox does where it takes gradients.
-
-    Args:
-        rule: a rule of `filter_custom_jvp`.
-    """
+class _Forgiving(Module):
+    """A rule that drops what it returns for leaves without a derivative, named as the user's rule."""
 
     rule: _Rule | _OldRule
 
     @property
     def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (read-only)
         return callable_name(self.rule.rule)
+
+
+class _ForwardRule(_Forgiving):
+    """Drops the tangents of Python numbers, which are constants. Equinox does where it takes gradients."""
 
     def __call__(self, primals: Any, tangents: Any, /, **kwargs: Any) -> Any:
         returned = self.rule(primals, tangents, **kwargs)
@@ -96,18 +96,8 @@ class _ForwardRule(Module):
         return out, _without(lambda x: isinstance(x, (float, complex)), tangent_out, out)
 
 
-class _BackwardRule(Module):
-    """Drops the gradients of what has none, as Equinox does.
-
-    Args:
-        rule: a backward rule of `filter_custom_vjp`.
-    """
-
-    rule: _Rule | _OldRule
-
-    @property
-    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] (read-only)
-        return callable_name(self.rule.rule)
+class _BackwardRule(_Forgiving):
+    """Drops the gradients of what has none, as Equinox does."""
 
     def __call__(
         self,
