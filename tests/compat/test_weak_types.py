@@ -131,6 +131,15 @@ def test_derivatives(eqx):
 
 
 @same_as_equinox
+def test_integers_change_by_zeros_in_forward_mode(eqx):
+    def f(x, n):
+        return x**n, x.astype(int), np.arange(n), None
+
+    jacobian = eqx.filter_jacfwd(f)
+    return jacobian(jnp.arange(3.0), 2), eqx.filter_jit(jacobian)(jnp.arange(3.0), 2)
+
+
+@same_as_equinox
 def test_other_transformations(eqx):
     weak = jnp.array(1.0)
 

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 
 from .._ground import callable_name
 from ..show import path_text, short, type_error
-from ..trees import Rest, is_inexact_array_like, split
+from ..trees import Rest, is_array_like, is_inexact_array_like, split
 from ._derivatives import Call, Derivative, assemble, decorator, flatten_call, value_and_aux
 from ._summed_losses import refuse_sum_over_devices
 from ._wrt import Wrt, is_several
@@ -43,11 +43,15 @@ def _check_inputs(call: Call, transform: str) -> None:
                 )
 
 
-def _outputs(fn: Any, value: Any, transform: str) -> tuple[list[Any], Rest]:
+def _is_integer_array(x: Any) -> bool:
+    return is_array_like(x) and hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def _outputs(fn: Any, value: Any, transform: str, *, integers: bool) -> tuple[list[Any], Rest]:
     """The leaves of the output as arrays, and the rest of the output."""
     found, treedef = jtu.tree_flatten_with_path(value)
     for path, leaf in found or [((), value)]:
-        if not is_inexact_array_like(leaf):
+        if not is_inexact_array_like(leaf) and not (integers and _is_integer_array(leaf)):
             raise type_error(
                 f"{transform}: an output of `{callable_name(fn)}` has no derivative",
                 where=path_text(path, "output"),
@@ -77,7 +81,9 @@ class _Jacobian(Derivative[P, T]):
 
         def run(chosen: list[Any]) -> Any:
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)
-            arrays, rest = _outputs(fn, value, transform)
+            # In Equinox, integers change by zeros in forward mode.
+            integers = self.missing is None and transform == "filter_jacfwd"
+            arrays, rest = _outputs(fn, value, transform, integers=integers)
             if transform != "filter_jacfwd" and self.missing is not None:
                 refuse_sum_over_devices(fn, arrays, chosen, transform)
             return arrays, (rest, split(aux))
