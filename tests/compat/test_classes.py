@@ -1,6 +1,7 @@
 """Classes of programs written for Equinox: what is found in them, and what they may be made of."""
 
 import abc
+import dataclasses
 import doctest
 import functools
 import inspect
@@ -350,6 +351,56 @@ def test_private_names_that_programs_import():
     assert isinstance(compat.nn.Linear, ours._ModuleMeta)
     assert not isinstance(int, ours._ModuleMeta)
     assert "equinox._module" in sys.modules
+
+
+@pytest.mark.parametrize("room", ["compat", "equinox"])
+def test_a_metaclass_that_calls_init_itself(room):
+    # As quax does, for speed.
+    eqx = {"compat": compat, "equinox": equinox}[room]
+    private = {"compat": _install._MODULES["equinox._module._module"], "equinox": their_module}[
+        room
+    ]
+
+    class Meta(type(eqx.Module)):
+        def __call__(cls, *args):
+            module = cls.__new__(cls, *args)
+            private._currently_initialising.add(module)
+            cls.__init__(module, *args)
+            private._currently_initialising.remove(module)
+            if not hasattr(module, "x"):
+                raise TypeError("not initialised")
+            for field in dataclasses.fields(cls):
+                if "converter" in field.metadata:
+                    value = field.metadata["converter"](getattr(module, field.name))
+                    object.__setattr__(module, field.name, value)
+            return module
+
+    class Value(eqx.Module, metaclass=Meta):
+        x: jax.Array = eqx.field(converter=lambda x: 2 * jnp.asarray(x))
+        name: str = eqx.field(static=True, default="a")
+
+    class Upper(Value):
+        name: str = eqx.field(static=True, converter=str.upper, default="a")
+
+    class Custom(Value):
+        def __init__(self, x):
+            if x is not None:
+                self.x = x
+
+    for cls in (Value, Custom):
+        value = cls(1.0)
+        assert jax.tree.leaves(value) == [2.0] and value.name == "a"
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            value.x = 3.0
+        assert jax.tree.map(lambda x: x + 1, value).x == 3.0
+        assert eqx.filter_jit(lambda v: v)(value).x == 2.0
+    with pytest.raises(TypeError, match="not initialised"):
+        Custom(None)
+    assert jax.tree.structure(Upper(1.0)) == jax.tree.structure(Upper(1.0, "A"))
+    upper = Upper(1.0, "b")
+    assert upper.name == eqx.tree_at(lambda u: u.x, upper, 1.0).name == "B"
+    assert jax.tree.structure(upper) == jax.tree.structure(Upper(2.0, "B"))
+    assert jax.tree.structure(upper) != jax.tree.structure(Upper(2.0, "c"))
 
 
 def test_a_static_dict_whose_keys_have_no_order():

@@ -14,7 +14,6 @@ QUICKLY_COMPILED = (
     " --xla_cpu_parallel_codegen_split_count=1"
 )
 INTERPAX = "tests/test_interpolate.py"
-QUAX_FAST = "tests.unit.test_fast_module::"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +60,6 @@ SUITES = {
         part=("tests/usage", "tests/unit/test_core.py", "tests/unit/test_fast_module.py"),
         # What its own configuration asks a plugin for.
         environment={"JAX_CHECK_TRACER_LEAKS": "1"},
-        differs={
-            QUAX_FAST + "test_fast_path_available": PRIVATE,
-            QUAX_FAST + "test_fast_path_actually_bypasses_equinox_slow_call": PRIVATE,
-            QUAX_FAST + "test_fast_spec_precomputed": PRIVATE,
-            QUAX_FAST + "test_missing_field_raises": TEXT,
-            QUAX_FAST + "test_missing_fields_reported_in_field_order": TEXT,
-        },
     ),
     "tinygp": Suite(),
     "traceax": Suite(part=("tests",)),

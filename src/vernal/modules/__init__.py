@@ -3,6 +3,7 @@
 from .._ground import publish
 from ._abstract import AbstractClassVar as AbstractClassVar
 from ._abstract import AbstractVar as AbstractVar
+from ._building import end_construction
 from ._calls import note_of_place
 from ._fields import field as field
 from ._frozen import freeze as freeze

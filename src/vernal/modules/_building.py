@@ -112,10 +112,30 @@ def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
     """Converts, sorts and freezes a module whose `__init__` has returned, then runs its checks."""
     if not info.ready:
         info.fill()
-    every_field_is_child = info.every_field_is_child
     for name, converter in info.converters:
         if name in values or _class_default(self, info, name):
             values[name] = _number_as_array(info, name, converter(values[name]))
+    _sort_and_freeze(self, values, info)
+    for check in info.checks:
+        check(self)
+
+
+def end_construction(module: Any) -> None:
+    """Sorts and freezes a module whose `__init__` was called by other code, which converts and checks it afterwards.
+    Does nothing if a field is not set."""
+    info, values = class_info(type(module)).filled(), attributes_of(module)
+    if not all(hasattr(module, name) for name in info.names):
+        return
+    # Static fields become part of the structure, which must be final.
+    converted = {name: fn for name, fn in info.converters if (name, True) in info.named}
+    given = {name: getattr(module, name) for name in converted}
+    values.update({name: converted[name](value) for name, value in given.items()})
+    _sort_and_freeze(module, values, info)
+    values.update(given)
+
+
+def _sort_and_freeze(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
+    every_field_is_child = info.every_field_is_child
     if _held_early and id(self) in _held_early:
         _held_early.discard(id(self))
         _refuse_return(self, info, self, (), set())
@@ -148,8 +168,6 @@ def finish(self: Any, values: dict[str, Any], info: ClassInfo) -> None:
     if info.buffers:
         layout = layout_of(info.cls, freeze_fields(info.cls, layout.kinds, values, info.buffers))
     values[KEY] = structure_of(layout, values).aux
-    for check in info.checks:
-        check(self)
 
 
 def _number_as_array(info: ClassInfo, name: str, value: Any) -> Any:
@@ -216,7 +234,7 @@ def _refuse_static_arrays(info: ClassInfo, name: str, value: Any) -> None:
             if not info.every_field_is_child:
                 raise error
             # Equinox's rule.
-            warnings.warn(str(error), stacklevel=5)
+            warnings.warn(str(error), stacklevel=6)
             return
 
 

@@ -9,7 +9,7 @@ from typing_extensions import dataclass_transform
 
 from ....modules import BoundMethod as BoundMethod
 from ....modules import Module as _VernalModule
-from ....modules import ModuleMeta, field
+from ....modules import ModuleMeta, end_construction, field
 from ....modules import module_update_wrapper as module_update_wrapper
 
 
@@ -66,6 +66,21 @@ def is_abstract_module(cls: type[Any], /) -> bool:
         True if it was declared abstract, or has abstract members that are not overridden.
     """
     return inspect.isabstract(cls) or cls._vernal_owes
+
+
+class _Initialising:
+    """What is told that the `__init__` of a module begins, and that it has returned. quax does so, and then converts
+    and checks the module itself."""
+
+    def add(self, module: Any, /) -> None:
+        """Nothing: fields can be set until the module is frozen."""
+
+    def remove(self, module: Any, /) -> None:
+        """Freezes it."""
+        end_construction(module)
+
+
+_currently_initialising = _Initialising()
 
 
 def static_field(**kwargs: Any) -> Any:
