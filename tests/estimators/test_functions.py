@@ -10,6 +10,7 @@ from scipy import stats
 
 from vernal import loops
 from vernal.estimators import (
+    LanczosQuadrature,
     Normal,
     Rademacher,
     Steinhaus,
@@ -188,6 +189,53 @@ def test_schatten_norms_have_the_derivative_of_the_norm():
         u, s, v = np.linalg.svd(matrix)
         want = (u * s**2) @ v / np.sum(s**3) ** (2 / 3)
         np.testing.assert_allclose(slope, want, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("p", [8, 9, 40, 200, 1e3, 1e5])
+@pytest.mark.parametrize("kind", ["orthogonal", "spread", "rank one", "general"])
+@pytest.mark.sample(4)
+def test_large_powers_neither_overflow_nor_vanish(kind, p, dtype):
+    rng, n = np.random.default_rng(9), 60
+    orthogonal = np.linalg.qr(rng.normal(size=(n, n)))[0]
+    matrix = {
+        "orthogonal": orthogonal + orthogonal.T,
+        "spread": orthogonal @ np.diag(np.arange(n) - 20.0) @ orthogonal.T,
+        "rank one": 1e3 * np.ones((n, n)),
+        "general": rng.normal(size=(n, n)),
+    }[kind]
+    with jax.enable_x64(dtype == "float64"):
+        given = jnp.asarray(matrix, dtype)
+        rounded = np.asarray(given, np.float64)
+        values = np.linalg.svd(rounded)[1]
+        exact = values[0] * np.sum((values / values[0]) ** p) ** (1 / p)
+        operator = MatrixOperator(given, symmetric=kind != "general")
+        cost = 2 if kind == "general" else 1
+        steps = 0 if p == 8 else min(n, int(np.ceil((p / cost) ** 0.5)))
+        found = schatten_norm(operator, KEY, p, matvecs=cost * (n + steps) + 1)
+        assert found.matvecs == cost * (n + steps) + 1
+        tolerance = {"bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-9}[dtype]
+        np.testing.assert_allclose(found.value, exact, rtol=tolerance)
+        with pytest.raises(ValueError, match="`matvecs` is too small"):
+            least = cost * (LanczosQuadrature().minimum + steps) + 1
+            schatten_norm(operator, KEY, p, matvecs=least - 1)
+        if dtype != "bfloat16":
+
+            def norm(scale):
+                scaled = MatrixOperator(scale * given, symmetric=operator.symmetric)
+                return schatten_norm(scaled, KEY, p, matvecs=cost * (n + steps) + 1).value
+
+            np.testing.assert_allclose(
+                jax.grad(norm)(jnp.ones((), dtype)), exact, rtol=10 * tolerance
+            )
+
+
+def test_a_large_power_of_a_zero_operator_and_what_no_power_can_hold():
+    operator = MatrixOperator(jnp.zeros((20, 20)), symmetric=True)
+    assert schatten_norm(operator, KEY, 100, matvecs=40).value == 0
+    spread = MatrixOperator(jnp.diag(jnp.arange(1.0, 21.0)), symmetric=True)
+    lost = schatten_norm(spread, KEY, 1e30, matvecs=41)
+    assert not lost.is_finite or abs(lost.value - 20) < 1e-3
 
 
 @pytest.mark.parametrize("p", [1, 1.5, 2, 2.5, 3, 4, 5])
