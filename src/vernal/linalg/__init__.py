@@ -5,9 +5,11 @@ from ._arguments import positive_int, real_number, tolerance, whole_number
 from ._curvature import gauss_newton_operator as gauss_newton_operator
 from ._curvature import hessian_operator as hessian_operator
 from ._curvature import jacobian_operator as jacobian_operator
+from ._eigh import eigh
 from ._eigsh import Eigenpairs as Eigenpairs
 from ._eigsh import eigsh as eigsh
-from ._frechet import Derivative, Elementwise, Nodes, along, carried, carried_dense
+from ._elementwise import Derivative, Elementwise, along
+from ._frechet import Nodes, carried, carried_dense
 from ._funm import FunctionProduct as FunctionProduct
 from ._funm import funm as funm
 from ._kernels import kernel_operator as kernel_operator
@@ -23,7 +25,6 @@ from ._operators import as_operator, refuse_empty
 from ._per_device import fori_loop, settled, varying_like
 from ._pivoted_cholesky import Preconditioner as Preconditioner
 from ._pivoted_cholesky import pivoted_cholesky as pivoted_cholesky
-from ._small_functions import eigh
 from ._solve import Solution as Solution
 from ._solve import solve as solve
 from ._structured import block_diagonal as block_diagonal

@@ -20,7 +20,6 @@ transposes it for reverse mode.
 Glossary: b start vectors, m steps, as in `_lanczos`; theta nodes (b, m); S vectors (b, m, m); E = dA.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,7 +28,9 @@ from jax import Array, lax
 
 from ..modules import Module
 from ..transforms import filter_custom_jvp, is_zero
-from ._lanczos_adjoint import Decomposition, Moving, inner, moving, multiply
+from ._eigh import resolved
+from ._elementwise import Derivative, Elementwise, along, is_along
+from ._lanczos_adjoint import Decomposition, inner, moving, multiply
 from ._operator import Operator
 from ._per_device import fori_loop
 
@@ -37,52 +38,11 @@ from ._per_device import fori_loop
 _ROUNDINGS = 1024
 # Nodes that differ by at most this many eps of the largest are the same, up to rounding.
 _SAME = 64
-# A function of numbers, element by element.
-Elementwise = Callable[[Array], Array]
-
-
-class Derivative(Module):
-    """The derivative of a function that acts element by element.
-
-    Args:
-        f: the function.
-    """
-
-    f: Elementwise
-
-    def __call__(self, x: Array) -> Array:
-        return jax.jvp(self.f, (x,), (jnp.ones_like(x),))[1]
-
-
-class _Along(Module):
-    """The derivative of a function by what it closes over, along a tangent."""
-
-    parts: Moving
-    dots: Any
-
-    def __call__(self, x: Array) -> Array:
-        def value(arrays: Any) -> Array:
-            return self.parts.whole(arrays)(x)
-
-        return jax.jvp(value, (self.parts.arrays,), (self.dots,))[1]
-
-
-def along(f: Elementwise, f_dot: Any) -> Elementwise | None:
-    """The function that a function changes by, if what it closes over changes by `f_dot`; None if nothing does.
-
-    Traces and products are linear in the function. So their derivatives by what it closes over are the same traces and
-    products of this one, with the same derivatives by the operator.
-
-    Args:
-        f: the function, a module.
-        f_dot: a tree like it, as a rule for derivatives receives it.
-    """
-    parts, dots = moving(f, f_dot)
-    return _Along(parts, dots) if jax.tree.leaves(dots) else None
 
 
 def divided_differences(g: Elementwise, nodes: Array, others: Array | None = None) -> Array:
-    """(g(x_i) - g(y_j)) / (x_i - y_j), of shape `(b, m, l)`; the mean slope where that is as good, up to rounding.
+    """(g(x_i) - g(y_j)) / (x_i - y_j), of shape `(b, m, l)`; the mean slope between them where that is as good, up to
+    rounding. This is a Gauss rule of two points, so its second and third derivatives are right at equal nodes, too.
 
     It is as good where it agrees with the difference up to rounding. How close nodes must be for that depends on g: the
     eigenvalues of a matrix that has not full rank are zeros with rounding errors, alike for an exponential function,
@@ -93,34 +53,33 @@ def divided_differences(g: Elementwise, nodes: Array, others: Array | None = Non
         nodes: x, of shape `(b, m)`.
         others: y, of shape `(b, l)`; None takes the same nodes.
     """
-    left, left_slope = g(nodes), Derivative(g)(nodes)
-    if others is None:
-        others, right, right_slope = nodes, left, left_slope
-    else:
-        right, right_slope = g(others), Derivative(g)(others)
-    gap = nodes[:, :, None] - others[:, None, :]
-    difference = left[:, :, None] - right[:, None, :]
-    slope = (left_slope[:, :, None] + right_slope[:, None, :]) / 2
+    others = nodes if others is None else others
+    left, right, slope_of = g(nodes), g(others), Derivative(g)
+    x, y = nodes[:, :, None], others[:, None, :]
+    gap, difference = x - y, left[:, :, None] - right[:, None, :]
+    middle, half = x / 2 + y / 2, gap / (2 * 3**0.5)
+    slope = (slope_of(middle - half) + slope_of(middle + half)) / 2
     eps = float(jnp.finfo(nodes.dtype).eps)
     largest = jnp.max(jnp.abs(jnp.concatenate([nodes, others], axis=1)), axis=1, initial=0)
-    if _is_along(g):
-        sizes = jnp.maximum(jnp.abs(nodes)[:, :, None], jnp.abs(others)[:, None, :])
+    if is_along(g):
+        sizes = jnp.maximum(jnp.abs(x), jnp.abs(y))
         same = _SAME * eps * largest[:, None, None]
         near = jnp.abs(gap) <= jnp.maximum(same, eps ** (1 / 3) * sizes)
     else:
-        # A difference is off by roundings of the values and of the nodes, which are known to some eps of the largest.
-        off = jnp.abs(left) + largest[:, None] * jnp.abs(left_slope)
-        other_off = jnp.abs(right) + largest[:, None] * jnp.abs(right_slope)
-        rounding = eps * (off[:, :, None] + other_off[:, None, :])
+        step = eps * largest[:, None]
+        rounding = _off(g, nodes, step)[:, :, None] + _off(g, others, step)[:, None, :]
         changed = gap.astype(slope.dtype) * slope
         # Less, not equal: where the slope is infinite, so is all of this, and the difference may be fine.
         near = (gap == 0) | (jnp.abs(difference - changed) < 4 * rounding)
     return jnp.where(near, slope, difference / jnp.where(near, 1, gap).astype(left.dtype))
 
 
-def _is_along(g: Elementwise) -> bool:
-    """Whether g is linear in a tangent, which a transpose does not know: then its values decide nothing."""
-    return isinstance(g, _Along) or (isinstance(g, Derivative) and _is_along(g.f))
+def _off(g: Elementwise, nodes: Array, step: Array) -> Array:
+    """How far rounding moves the values, if it moves nodes by a step."""
+    by_slope = jnp.abs(Derivative(g)(nodes)) * step
+    # The smaller one: a slope may be infinite at the end of the domain, and g undefined beyond it.
+    moved = jnp.fmin(by_slope, jnp.abs(g(nodes + step) - g(nodes)))
+    return moved + jnp.finfo(nodes.dtype).eps * jnp.abs(g(nodes))
 
 
 class Nodes(Module):
@@ -171,6 +130,8 @@ def _carried_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
         lambda arrays: multiply(parts.whole(arrays), rows), (parts.arrays,), (dots,)
     )
     differences = divided_differences(g, small.nodes)
+    if not is_along(g):
+        small = Nodes(small.nodes, resolved(g, small.nodes, small.vectors))
     moved = _applied(operator, found, small, differences, changed.reshape(found.basis.shape))
     return product, moved if change is None else moved + change
 
@@ -248,6 +209,8 @@ def _carried_dense_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     if is_zero(tangents[1]):
         return value, change
     differences = divided_differences(g, nodes[None])[0].astype(vectors.dtype)
+    if not is_along(g):
+        vectors = resolved(g, nodes, vectors)
     middle = differences * _sum("ki,kl,lj->ij", vectors.conj(), tangents[1], vectors)
     moved = _sum("ki,ij,lj->kl", vectors, middle, vectors.conj())
     return value, moved if change is None else moved + change

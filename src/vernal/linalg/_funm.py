@@ -69,8 +69,9 @@ def funm(
     allow; `error` does not cover them. Reverse mode makes `steps` products from the cotangent, and `steps` with the
     derivative of A. Forward mode with respect to a symmetric operator makes `steps**2` products, to any other
     `2 * steps`. First derivatives are right for repeated eigenvalues and exhausted spaces. Second ones differentiate
-    these methods: where a space was exhausted before the last step, or two eigenvalues of a small matrix almost
-    coincide, they are NaN.
+    these methods. They are NaN where a space was exhausted before the last step (that of a zero vector always is),
+    where two eigenvalues of a small matrix almost coincide, and where a symmetric operator is so small that rounding
+    would spoil them: by more than about one part in a thousand next to the curvature of `f`.
 
     Y. Saad, "Analysis of some Krylov subspace approximations to the matrix exponential operator", SIAM Journal on
     Numerical Analysis 29 (1992), doi:10.1137/0729014.

@@ -83,11 +83,11 @@ def _attached_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     total = None
     if jax.tree.leaves(f_dots):
 
-        def at(arrays: Any) -> Array:
-            whole = combine(arrays, of_f.still, of_f.rest)
-            return _expanded(whole.column(found.matrix), found, start)
+        def at(given: Any, arrays: Any) -> Array:
+            still, found, start = given
+            return _expanded(combine(arrays, still, of_f.rest).column(found.matrix), found, start)
 
-        total = jax.jvp(at, (of_f.arrays,), (jax.tree.map(materialise, f_dots),))[1]
+        total = _along(at, (of_f.still, found, start), of_f.arrays, f_dots)
     linear = jax.tree.map(materialise, (dots, start_dot))
     if not jax.tree.leaves(linear):
         return value, total
@@ -107,6 +107,21 @@ def _attached_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     given = parts.arrays, parts.still, of_f.arrays, of_f.still, found, start
     change = local_linear_call(forward, transposed, given, linear)
     return value, change if total is None else total + change
+
+
+def _along(fn: Any, given: Any, arrays: Any, dots: Any) -> Array:
+    """The derivative of `fn(given, arrays)` along tangents. JAX cannot transpose a function with `lax.cond`, such as
+    the exponential, that was differentiated before it was mapped; so the transpose is made afresh."""
+
+    def forward(known: Any, dots: Any) -> Array:
+        given, arrays = known
+        return jax.jvp(lambda arrays: fn(given, arrays), (arrays,), (dots,))[1]
+
+    def transposed(known: Any, cotangent: Any) -> Any:
+        given, arrays = known
+        return jax.vjp(lambda arrays: fn(given, arrays), arrays)[1](materialise(cotangent))[0]
+
+    return local_linear_call(forward, transposed, (given, arrays), jax.tree.map(materialise, dots))
 
 
 def _pull(

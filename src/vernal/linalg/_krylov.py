@@ -63,7 +63,8 @@ def krylov(operator: Operator, start: Array, steps: int) -> tuple[Krylov, Array,
     else:
         basis, matrix, norm, rank = _arnoldi(operator, start, steps)
         asymmetry = jnp.zeros_like(norm)
-    basis, matrix, norm = _guarded(Krylov(basis, shortened(matrix, rank), norm), rank == steps)
+    found = Krylov(basis, shortened(matrix, rank), norm)
+    basis, matrix, norm = _guarded(found, start, rank == steps)
     return Krylov(basis, matrix, norm), rank, lax.stop_gradient(asymmetry)
 
 
@@ -114,13 +115,16 @@ def _normalised(vector: Array, threshold: Array) -> tuple[Array, Array]:
 
 
 @filter_custom_jvp
-def _guarded(found: Krylov, complete: Array) -> tuple[Array, Array, Array]:
-    del complete
+def _guarded(found: Krylov, start: Array, complete: Array) -> tuple[Array, Array, Array]:
+    del start, complete
     return found.basis, found.matrix, found.norm
 
 
 @_guarded.def_jvp
 def _guarded_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    factor = jnp.where(primals[1], 1, jnp.nan)
+    factor = jnp.where(primals[2], 1, jnp.nan)
     dots = jax.tree.map(lambda x: x * factor.astype(x.dtype), tangents[0])
-    return _guarded(*primals), (dots.basis, dots.matrix, dots.norm)
+    # In reverse mode, the recurrence from a zero vector would mask this NaN on the way to the vector.
+    lost = jnp.sum(tangents[1]) * jnp.where(primals[2], 0, jnp.nan).astype(tangents[1].dtype)
+    basis = dots.basis + lost
+    return _guarded(*primals), (basis, dots.matrix, dots.norm)

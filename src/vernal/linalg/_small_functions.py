@@ -19,15 +19,15 @@ Glossary: S eigenvectors, as columns; theta eigenvalues; column: the first colum
 
 import abc
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from ..modules import Module
-from ..transforms import filter_custom_jvp
-from ._frechet import Derivative, divided_differences
+from ._eigh import eigh, resolved
+from ._elementwise import Derivative
+from ._frechet import divided_differences
 from ._vectors import times
 
 
@@ -94,6 +94,7 @@ class OfEigenvalues(SmallFunction):
 
     def _eigen(self, matrix: Array) -> tuple[Array, Array]:
         nodes, vectors = eigh(matrix)
+        vectors = resolved(self.f, nodes, vectors)
         return jnp.maximum(nodes, 0) if self.positive else nodes, vectors
 
 
@@ -147,28 +148,3 @@ class _Adjoint(Module):
 
     def __call__(self, matrix: Array) -> Array:
         return self.f(matrix.conj().T).conj().T
-
-
-@filter_custom_jvp
-def eigh(matrices: Array) -> tuple[Array, Array]:
-    """Eigenvalues, and eigenvectors as columns, of Hermitian matrices. The derivative of a vector is NaN where another
-    eigenvalue is too close: it would be that of rounding errors.
-
-    Args:
-        matrices: of shape `(..., m, m)`; the lower triangle counts.
-    """
-    nodes, vectors = jnp.linalg.eigh(matrices, symmetrize_input=False)
-    return nodes, vectors
-
-
-@eigh.def_jvp
-def _eigh_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    nodes, vectors = eigh(*primals)
-    inside = times(times(vectors.conj().mT, tangents[0]), vectors)
-    gaps = nodes[..., None, :] - nodes[..., :, None]
-    largest = jnp.max(jnp.abs(nodes), axis=-1, initial=0)[..., None, None]
-    apart = jnp.abs(gaps) > jnp.finfo(nodes.dtype).eps ** 0.5 * largest
-    inverse = jnp.where(apart, 1 / jnp.where(apart, gaps, 1), jnp.nan)
-    inverse = jnp.where(jnp.eye(nodes.shape[-1], dtype=bool), 0, inverse).astype(inside.dtype)
-    moved = jnp.diagonal(inside, axis1=-2, axis2=-1).real
-    return (nodes, vectors), (moved, times(vectors, inside * inverse))

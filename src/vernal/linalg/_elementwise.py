@@ -1,0 +1,59 @@
+"""Functions that act element by element, and their derivatives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..modules import Module
+from ._lanczos_adjoint import Moving, moving
+
+# A function of numbers, element by element.
+Elementwise = Callable[[Array], Array]
+
+
+class Derivative(Module):
+    """The derivative of a function that acts element by element.
+
+    Args:
+        f: the function.
+    """
+
+    f: Elementwise
+
+    def __call__(self, x: Array) -> Array:
+        return jax.jvp(self.f, (x,), (jnp.ones_like(x),))[1]
+
+
+class _Along(Module):
+    """The derivative of a function by what it closes over, along a tangent."""
+
+    parts: Moving
+    dots: Any
+
+    def __call__(self, x: Array) -> Array:
+        def value(arrays: Any) -> Array:
+            return self.parts.whole(arrays)(x)
+
+        return jax.jvp(value, (self.parts.arrays,), (self.dots,))[1]
+
+
+def along(f: Elementwise, f_dot: Any) -> Elementwise | None:
+    """The function that a function changes by, if what it closes over changes by `f_dot`; None if nothing does.
+
+    Traces and products are linear in the function. So their derivatives by what it closes over are the same traces and
+    products of this one, with the same derivatives by the operator.
+
+    Args:
+        f: the function, a module.
+        f_dot: a tree like it, as a rule for derivatives receives it.
+    """
+    parts, dots = moving(f, f_dot)
+    return _Along(parts, dots) if jax.tree.leaves(dots) else None
+
+
+def is_along(g: Elementwise) -> bool:
+    """Whether g is linear in a tangent, which a transpose does not know: then its values decide nothing."""
+    return isinstance(g, _Along) or (isinstance(g, Derivative) and is_along(g.f))
