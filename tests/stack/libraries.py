@@ -1,24 +1,18 @@
 """flowjax and quax: what their pages show their readers, as small problems in our own words."""
 
-import warnings
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import quax
 from flowjax.bijections import RationalQuadraticSpline
 from flowjax.distributions import StandardNormal
 from flowjax.flows import coupling_flow, masked_autoregressive_flow
+from quax.examples.lora import loraify
+from quax.examples.zero import Zero
 
 from .pages import filled, weights
 from .registry import problem
-
-with warnings.catch_warnings():
-    # It does without a private name of Equinox, and says so.
-    warnings.simplefilter("ignore", RuntimeWarning)
-    import quax
-    from quax.examples.lora import loraify
-    from quax.examples.zero import Zero
 
 POINTS = jnp.sin(jnp.arange(9.0)).reshape(3, 3)
 
