@@ -73,7 +73,7 @@ def trace_of_function(
     only the products with `dA`, in blocks; if all Lanczos vectors together would take more than 128 MiB, they also
     make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives by
     the operator go through the eigenvectors of small matrices, and are `nan` where eigenvalues coincide, up to the
-    root of rounding.
+    root of rounding, and where the operator is so small that rounding would spoil them.
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be

@@ -50,9 +50,8 @@ def schatten_norm(
     `p=1` is the nuclear norm and `p=2` the Frobenius norm, for which `frobenius_norm` is cheaper. The larger p, the
     closer to the spectral norm. The method is stochastic Lanczos quadrature with `|A|^p`; see `LanczosQuadrature` for
     the paper. For an operator that is not declared symmetric the quadrature is that of `A^* A`, where each step takes
-    two products. One product is spent on measuring the scale of the operator. For `p > 8`, about `sqrt(p)` more (`2 *
-    sqrt(p / 2)` if it is not symmetric, but never more than the quadrature would need to be exact) find its largest
-    singular value, next to which the powers are taken.
+    two products. One product is spent on measuring the scale of the operator. For `p > 8`, `sqrt(p)` steps more
+    (`sqrt(p / 2)` if it is not symmetric) find its largest singular value, next to which powers are taken.
 
     Derivatives are those of `trace_of_function`, times that of the p-th root. Where a singular value is zero and the
     norm has no derivative, only the other singular values contribute; second derivatives are NaN there if p is less
@@ -139,9 +138,9 @@ def _size_of(operator: Operator, key: PRNGKeyArray) -> Array:
 
 
 def _steps(operator: Operator, p: float) -> int:
-    """The steps that find the largest eigenvalue well enough for its powers: off by 1 / p, they are by a factor of e.
+    """How many steps find the largest eigenvalue up to some 1 / p, so that its power is right up to some factor.
 
-    From a random vector, Lanczos is off by the order of the inverse square of the steps (J. Kuczyński, H. Woźniakowski,
+    From a random vector, the error of Lanczos is of the order of 1 / steps**2 (J. Kuczyński, H. Woźniakowski,
     "Estimating the largest eigenvalue by the power and Lanczos algorithms with a random start", SIAM Journal on Matrix
     Analysis and Applications 13 (1992), doi:10.1137/0613066).
     """

@@ -91,17 +91,17 @@ def _is_apart(f: Elementwise, nodes: Array, order: int) -> Array:
     slope = scale = _most(f(nodes))
     for _ in range(order - 1):
         f = Derivative(f)
-        curved = _most(f(nodes))
-        scale = jnp.where(curved > 0, curved, scale / largest)
+        curvature = _most(f(nodes))
+        scale = jnp.where(curvature > 0, curvature, scale / largest)
     least = (jnp.finfo(nodes.dtype).eps * slope / (_ERROR * scale)) ** (1 / (order - 1))
     gaps = jnp.abs(nodes[..., None, :] - nodes[..., :, None])
     gaps = jnp.where(jnp.eye(nodes.shape[-1], dtype=bool), jnp.inf, gaps)
-    # Where f is constant, nothing is lost.
-    return (gaps.min(axis=-2, keepdims=True, initial=jnp.inf) > least[..., None, None]) | (
-        slope[..., None, None] == 0
-    )
+    is_constant = slope == 0
+    nearest = jnp.min(gaps, axis=-2, keepdims=True, initial=jnp.inf)
+    return is_constant[..., None, None] | (nearest > least[..., None, None])
 
 
 def _most(values: Array) -> Array:
+    """The largest modulus that is finite."""
     sizes = jnp.abs(values)
     return jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0), axis=-1, initial=0)

@@ -87,7 +87,7 @@ def _attached_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
             still, found, start = given
             return _expanded(combine(arrays, still, of_f.rest).column(found.matrix), found, start)
 
-        total = _along(at, (of_f.still, found, start), of_f.arrays, f_dots)
+        total = _derivative_along(at, (of_f.still, found, start), of_f.arrays, f_dots)
     linear = jax.tree.map(materialise, (dots, start_dot))
     if not jax.tree.leaves(linear):
         return value, total
@@ -109,7 +109,7 @@ def _attached_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     return value, change if total is None else total + change
 
 
-def _along(fn: Any, given: Any, arrays: Any, dots: Any) -> Array:
+def _derivative_along(fn: Any, given: Any, arrays: Any, dots: Any) -> Array:
     """The derivative of `fn(given, arrays)` along tangents. JAX cannot transpose a function with `lax.cond`, such as
     the exponential, that was differentiated before it was mapped; so the transpose is made afresh."""
 
