@@ -59,9 +59,10 @@ def without_place(objects, text):
 def borrowed():
     """What the files of one room take from another, as `room.name`."""
     found = set()
-    for file in SOURCE.glob("*/*.py"):
+    for file in SOURCE.glob("*/**/*.py"):
+        depth = len(file.relative_to(SOURCE).parts)
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level == 2 and node.module:
+            if isinstance(node, ast.ImportFrom) and node.level == depth and node.module:
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 found.add(f"{node.value.id}.{node.attr}")

@@ -536,3 +536,76 @@ def test_derivatives_at_small_matrices_are_right_or_nan(f, mode, dtype):
             off = np.abs(got - limit)
             assert np.all(np.isnan(got) | (off <= atol + 1e-2 * np.abs(limit))), (scale, got, limit)
         assert known >= 7
+
+
+EVEN = {
+    "power": (lambda x: x**6, lambda a: jnp.linalg.matrix_power(a, 6)),
+    "cosine": (lambda x: jnp.cos(3 * x), lambda a: expm(3j * a.astype(complex)).real),
+    "gauss": (lambda x: jnp.exp(-(x**2)), lambda a: expm(-a @ a)),
+    "lorentz": (
+        lambda x: 1 / (1 + 25 * x**2),
+        lambda a: jnp.linalg.inv(jnp.eye(len(a)) + 25 * a @ a),
+    ),
+    "cosh": (jnp.cosh, lambda a: (expm(a) + expm(-a)) / 2),
+    "shifted": (
+        lambda x: jnp.cosh(3 * (x - 0.1)),
+        lambda a: (expm(3 * a - 0.3 * jnp.eye(len(a))) + expm(0.3 * jnp.eye(len(a)) - 3 * a)) / 2,
+    ),
+    "logarithm": (lambda x: jnp.log(1 + x), None),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVEN)
+@pytest.mark.parametrize("pair", [0.3, 1.7e-3, 1.5e-4, 1e-6])
+@pytest.mark.sample(2)
+def test_functions_that_are_symmetric_between_two_eigenvalues(name, pair):
+    """The mean slope of an even function between -a and a is zero, as is what its values differ by, however large a is:
+    second derivatives were wrong."""
+    f, dense = EVEN[name]
+    centre = 0.1 if name == "shifted" else 0.0
+    with jax.enable_x64(True):
+        q = np.linalg.qr(np.asarray(matrix(0, "float64", False, 5)))[0]
+        eigenvalues = np.array([-0.8, centre - pair, centre + pair, 0.5, 0.7])
+        a = jnp.asarray((q * eigenvalues) @ q.T)
+        e, v, w = matrix(1, "float64", True, 5), vector(2, "float64", 5), vector(3, "float64", 5)
+
+        def ours(t):
+            return w @ funm(f, MatrixOperator(a + t * e, symmetric=True), v, steps=5).value
+
+        zero = jnp.zeros(())
+        if dense is None:
+            # The derivative in the direction of a pair, by the divided differences.
+            def divided(x, y):
+                return 1 / (1 + x) if x == y else np.log1p((x - y) / (1 + y)) / (x - y)
+
+            differences = np.array([[divided(x, y) for y in eigenvalues] for x in eigenvalues])
+            slope = q @ (differences * (q.T @ np.asarray(e) @ q)) @ q.T
+            for mode in (jax.grad, jax.jacfwd):
+                np.testing.assert_allclose(jax.jit(mode(ours))(zero), w @ slope @ v, rtol=1e-6)
+            return
+
+        def wanted(t):
+            return w @ dense(a + t * e) @ v
+
+        tolerances = [1e-9, 1e-7, 1e-3]
+        for order, rtol in enumerate(tolerances, 1):
+            want = functools.reduce(lambda g, _: jax.jacfwd(g), range(order), wanted)(zero)
+            for mode in (jax.grad, jax.jacfwd):
+                got = jax.jit(functools.reduce(lambda g, _: mode(g), range(order), ours))(zero)
+                np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
+
+
+def test_values_with_errors_that_the_slope_does_not_tell():
+    """Those of log(1 + x) near zero: eigenvalues that were equal up to rounding had the slope 0."""
+    with jax.enable_x64(True):
+        w, v = jnp.array([1.0, 2.0, -1.5]), jnp.ones(3)
+
+        @jax.jit
+        @jax.grad
+        def slope(a):
+            return w @ funm(lambda x: jnp.log(1 + x), MatrixOperator(a, symmetric=True), v).value
+
+        for a in (1e-8, 1.3e-3, 1.7e-3, 1e-2, 0.1):
+            found = slope(jnp.diag(jnp.array([-a, a, 0.5])))[1, 1] / w[1]
+            np.testing.assert_allclose(found, 1 / (1 + a), rtol=1e-9)

@@ -38,15 +38,18 @@ from ._per_device import fori_loop
 _ROUNDINGS = 1024
 # Nodes that differ by at most this many eps of the largest are the same, up to rounding.
 _SAME = 64
+# Where the way between two nodes is divided: not in a place of which functions are symmetric.
+_PART = 0.382
 
 
 def divided_differences(g: Elementwise, nodes: Array, others: Array | None = None) -> Array:
     """(g(x_i) - g(y_j)) / (x_i - y_j), of shape `(b, m, l)`; the mean slope between them where that is as good, up to
     rounding. This is a Gauss rule of two points, so its second and third derivatives are right at equal nodes, too.
 
-    It is as good where it agrees with the difference up to rounding. How close nodes must be for that depends on g: the
-    eigenvalues of a matrix that has not full rank are zeros with rounding errors, alike for an exponential function,
-    but not for a logarithm.
+    It is as good where nodes are the same up to rounding, and where it agrees with the difference up to rounding. How
+    close nodes must be for that depends on g: the eigenvalues of a matrix that has not full rank are zeros with
+    rounding errors, alike for an exponential function, but not for a logarithm. It must agree on two parts of the way
+    as well: on the whole it always does for an even function, and nodes that differ by their signs.
 
     Args:
         g: the function, element by element; it may have complex values.
@@ -54,31 +57,42 @@ def divided_differences(g: Elementwise, nodes: Array, others: Array | None = Non
         others: y, of shape `(b, l)`; None takes the same nodes.
     """
     others = nodes if others is None else others
-    left, right, slope_of = g(nodes), g(others), Derivative(g)
     x, y = nodes[:, :, None], others[:, None, :]
-    gap, difference = x - y, left[:, :, None] - right[:, None, :]
-    middle, half = x / 2 + y / 2, gap / (2 * 3**0.5)
-    slope = (slope_of(middle - half) + slope_of(middle + half)) / 2
+    gap, slope = x - y, _mean_slope(g, x, y)
+    difference = g(nodes)[:, :, None] - g(others)[:, None, :]
     eps = float(jnp.finfo(nodes.dtype).eps)
     largest = jnp.max(jnp.abs(jnp.concatenate([nodes, others], axis=1)), axis=1, initial=0)
+    near = jnp.abs(gap) <= _SAME * eps * largest[:, None, None]
     if is_along(g):
-        sizes = jnp.maximum(jnp.abs(x), jnp.abs(y))
-        same = _SAME * eps * largest[:, None, None]
-        near = jnp.abs(gap) <= jnp.maximum(same, eps ** (1 / 3) * sizes)
+        near |= jnp.abs(gap) <= eps ** (1 / 3) * jnp.maximum(jnp.abs(x), jnp.abs(y))
     else:
         step = eps * largest[:, None]
-        rounding = _off(g, nodes, step)[:, :, None] + _off(g, others, step)[:, None, :]
-        changed = gap.astype(slope.dtype) * slope
-        # Less, not equal: where the slope is infinite, so is all of this, and the difference may be fine.
-        near = (gap == 0) | (jnp.abs(difference - changed) < 4 * rounding)
-    return jnp.where(near, slope, difference / jnp.where(near, 1, gap).astype(left.dtype))
+        rounding = 4 * (_off(g, nodes, step)[:, :, None] + _off(g, others, step)[:, None, :])
+        between = x + _PART * (y - x)
+        agrees = _agrees(g, x, y, rounding)
+        near |= agrees & _agrees(g, x, between, rounding) & _agrees(g, between, y, rounding)
+    return jnp.where(near, slope, difference / jnp.where(near, 1, gap).astype(slope.dtype))
+
+
+def _mean_slope(g: Elementwise, x: Array, y: Array) -> Array:
+    """The mean of the derivative between x and y."""
+    middle, half, slope = x / 2 + y / 2, (x - y) / (2 * 3**0.5), Derivative(g)
+    return (slope(middle - half) + slope(middle + half)) / 2
+
+
+def _agrees(g: Elementwise, x: Array, y: Array, rounding: Array) -> Array:
+    """Whether the mean slope between x and y is what the values differ by."""
+    slope = _mean_slope(g, x, y)
+    # Less, not equal: where the slope is infinite, so is all of this, and the difference may be fine.
+    return jnp.abs(g(x) - g(y) - (x - y).astype(slope.dtype) * slope) < rounding
 
 
 def _off(g: Elementwise, nodes: Array, step: Array) -> Array:
     """How far rounding moves the values, if it moves nodes by a step."""
     by_slope = jnp.abs(Derivative(g)(nodes)) * step
-    # The smaller one: a slope may be infinite at the end of the domain, and g undefined beyond it.
-    moved = jnp.fmin(by_slope, jnp.abs(g(nodes + step) - g(nodes)))
+    # The smaller one: a slope may be infinite at the end of the domain, and g undefined beyond it. Over many steps,
+    # because the values of log(1 + x) do not change in one.
+    moved = jnp.fmin(by_slope, jnp.abs(g(nodes + _SAME * step) - g(nodes)))
     return moved + jnp.finfo(nodes.dtype).eps * jnp.abs(g(nodes))
 
 
