@@ -51,7 +51,8 @@ def schatten_norm(
     closer to the spectral norm. The method is stochastic Lanczos quadrature with `|A|^p`; see `LanczosQuadrature` for
     the paper. For an operator that is not declared symmetric the quadrature is that of `A^* A`, where each step takes
     two products. One product is spent on measuring the scale of the operator. For `p > 8`, `sqrt(p)` steps more
-    (`sqrt(p / 2)` if it is not symmetric) find its largest singular value, next to which powers are taken.
+    (`sqrt(p / 2)` if it is not symmetric) find its largest singular value, next to which powers are taken. If the few
+    steps of the quadrature come nowhere near it, all their powers vanish, and the value is NaN.
 
     Derivatives are those of `trace_of_function`, times that of the p-th root. Where a singular value is zero and the
     norm has no derivative, only the other singular values contribute; second derivatives are NaN there if p is less
