@@ -558,7 +558,7 @@ EVEN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVEN)
 @pytest.mark.parametrize("pair", [0.3, 1.7e-3, 1.5e-4, 1e-6])
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_functions_that_are_symmetric_between_two_eigenvalues(name, pair):
     """The mean slope of an even function between -a and a is zero, as is what its values differ by, however large a is:
     second derivatives were wrong."""
