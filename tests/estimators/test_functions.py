@@ -230,6 +230,18 @@ def test_large_powers_neither_overflow_nor_vanish(kind, p, dtype):
             )
 
 
+@pytest.mark.parametrize("p", [3, 8, 200])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_norms_of_operators_that_take_signs_to_zero(p, is_symmetric):
+    """Whose scale was measured as zero: the norm was 0 or infinity for half of the keys."""
+    for scale in (1e-20, 1.0, 1e15):
+        matrix = scale * jnp.array([[1.0, -1.0], [-1.0, 1.0]])
+        operator = MatrixOperator(matrix, symmetric=is_symmetric)
+        for seed in range(4):
+            found = schatten_norm(operator, jax.random.key(seed), p, matvecs=9)
+            np.testing.assert_allclose(found.value, 2 * scale, rtol=1e-5)
+
+
 def test_a_large_power_of_a_zero_operator_and_what_no_power_can_hold():
     operator = MatrixOperator(jnp.zeros((20, 20)), symmetric=True)
     assert schatten_norm(operator, KEY, 100, matvecs=40).value == 0

@@ -27,7 +27,7 @@ from ._functions import function_estimate, lower_bound
 from ._gradient_pairs import StoredPairs, attach
 from ._method import default_probes
 from ._plan import Wanted
-from ._probes import Probes
+from ._probes import Normal, Probes
 from ._quadrature import FunctionTrace, LanczosQuadrature
 from ._rules import gauss
 
@@ -134,7 +134,8 @@ def _schatten(
 
 def _size_of(operator: Operator, key: PRNGKeyArray) -> Array:
     """An element of a product: near the root mean square of the singular values, and zero for a zero operator."""
-    probe = default_probes(operator).draw(key, operator.size, 1, operator.dtype)
+    # A vector of signs may be one that a nonzero operator takes to zero.
+    probe = Normal().draw(key, operator.size, 1, operator.dtype)
     return jnp.max(jnp.abs(lax.stop_gradient(operator.matmul(probe))), initial=0)
 
 
@@ -151,7 +152,7 @@ def _steps(operator: Operator, p: float) -> int:
 
 def _largest(operator: Operator, key: PRNGKeyArray, steps: int) -> Array:
     """The largest modulus of an eigenvalue, from below; 1 if all are zero."""
-    start = default_probes(operator).draw(key, operator.size, 1, operator.dtype).T
+    start = Normal().draw(key, operator.size, 1, operator.dtype).T
     found = decompose(stop_gradient(operator), start, steps)
     nodes = jnp.linalg.eigvalsh(gauss(lax.stop_gradient(found))[0])
     largest = jnp.max(jnp.abs(nodes))
