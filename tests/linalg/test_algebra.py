@@ -154,3 +154,36 @@ def test_an_infinite_multiple_promises_nothing():
     for number in (jnp.inf, float("inf"), float("nan")):
         assert not (number * operator).positive_semidefinite
         assert not operator.shifted(number).positive_semidefinite
+
+
+@pytest.mark.parametrize("is_complex", [True, False])
+def test_columns_are_real_or_complex_like_the_operator(is_complex):
+    """Imaginary parts were dropped: those of the columns, or those of a Kronecker product."""
+    c = jnp.array([[1.0, 2j], [-2j, 5.0]]) if is_complex else jnp.array([[1.0, 2.0], [0.0, 5.0]])
+    operators = {
+        "kronecker": (linalg.kronecker(c, c), jnp.kron(c, c)),
+        "scaled": (2 * linalg.kronecker(c, c[:1, :1]), 2 * c * c[0, 0]),
+        "blocks": (linalg.block_diagonal(c, c), jax.scipy.linalg.block_diag(c, c)),
+        "function": (linalg.FunctionOperator(lambda v: c @ v, c[0]), c),
+        "matrix": (linalg.MatrixOperator(c), c),
+    }
+    for name, (operator, dense) in operators.items():
+        other = jnp.eye(len(dense), dtype=jnp.float32 if is_complex else jnp.complex64)
+        for multiply, want in (
+            (operator.matmul, dense),
+            (operator.adjoint_matmul, dense.conj().T),
+        ):
+            if is_complex:
+                np.testing.assert_allclose(multiply(other), want, atol=1e-5, err_msg=name)
+            else:
+                with pytest.raises(TypeError, match="a vector is not one of those"):
+                    multiply(1j * other)
+            with pytest.raises(TypeError, match="a vector is not one of those"):
+                multiply(jnp.zeros((len(dense) + 1, 1), dense.dtype))
+
+
+def test_a_mix_of_real_and_complex_operators_is_refused_where_it_was_written():
+    mixed = jnp.eye(2), jnp.eye(2, dtype=jnp.complex64)
+    for make, name in ((linalg.kronecker, "kronecker"), (linalg.block_diagonal, "block_diagonal")):
+        with pytest.raises(TypeError, match=rf"are real and some complex\n  where: {name}\("):
+            make(*mixed)

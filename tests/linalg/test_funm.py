@@ -609,3 +609,56 @@ def test_values_with_errors_that_the_slope_does_not_tell():
         for a in (1e-8, *np.geomspace(1e-4, 0.3, 60)):
             found = slope(jnp.diag(jnp.array([-a, a, 0.5])))[1, 1] / w[1]
             np.testing.assert_allclose(found, 1 / (1 + a), rtol=1e-9)
+
+
+def test_a_rule_for_derivatives_closes_over_its_tangent():
+    """The function is linear in the tangent, and what guards derivatives by the operator is not."""
+    with jax.enable_x64(True):
+        x, v = matrix(0, "float64", True, 4), vector(1, "float64", 4)
+        operator = MatrixOperator(x, symmetric=True)
+
+        @jax.custom_jvp
+        def ours(t):
+            return funm(lambda y: jnp.exp(t * y), operator, v, steps=4).value
+
+        @ours.defjvp
+        def _(primals, tangents):
+            (t,), (dot,) = primals, tangents
+            return ours(t), funm(lambda y: dot * y * jnp.exp(t * y), operator, v, steps=4).value
+
+        for mode, order in itertools.product((jax.grad, jax.jacfwd), (1, 2, 3)):
+            found = functools.reduce(lambda g, _: mode(g), range(order), lambda t: ours(t).sum())
+            want = jnp.sum(jnp.linalg.matrix_power(x, order) @ jax.scipy.linalg.expm(0.7 * x) @ v)
+            np.testing.assert_allclose(found(0.7), want, rtol=1e-9)
+
+
+def test_where_a_function_of_a_tangent_has_no_transpose_multiply_by_the_tangent():
+    with jax.enable_x64(True):
+        x, v = matrix(0, "float64", False, 4), vector(1, "float64", 4)
+
+        def make(inside):
+            @jax.custom_jvp
+            def ours(t):
+                return jnp.exp(t) * v
+
+            @ours.defjvp
+            def _(primals, tangents):
+                (t,), (dot,) = primals, tangents
+                factor = dot if inside else 1.0
+                found = funm(lambda y: factor * y @ expm(t * y), t * x, v, steps=4).value
+                return ours(t), found if inside else dot * found
+
+            return lambda t: ours(t).sum()
+
+        with pytest.raises(
+            ValueError, match="cannot be transposed(.|\n)*multiplied by the tangent"
+        ):
+            jax.grad(make(True))(0.7)
+
+        def slope(t):
+            return jnp.sum(t * x @ expm(t * t * x) @ v)
+
+        for order in (1, 2):
+            found = functools.reduce(lambda g, _: jax.grad(g), range(order), make(False))(0.7)
+            want = functools.reduce(lambda g, _: jax.grad(g), range(order - 1), slope)(0.7)
+            np.testing.assert_allclose(found, want, rtol=1e-9)

@@ -18,7 +18,16 @@ from ..show import short, type_error
 from ._blocks import block_size
 from ._operands import as_number, check_alike, is_not_negative, refuse_vector
 from ._per_device import varying_like_result
-from ._vectors import Structure, check_product, dtype_of, flat_vector, size_of, to_flat, to_tree
+from ._vectors import (
+    Structure,
+    check_block,
+    check_product,
+    dtype_of,
+    flat_vector,
+    size_of,
+    to_flat,
+    to_tree,
+)
 
 
 class Operator(Module):
@@ -132,7 +141,7 @@ class Operator(Module):
             The products, likewise.
 
         Raises:
-            TypeError: if a product does not look like the vector.
+            TypeError: if the columns are not vectors of the operator, or a product does not look like the vector.
         """
         return self._of_columns(self.mv, block)
 
@@ -146,7 +155,7 @@ class Operator(Module):
             The products, likewise.
 
         Raises:
-            TypeError: if a product does not look like the vector.
+            TypeError: if the columns are not vectors of the operator, or a product does not look like the vector.
         """
         return self._of_columns(self.adjoint_mv, block)
 
@@ -254,11 +263,12 @@ class Operator(Module):
 
     def _of_columns(self, mv: Callable[[Any], Any], block: Array) -> Array:
         structure = self.in_structure()
-        where = type(self).__name__
+        where = type(self).__name__.removeprefix("_")
 
         def product(column: Array) -> Array:
             return to_flat(structure, mv(to_tree(structure, column)), where)
 
+        check_block(jax.ShapeDtypeStruct((self.size,), self.dtype), block, f"{where}.matmul(block)")
         columns = block.shape[1]
         if columns == 0:
             return block

@@ -76,6 +76,7 @@ class OfEigenvalues(SmallFunction):
 
     def block(self, left: Array, middle: Array, right: Array) -> Array:
         (rows, s_left), (columns, s_right) = self._eigen(left), self._eigen(right)
+        s_left, s_right = resolved(self.f, rows, s_left), resolved(self.f, columns, s_right)
         differences = divided_differences(self.f, rows[None], columns[None])[0]
         inner = times(times(s_left.T, middle.astype(left.dtype)), s_right)
         inner = jnp.where(inner == 0, 0, differences) * inner.astype(differences.dtype)
@@ -94,7 +95,6 @@ class OfEigenvalues(SmallFunction):
 
     def _eigen(self, matrix: Array) -> tuple[Array, Array]:
         nodes, vectors = eigh(matrix)
-        vectors = resolved(self.f, nodes, vectors)
         return jnp.maximum(nodes, 0) if self.positive else nodes, vectors
 
 

@@ -1,15 +1,16 @@
 """Operators made of operators: block-diagonal operators and Kronecker products."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..show import type_error
+from ..show import short, type_error
 from ._operator import Composite, Operator
 from ._operators import as_operator
-from ._vectors import Structure
+from ._vectors import Structure, check_block
 
 
 def block_diagonal(*operators: Any) -> Operator:
@@ -39,14 +40,23 @@ def block_diagonal(*operators: Any) -> Operator:
             where=where,
             expected="at least one operator",
         )
-    made = _BlockDiagonal(
+    _check_kinds(parts, where)
+    return _BlockDiagonal(
         symmetric=all(part.symmetric for part in parts),
         positive_semidefinite=all(part.positive_semidefinite for part in parts),
         parts=parts,
     )
-    # `dtype` refuses a mix of real and complex vectors.
-    _ = made.dtype
-    return made
+
+
+def _check_kinds(parts: Sequence[Operator], where: str) -> None:
+    if len({jnp.issubdtype(part.dtype, jnp.complexfloating) for part in parts}) > 1:
+        raise type_error(
+            "some of the operators are real and some complex",
+            where=where,
+            expected="operators that are either all real or all complex",
+            got=", ".join(map(short, parts)),
+            instead="`MatrixOperator(matrix.astype(complex))` of the real ones",
+        )
 
 
 class _BlockDiagonal(Operator):
@@ -78,8 +88,7 @@ def kronecker(left: Any, right: Any) -> Operator:
         `jnp.kron(left, right)`. It is symmetric or positive semidefinite if both are.
 
     Raises:
-        TypeError: if one of them is not an operator.
-        ValueError: if one is real and the other complex.
+        TypeError: if one of them is not an operator, or one is real and the other complex.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,9 +97,9 @@ def kronecker(left: Any, right: Any) -> Operator:
         >>> operator.size, float(operator.mv(jnp.ones((2, 3)))[0, 0])
         (6, 6.0)
     """
-    one, other = (as_operator(x, "kronecker(left, right)") for x in (left, right))
-    # Refuses a mix of real and complex operators.
-    block_diagonal(one, other)
+    where = "kronecker(left, right)"
+    one, other = (as_operator(x, where) for x in (left, right))
+    _check_kinds((one, other), where)
     return _Kronecker(
         symmetric=one.symmetric and other.symmetric,
         positive_semidefinite=one.positive_semidefinite and other.positive_semidefinite,
@@ -120,10 +129,12 @@ class _Kronecker(Composite):
 
     def _on_columns(self, block: Array, multiply: Any) -> Array:
         """Multiplies along the second axis of each matrix."""
-        cube = block.reshape(self.left.size, self.right.size, -1)
+        flat = jax.ShapeDtypeStruct((self.size,), self.dtype)
+        check_block(flat, block, "kronecker(left, right).matmul(block)")
+        cube = block.astype(self.dtype).reshape(self.left.size, self.right.size, -1)
         wide = jnp.moveaxis(cube, 1, 0)
         out = multiply(wide.reshape(self.right.size, -1).astype(self.right.dtype))
-        return jnp.moveaxis(out.astype(block.dtype).reshape(wide.shape), 0, 1)
+        return jnp.moveaxis(out.astype(cube.dtype).reshape(wide.shape), 0, 1)
 
     def _on_rows(self, cube: Array, multiply: Any) -> Array:
         """Multiplies along the first axis of each matrix, and flattens them again."""
