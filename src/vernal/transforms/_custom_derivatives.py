@@ -179,8 +179,8 @@ class WithJvp:
             where=f"jax.linear_transpose of `{self.name}`",
             expected="a function that is linear, made of operations that JAX can transpose",
             got=got,
-            instead="`jax.vjp`, which takes the derivative first; in a rule, the function of what does not depend on the "
-            "tangent, multiplied by the tangent",
+            instead="`jax.vjp`, which takes the derivative first; in a rule, the function of what does not depend "
+            "on the tangent, multiplied by the tangent",
         )
 
 
