@@ -163,6 +163,21 @@ def test_half_precision_says_how_good_it_is():
     assert np.max(found.errors) < 0.1
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("size", [3, 20, 60])
+def test_errors_are_those_of_the_vectors_in_half_precision(dtype, size):
+    matrix = rotated(np.linspace(0, 1, size)).astype(dtype)
+    operator = MatrixOperator((matrix + matrix.T) / 2, symmetric=True)
+    found = eigsh(operator, 3)
+    exact = [np.asarray(x, np.float64) for x in (operator.matrix, found.vectors, found.values)]
+    lengths = np.linalg.norm(exact[1] @ exact[0] - exact[2][:, None] * exact[1], axis=1)
+    assert found.vectors.dtype == dtype
+    np.testing.assert_allclose(found.errors, lengths, rtol=0.02, atol=2e-6)
+    assert not found.tolerance_met and found.is_finite
+    rtol = float(np.max(2 * lengths / exact[2])) if exact[2][-1] > 0.1 else 10.0
+    assert eigsh(operator, 3, rtol=rtol).tolerance_met
+
+
 def test_nothing_is_fine_that_is_not():
     matrix = rotated(np.linspace(0, 1, 50))
     for spoilt in (jnp.nan, jnp.inf):
@@ -253,6 +268,49 @@ def test_repeated_eigenvalues_have_a_derivative_of_their_sum_and_their_vectors_n
     # One of two equal ones: the equations outside of it are singular.
     cut = jax.jit(jax.grad(lambda m: jnp.sum(eigsh(matrix_of_(m), 1).vectors[0] ** 4)))(matrix)
     assert jnp.all(jnp.isnan(cut))
+
+
+def squares(base, direction, weights):
+    """The square of an element of the second vector, as a function of a step; ours, and with a dense matrix."""
+
+    def pairs(t):
+        return eigsh(MatrixOperator(base + t * direction, symmetric=True), 3, rtol=1e-10).vectors
+
+    def exact(t):
+        return jnp.linalg.eigh(base + t * direction)[1].T[::-1]
+
+    return [lambda t, of=of: (of(t)[1] @ weights) ** 2 for of in (pairs, exact)]
+
+
+TWICE = {
+    "grad of grad": lambda of: jax.grad(jax.grad(of)),
+    "jacrev of jacrev": lambda of: jax.jacrev(jax.jacrev(of)),
+    "grad of jvp": lambda of: jax.grad(lambda t: jax.jvp(of, (t,), (1.0,))[1]),
+}
+
+
+@pytest.mark.parametrize("twice", TWICE.values(), ids=TWICE)
+def test_second_derivatives_in_reverse_are_right_for_any_matrix(twice):
+    """One in ten was NaN: a short cotangent next to a long one was solved for to the accuracy of the long one."""
+    with jax.enable_x64(True):
+        got, expected = [], []
+        second = [
+            jax.jit(lambda *given, i=i: twice(squares(*given)[i])(jnp.asarray(0.0))) for i in (0, 1)
+        ]
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            base, direction = (x + x.T for x in rng.normal(size=(2, 12, 12)) / 2)
+            given = base, direction, rng.normal(size=12)
+            got.append(second[0](*given))
+            expected.append(second[1](*given))
+        np.testing.assert_allclose(got, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_derivatives_with_tiny_cotangents_are_not_nan():
+    """Whose squares are zero in single precision."""
+    matrix = rotated([4.0, 3.0, *np.linspace(0, 1, 10)])
+    got = jax.grad(lambda m: 1e-28 * ours()(m))(matrix)
+    np.testing.assert_allclose(1e28 * got, jax.grad(dense())(matrix), atol=1e-4)
 
 
 def matrix_of_(matrix):

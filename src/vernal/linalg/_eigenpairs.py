@@ -23,7 +23,7 @@ from ..transforms import filter_custom_jvp, varying_axes
 from ._lanczos_adjoint import moving, multiply, norms
 from ._operator import Operator
 from ._per_device import refuse_shared, varying_like
-from ._vectors import times
+from ._vectors import power_below, times
 
 # Roundings by which equal eigenvalues may differ, and to which the equations are solved.
 _EQUAL, _SOLVED = 32, 32
@@ -83,7 +83,11 @@ def _outside(
 
     def solve(matvec: Any, rows: Array) -> Array:
         eps = jnp.finfo(values.dtype).eps
-        found, _ = cg(matvec, rows, tol=_SOLVED * float(eps), maxiter=_STEPS)
+        # JAX's solver looks at all rows together. Each must be accurate for its own length, and cotangents may differ
+        # in length by orders of magnitude.
+        unit = power_below(norms(rows))[:, None].astype(rows.dtype)
+        found, _ = cg(matvec, rows / unit, tol=0.0, atol=_SOLVED * float(eps), maxiter=_STEPS)
+        found = found * unit
         left = norms(rows - matvec(found))
         allowed = _SOLVED * eps * (4 * norms(rows) + scale * norms(found))
         # A solution that is much longer lies along an almost equal eigenvalue, and is meaningless.

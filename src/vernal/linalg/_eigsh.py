@@ -18,7 +18,7 @@ from ._lanczos import symmetric_operator
 from ._lanczos_adjoint import multiply, norms
 from ._operator import Operator
 from ._thick_restart import Wanted, search
-from ._vectors import stop_gradient, to_tree
+from ._vectors import stop_gradient, to_flat, to_tree
 
 Which = Literal["largest", "smallest", "both", "magnitude"]
 # The least number of basis vectors, and the default number of products for each of them.
@@ -31,8 +31,8 @@ class Eigenpairs(Module):
     Args:
         values: the eigenvalues, of shape `(k,)`.
         vectors: the eigenvectors, of length 1: a tree like a vector of the operator, with a leading axis of length k.
-        errors: the lengths of the residuals `A x - value x`, of shape `(k,)`. If the operator is symmetric, there is
-            an eigenvalue within this distance of each value.
+        errors: the lengths of the residuals `A x - value x`, of shape `(k,)`, of the vectors as they are returned. If
+            the operator is symmetric, there is an eigenvalue within this distance of each value.
         matvecs: the number of products with the operator that were made.
         tolerance_met: whether all errors meet the tolerance.
         tags_hold: False if the computation contradicted the operator's tags.
@@ -81,7 +81,8 @@ def eigsh(
         which: "largest": in descending order; "smallest": in ascending order; "both": half of them from each end,
             ascending, the odd one from above; "magnitude": the largest in modulus, the largest first.
         rtol: the largest allowed residual of a pair, relative to the modulus of its eigenvalue. A residual of the size
-            of rounding, 16 units in the last place of the largest eigenvalue, always suffices.
+            of rounding, 16 units in the last place of the largest eigenvalue, always suffices. Vectors in half
+            precision are rounded more than that, and need a tolerance to match.
         max_matvecs: the largest number of products to make, a Python int. None takes 100 times `rows`.
         rows: the number of basis vectors to keep: more than `k`, unless `k` is the size of the operator. None takes
             `2 * k + 1`, but at least 20.
@@ -159,7 +160,10 @@ def _found(
         is_above = jnp.arange(k) >= k // 2
     elif which == "magnitude":
         is_above = values > 0
-    residuals = multiply(still, vectors) - values[:, None].astype(vectors.dtype) * vectors
+    # Of the vectors that are returned, which half precision has rounded.
+    structure = operator.in_structure()
+    known = jax.vmap(lambda row: to_flat(structure, to_tree(structure, row), "eigsh"))(vectors)
+    residuals = multiply(still, known) - values[:, None].astype(known.dtype) * known
     errors = norms(residuals)
     finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(vectors))
     met = found.is_done & jnp.all(errors <= wanted.tolerance(values, found.scale))
@@ -169,7 +173,6 @@ def _found(
     if operator.positive_semidefinite:
         hold &= jnp.min(values) >= -(errors.max() + rounding)
     values, vectors = differentiable(operator, values, vectors, found.scale, is_above)
-    structure = operator.in_structure()
     return Eigenpairs(
         values=values,
         vectors=jax.vmap(lambda row: to_tree(structure, row))(vectors),
