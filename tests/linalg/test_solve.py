@@ -78,6 +78,46 @@ def test_what_is_not_solved_says_so():
         getattr(solve, "__wrapped__", solve)(stiff, jnp.ones(50), preconditioner=3)
 
 
+@pytest.mark.parametrize("rtol", [1e-5, 1e-10, 0.0])
+def test_general_equations_that_are_hard_have_the_best_solution_found(rtol):
+    """All of them were NaN: JAX solved normal equations, which square the condition."""
+    with jax.enable_x64(True):
+        scaled = jnp.diag(jnp.logspace(-6, 6, 20))
+        found = solve(MatrixOperator(scaled), jnp.ones(20), rtol=rtol)
+        assert found.tolerance_met
+        assert float(found.error) <= max(1.01 * rtol, 1e-14) * 20**0.5
+        q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(20, 20)))
+        near = jnp.asarray(q @ np.diag([*np.linspace(1, 2, 19), 1e-10]) @ q.T)
+        assert float(solve(MatrixOperator(near), jnp.ones(20), rtol=rtol).error) < 1e-5
+
+
+def test_more_accuracy_than_there_is_spoils_nothing():
+    """The first cycle solves it; the next ones have nothing but rounding to work with."""
+    singular = jnp.diag(jnp.array([1.0, 0.0, 2.0, 3.0]))
+    right = jnp.array([1.0, 0.0, 1.0, 1.0])
+    for scale in (1e-30, 1.0, 1e30):
+        found = solve(MatrixOperator(singular), scale * right, rtol=0.0)
+        assert found.is_finite and found.tolerance_met
+    # A breakdown at the start leaves no solution, and says so.
+    found = solve(MatrixOperator(jnp.zeros((3, 3))), jnp.ones(3))
+    assert not found.is_finite and not found.tolerance_met
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("size", [8, 50])
+def test_general_equations_need_no_scaling(scale, size):
+    """JAX's incremental GMRES takes steps of the length of the tolerance, whatever the operator makes of them."""
+    matrix = scale * (general(size) + 2 * size**0.5 * jnp.eye(size))
+    made = jnp.linalg.inv(matrix + 0.1 * scale * general(size))
+    for preconditioner in (None, made.__matmul__):
+        found = solve(MatrixOperator(matrix), jnp.ones(size), preconditioner=preconditioner)
+        assert found.tolerance_met
+        found = solve(
+            MatrixOperator(matrix), jnp.ones(size), preconditioner=preconditioner, max_steps=4
+        )
+        assert found.tolerance_met
+
+
 def test_a_preconditioner_saves_steps():
     points = jnp.linspace(0, 1, 100)
     kernel = linalg.kernel_operator(lambda a, b: jnp.exp(-((a - b) ** 2)), points, noise=0.05)
