@@ -118,6 +118,44 @@ def test_nan_and_infinity_are_never_fine(bad):
     assert estimators.trace(jnp.eye(40), key, rtol=0.1, max_matvecs=20).is_finite
 
 
+STEPS = {
+    "constant": jnp.ones_like,
+    "in pieces": lambda x: jnp.where(x > 0.5, 1.0, 0.0),
+    "bounded": lambda x: 1 / (1 + x**2),
+}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("is_positive", [True, False])
+@pytest.mark.sample(3)
+def test_no_finite_number_comes_from_products_that_are_not(bad, is_positive):
+    """An element of a diagonal was 0 plus or minus 1e-153, and a trace of a function in pieces 0 plus or minus 0."""
+    key, exact = jax.random.key(0), jnp.eye(24)
+    methods = [estimators.HutchinsonDiagonal(), estimators.XDiag()]
+    methods += [estimators.XNysDiag()] if is_positive else []
+    for matrix in (exact.at[3, 3].set(bad), exact.at[3, 5].set(bad).at[5, 3].set(bad)):
+        operator = linalg.MatrixOperator(matrix, symmetric=True, positive_semidefinite=is_positive)
+        found = [estimators.diagonal(operator, key, matvecs=12, method=m) for m in methods]
+        for f in STEPS.values():
+            for matvecs in (16, 24):
+                found.append(estimators.trace_of_function(f, operator, key, matvecs=matvecs))
+        for one in found:
+            assert not np.any(np.isfinite(one.value) & np.isfinite(one.standard_error))
+            assert not one.is_finite
+        points = jnp.linspace(0, 2, 5)
+        density = estimators.spectral_density(operator, key, matvecs=20, points=points, width=0.1)
+        assert not np.any(np.isfinite(density.density))
+
+
+def test_what_is_lost_keeps_its_derivative_where_it_is_not_lost():
+    def sums(scale):
+        operator = linalg.MatrixOperator(scale * jnp.eye(24), positive_semidefinite=True)
+        found = estimators.diagonal(operator, jax.random.key(0), matvecs=12)
+        return jnp.sum(found.value)
+
+    np.testing.assert_allclose(jax.grad(sums)(2.0), 24, rtol=1e-5)
+
+
 def test_the_intervals_of_a_batch_of_diagonals_are_those_of_each():
     matrix = jnp.diag(jnp.array([9.0, *[1.0] * 11])).at[0, 1].set(2.0)
 

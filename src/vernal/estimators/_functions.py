@@ -218,8 +218,10 @@ def _by_eigenvalues(
     if way.least is not None:
         agrees &= is_above(way.least, raw, len(matrix))
     f, still = stop_gradient((way.f, nodes))
+    # A function that is constant in pieces is finite even at NaN.
+    lost = jnp.where(jnp.all(jnp.isfinite(still)), 0.0, jnp.nan)
     return _Dense(
-        jnp.sum(way.f(still)) + _by_matrix(way.f, matrix, nodes, vectors),
+        jnp.sum(way.f(still)) + lost + _by_matrix(way.f, matrix, nodes, vectors),
         # The errors of the eigenvalues are independent.
         jnp.linalg.norm(rounding_of(f, still, way.floor, eps)),
         agrees,

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax import Array
+from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator, positive_int, tolerance, whole_number
@@ -194,7 +194,7 @@ def carried_out(
     """
 
     def attempt(budget: Budget, key: PRNGKeyArray) -> Outcome:
-        return _found_or_exact(operator, key, method, budget, exact)
+        return _finite_or_nan(_found_or_exact(operator, key, method, budget, exact))
 
     outcomes = [attempt(plan.attempts[0], key)]
     last, is_met = jnp.zeros((), int), plan.is_met(outcomes[0])
@@ -240,6 +240,19 @@ def _honest(outcome: Outcome, size: int) -> Outcome:
         jnp.any(outcome.value != 0), jnp.maximum(outcome.variance, lost), outcome.variance
     )
     return tree_at(lambda outcome: outcome.variance, outcome, variance)
+
+
+def _finite_or_nan(outcome: Outcome) -> Outcome:
+    """An outcome that is NaN in all elements if it is not finite in one: their products are not finite either, and a
+    method may take what it makes of them for exact."""
+    is_lost = ~jnp.all(jnp.isfinite(outcome.value)) | jnp.any(jnp.isnan(outcome.variance))
+    # Added, so that the value keeps its derivatives.
+    lost = jnp.where(lax.stop_gradient(is_lost), jnp.nan, 0.0)
+    return tree_at(
+        lambda outcome: (outcome.value, outcome.variance),
+        outcome,
+        (outcome.value + lost, outcome.variance + lost),
+    )
 
 
 def _only_if(wanted: Array, fn: Callable[[PRNGKeyArray], Outcome], key: PRNGKeyArray) -> Outcome:

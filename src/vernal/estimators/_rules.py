@@ -174,8 +174,12 @@ def sums(operator: Operator, starts: Array, steps: int, floor: Any, least: Any =
     raw, nodes, vectors = stop_gradient((raw, small.nodes, vectors))
     agrees = consistent(still.asymmetry, raw, size, floor)
 
+    # A function that is constant in pieces is finite even at NaN.
+    is_fine = jnp.all(jnp.isfinite(still.diagonal), axis=1)
+    squares = jnp.where(is_fine, still.norm**2, jnp.nan)
+
     def rule(nodes: Array, vectors: Array) -> Rule:
-        return Rule(nodes, still.norm[:, None] ** 2 * vectors[:, 0] ** 2)
+        return Rule(nodes, squares[:, None] * vectors[:, 0] ** 2)
 
     first = rule(nodes, vectors)
     if least is None:
