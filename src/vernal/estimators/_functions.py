@@ -30,6 +30,7 @@ from ..transforms import closure_to_pytree, filter_custom_jvp, filter_jit, is_ze
 from ..trees import check_key, tree_at
 from ._estimate import Estimate
 from ._gradient_pairs import StoredPairs
+from ._gram import Gram, InUnits
 from ._method import Outcome
 from ._plan import Plan, Wanted, carried_out, planned
 from ._quadrature import FunctionTrace, LanczosQuadrature
@@ -179,12 +180,20 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
     """The exact trace, from the whole matrix, which is made with unit vectors."""
     size, dtype = operator.size, operator.dtype
     eye = jnp.eye(size, dtype=dtype)
-    given = operator.matmul(eye)
+    if isinstance(operator, Gram):
+        half = operator.half(eye)
+        given = operator.back(half)
+    else:
+        half, given = None, operator.matmul(eye)
     matrix = (given + given.conj().T) / 2
     unit = power_below(jnp.max(jnp.abs(lax.stop_gradient(matrix)), initial=0))
     asymmetry = jnp.max(jnp.abs(given - given.conj().T), initial=0)
     if not way.is_logarithm:
-        found = _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps)
+        # The modulus of a zero eigenvalue can only be too large.
+        one_way = isinstance(operator, InUnits)
+        found = _by_eigenvalues(way, matrix, unit, asymmetry, operator.eps, one_way=one_way)
+        if half is not None:
+            found = _by_singular_values(way, half, found, operator.eps)
     else:
         scaled = matrix / unit.astype(dtype)
         lower = jnp.linalg.cholesky(scaled)
@@ -209,8 +218,15 @@ def _exact(way: FunctionTrace, operator: Operator) -> Outcome:
 
 
 def _by_eigenvalues(
-    way: FunctionTrace, matrix: Array, unit: Array, asymmetry: Array, eps: float
+    way: FunctionTrace,
+    matrix: Array,
+    unit: Array,
+    asymmetry: Array,
+    eps: float,
+    *,
+    one_way: bool = False,
 ) -> _Dense:
+    """From all eigenvalues; `one_way` if their errors may all move the values of f in the same direction."""
     raw, vectors = eigh(matrix / unit.astype(matrix.dtype))
     raw = raw * unit
     nodes = limited(raw[None], way.floor)[0]
@@ -222,10 +238,35 @@ def _by_eigenvalues(
     lost = jnp.where(jnp.all(jnp.isfinite(still)), 0.0, jnp.nan)
     return _Dense(
         jnp.sum(way.f(still)) + lost + _by_matrix(way.f, matrix, nodes, vectors),
-        # The errors of the eigenvalues are independent.
-        jnp.linalg.norm(rounding_of(f, still, way.floor, eps)),
+        # Otherwise the errors of the eigenvalues are independent.
+        _added(f, still, way.floor, eps)
+        if one_way
+        else jnp.linalg.norm(rounding_of(f, still, way.floor, eps)),
         agrees,
     )
+
+
+def _by_singular_values(way: FunctionTrace, half: Array, found: _Dense, eps: float) -> _Dense:
+    """The trace of f(A^* A) from the singular values of A, which are the roots of what `found` is made from.
+
+    Rounding A^* A moves a zero eigenvalue by eps times the largest, and so its root by the root of that: always upward,
+    and for all of them together by more than the error of each. The singular values themselves are wrong by eps only.
+    """
+    f, still = stop_gradient((way.f, half))
+    values = jnp.linalg.svd(still, compute_uv=False)
+    # Derivatives stay those by the matrix.
+    moved = found.value - lax.stop_gradient(found.value)
+    error = _added(lambda x: f(x**2), values, 0.0, eps)
+    return _Dense(jnp.sum(f(values**2)) + moved, error, found.agrees)
+
+
+def _added(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Array:
+    """The rounding error of a sum where the errors of all values may have one sign, so that they add up.
+
+    A node is moved by the rounding of sums over n elements: by some `sqrt(n) eps` next to the largest, if those are
+    independent.
+    """
+    return jnp.sum(rounding_of(f, nodes, floor, len(nodes) ** 0.5 * eps))
 
 
 @filter_custom_jvp

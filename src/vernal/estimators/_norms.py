@@ -8,7 +8,6 @@ from jax import Array, lax
 from jaxtyping import PRNGKeyArray
 
 from ..linalg import (
-    Composite,
     Operator,
     as_operator,
     decompose,
@@ -25,6 +24,7 @@ from ..trees import check_key
 from ._estimate import Estimate
 from ._functions import function_estimate, lower_bound
 from ._gradient_pairs import StoredPairs, attach
+from ._gram import Gram, InUnits
 from ._method import default_probes
 from ._plan import Wanted
 from ._probes import Normal, Probes
@@ -107,10 +107,10 @@ def _schatten(
     unit = power_below(measured)
     if operator.symmetric:
         cost, floor = 1, 0.0 if operator.positive_semidefinite else None
-        target = _InUnits(True, operator.positive_semidefinite, operator, unit)
+        target = InUnits(True, operator.positive_semidefinite, operator, unit)
     else:
         cost, floor = 2, 0.0
-        target = _Gram(True, True, operator, unit)
+        target = Gram(True, True, operator, unit)
     where, steps = "schatten_norm(matvecs)", _steps(operator, p)
     largest = _largest(target, key, steps) if steps else jnp.ones_like(unit)
     power = _Power(p / cost, p >= 2, floor is not None, largest)
@@ -208,40 +208,6 @@ def _slope_of_zero(x: Array) -> Array:
 def _slope_of_zero_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     is_zero = jnp.abs(primals[0]) <= _ROUNDINGS * jnp.finfo(primals[0].dtype).eps
     return _slope_of_zero(*primals), jnp.where(is_zero, jnp.nan, 0) * tangents[0]
-
-
-class _InUnits(Composite):
-    """A symmetric operator, divided by a unit: powers of its eigenvalues are representable."""
-
-    symmetric: bool
-    positive_semidefinite: bool
-    operator: Operator
-    unit: Array
-
-    def in_structure(self) -> Any:
-        return self.operator.in_structure()
-
-    def matmul(self, block: Array) -> Array:
-        return self.operator.matmul(block) / self.unit.astype(block.dtype)
-
-    def adjoint_matmul(self, block: Array) -> Array:
-        return self.matmul(block)
-
-    def least_eigenvalue(self) -> Any:
-        return self.operator.least_eigenvalue() / self.unit
-
-    def products_at_once(self, columns: int) -> int:
-        return self.operator.products_at_once(columns)
-
-
-class _Gram(_InUnits):
-    """`A^* A`, divided by the square of a unit."""
-
-    def matmul(self, block: Array) -> Array:
-        return self.operator.adjoint_matmul(super().matmul(block)) / self.unit.astype(block.dtype)
-
-    def least_eigenvalue(self) -> Any:
-        return 0.0
 
 
 # Four signs in a row agree by chance too often, and then show no variance. Up to this many directions alike make the
