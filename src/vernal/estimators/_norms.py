@@ -118,10 +118,11 @@ def _schatten(
     wanted = Wanted((matvecs - 1) // cost - steps, None)
     found = function_estimate(way, target, key, wanted, where)
     # NaN is not zero.
-    some = ~(lax.stop_gradient(found.value) <= 0)
+    is_zero = measured == 0
+    some = ~(lax.stop_gradient(found.value) <= 0) & ~is_zero
     root = jnp.where(some, found.value, 1) ** (1 / p) * largest ** (1 / cost)
-    # Only a zero operator has the norm zero.
-    value = jnp.where(some, root * unit, jnp.where(measured > 0, jnp.nan, 0))
+    # Only a zero operator has the norm zero, though the nodes of some rules are never quite zero.
+    value = jnp.where(some, root * unit, jnp.where(is_zero, 0, jnp.nan))
     slope = lax.stop_gradient(value) / (p * jnp.where(some, lax.stop_gradient(found.value), 1))
     return Estimate.of(
         value,
