@@ -605,5 +605,7 @@ def test_they_say_what_they_cannot_do():
         trace_of_function(lambda x: x > 0, operator, KEY, matvecs=9)
     with pytest.raises(ValueError, match="not a valid order of a norm"):
         schatten_norm(operator, KEY, 0.5, matvecs=9)
+    with pytest.raises(ValueError, match=r"not a valid order of a norm(.|\n)*got: p=True"):
+        schatten_norm(operator, KEY, True, matvecs=9)
     with pytest.raises(ValueError, match="`matvecs` is too small"):
         frobenius_norm(operator, KEY, matvecs=4)

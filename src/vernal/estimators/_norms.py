@@ -85,7 +85,7 @@ def schatten_norm(
     operator = as_operator(operator, "schatten_norm(operator)")
     check_key("schatten_norm", key)
     refuse_empty(operator, "schatten_norm(operator)")
-    if not isinstance(p, int | float) or not 1 <= p < math.inf:
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 1 <= p < math.inf:
         raise value_error(
             "`p` is not a valid order of a norm",
             where="schatten_norm(p)",
