@@ -214,7 +214,8 @@ def test_an_operator_of_lineax_that_is_not_square_is_refused():
 def test_what_is_no_operator_is_refused():
     with pytest.raises(TypeError, match="a function needs an example of the vectors"):
         as_operator(jnp.sin, "here")
-    for thing in ([[1.0]], 3.0, None, "text"):
+    keys = jax.random.split(jax.random.key(0), 2)
+    for thing in ([[1.0]], 3.0, None, "text", jax.random.key(0), keys, keys[:, None]):
         with pytest.raises(TypeError, match=r"not an operator(.|\n)*where: here"):
             as_operator(thing, "here")
 

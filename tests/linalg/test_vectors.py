@@ -157,3 +157,19 @@ def test_vectors_without_elements_have_products():
     assert operator.size == 0 and operator.matmul(jnp.ones((0, 3))).shape == (0, 3)
     operator = FunctionOperator(lambda v: v, jnp.ones(2))
     assert operator.matmul(jnp.ones((2, 0))).shape == (2, 0)
+
+
+def test_random_keys_are_no_vectors():
+    """Their shape fits, and products failed inside of JAX."""
+    operator = MatrixOperator(jnp.eye(3), symmetric=True)
+    keys = jax.random.split(jax.random.key(0), 3)
+    with pytest.raises(
+        TypeError, match="a vector is not one of those that the operator multiplies"
+    ):
+        linalg.funm(jnp.exp, operator, keys)
+    function = FunctionOperator(lambda v: v, jnp.ones(3))
+    for vector in (keys, ["text"], "text"):
+        with pytest.raises(TypeError, match="a vector is not one of those that the operator"):
+            function.mv(vector)
+    with pytest.raises(TypeError, match="its product does not have the form of the vector"):
+        FunctionOperator(lambda v: keys, jnp.ones(3)).matmul(jnp.ones((3, 1)))

@@ -16,7 +16,14 @@ from ..show import short, type_error, value_error
 from ..transforms import closure_to_pytree, gathered
 from ._arguments import positive_int
 from ._operator import Operator
-from ._vectors import Structure, check_block, check_vector, dtype_of, structure_of
+from ._vectors import (
+    Structure,
+    check_block,
+    check_vector,
+    dtype_of,
+    is_random_key,
+    structure_of,
+)
 
 # Columns that XLA multiplies a matrix by at a time on a CPU.
 _TILE = 16
@@ -200,9 +207,10 @@ def as_operator(operator: Any, where: str) -> Operator:
     """
     if isinstance(operator, Operator):
         return operator
-    if isinstance(operator, jax.Array | np.ndarray):
+    is_array = isinstance(operator, jax.Array | np.ndarray)
+    if is_array and not is_random_key(operator):
         return MatrixOperator(operator)
-    if hasattr(operator, "mv") and hasattr(operator, "in_structure"):
+    if not is_array and hasattr(operator, "mv") and hasattr(operator, "in_structure"):
         structure = operator.in_structure()
         symmetric, positive = _tags(operator, dtype_of(structure_of(structure, where), where))
         return FunctionOperator(

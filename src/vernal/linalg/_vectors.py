@@ -121,6 +121,7 @@ def check_vector(structure: Structure, vector: Any, where: str) -> None:
     wanted, expected = jtu.tree_flatten(structure)
     if (
         treedef == expected
+        and all(_has_shape(x) and not is_random_key(x) for x in leaves)
         and [jnp.shape(x) for x in leaves] == [x.shape for x in wanted]
         and (_is_complex(structure) or not _is_complex(got))
     ):
@@ -159,11 +160,18 @@ def _fits(got: Any, expected: Any, kind: Any) -> bool:
 
 def _is_complex(structure: Structure) -> bool:
     leaves = jtu.tree_leaves(structure)
-    return any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves)
+    return any(_has_shape(x) and jnp.issubdtype(x.dtype, jnp.complexfloating) for x in leaves)
 
 
 def _has_shape(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct) or is_array_like(x)
+
+
+def is_random_key(x: Any) -> bool:
+    """Whether it is a typed random key, or several: an array of JAX's, but not of numbers."""
+    return isinstance(x, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(
+        x.dtype, jax.dtypes.prng_key
+    )
 
 
 def _spec(x: Any) -> jax.ShapeDtypeStruct:
