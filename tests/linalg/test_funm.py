@@ -1,7 +1,9 @@
 """`funm`: against dense functions of matrices, with derivatives, and with honest errors."""
 
+import fractions
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from jax.scipy.linalg import expm, sqrtm
 
 from vernal.estimators import trace_of_function
 from vernal.linalg import FunctionOperator, MatrixOperator, funm
-from vernal.linalg._frechet import divided_differences
+from vernal.linalg._divided import divided_differences
 
 SIZE = 12
 slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -432,7 +434,8 @@ def test_divided_differences_lose_little_at_any_distance(name, dtype):
                 for distance in np.asarray([0, *10.0 ** np.arange(-16, 1)], dtype)
             ]
         )
-        found = np.asarray(divided_differences(g, jnp.asarray(nodes[None], dtype))[0], np.float64)
+        given = jnp.asarray(nodes, dtype)
+        found = np.asarray(divided_differences(g, [given, given]), np.float64)
         wide = nodes.astype(np.float64)
         wanted = np.array([[exact(x, y) for y in wide] for x in wide])
     # Relative to the smaller node, rounding moves nodes by this.
@@ -440,9 +443,93 @@ def test_divided_differences_lose_little_at_any_distance(name, dtype):
     assert np.all(np.abs(found / wanted - 1) <= 16 * moved ** (2 / 3))
 
 
+NODES = {
+    "spread": [-0.8, -0.3, 0.3, 0.5, 0.7],
+    "two pairs": [1.0, 1 + 3e-7, -1.0, -1 + 1e-7, 0.3],
+    "equal": [1.0, 1.0, 1.0, 0.5, 0.5],
+    "small": [1e-9, 2e-9, 1e-3, 1.0, 1 + 1e-3],
+    "tiny": [1e-20, 2e-20, 3e-20, -1e-20, 0.0],
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-6), ("float32", 1e-2)])
+def test_differences_of_many_nodes(name, order, dtype, rtol):
+    """Of `x**6` they are sums of products of nodes, of `1 / (3 - x)` products."""
+    with jax.enable_x64(True):
+        given = jnp.asarray(NODES[name], dtype)
+        nodes = [fractions.Fraction(float(x)) for x in given]
+
+        def sums(chosen):
+            products = itertools.combinations_with_replacement(chosen, 6 - order)
+            return float(sum(math.prod(product) for product in products))
+
+        def products(chosen):
+            return float(math.prod(1 / (3 - x) for x in chosen))
+
+        for f, exact in ((lambda x: x**6, sums), (lambda x: 1 / (3 - x), products)):
+            found = np.asarray(divided_differences(f, [given] * (order + 1)), np.float64)
+            places = itertools.product(range(5), repeat=order + 1)
+            want = np.array([exact([nodes[i] for i in at]) for at in places]).reshape(found.shape)
+            np.testing.assert_allclose(
+                found, want, rtol=0, atol=rtol * np.max(np.abs(want)) + 1e-37
+            )
+
+
+PAIRS = {
+    "two pairs": lambda e: [1, -1 + e, 1 + 2 * e, -1 - 3 * e, 0.3],
+    "three pairs": lambda e: [1, 1 + e, 0.4, 0.4 + e, 2, 2 + 2 * e],
+    "nothing else": lambda e: [1, -1 + e, 1 + 2 * e, -1 - 3 * e],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    ("dtype", "gaps", "rtol"),
+    [("float64", (1e-4, 1e-6, 3e-8, 1e-9), 1e-5), ("float32", (1e-2, 1e-3, 3e-4), 1e-2)],
+)
+def test_several_close_pairs_of_eigenvalues(name, dtype, gaps, rtol):
+    """Second derivatives were off by 4%, third ones by a factor of 1,000: these are NaN now."""
+    with jax.enable_x64(True):
+
+        @functools.partial(jax.jit, static_argnums=(2, 3, 4))
+        def derivative(a, given, mode, order, dense):
+            e, v, w = given
+
+            def value(t):
+                moved = a + t * e
+                if dense:
+                    return w @ expm(moved) @ v
+                return w @ funm(jnp.exp, MatrixOperator(moved, symmetric=True), v).value
+
+            return functools.reduce(lambda g, _: mode(g), range(order), value)(
+                jnp.zeros((), a.dtype)
+            )
+
+        known = 0
+        for gap, seed in itertools.product(gaps, (1, 2)):
+            eigenvalues = np.array(PAIRS[name](gap))
+            n = len(eigenvalues)
+            q = np.linalg.qr(np.asarray(matrix(seed, "float64", False, n)))[0]
+            a = jnp.asarray((q * eigenvalues) @ q.T, dtype)
+            a = (a + a.T) / 2
+            given = matrix(3, dtype, True, n), vector(4, dtype, n), vector(5, dtype, n)
+            wide = jax.tree.map(lambda x: x.astype("float64"), (a, given))
+            want = derivative(*wide, jax.jacfwd, 2, True)
+            for mode in (jax.grad, jax.jacfwd):
+                found = derivative(a, given, mode, 2, False)
+                known += not np.isnan(found)
+                assert np.isnan(found) or abs(found - want) <= rtol * (1 + abs(want))
+        assert known >= 10
+        assert np.isnan(derivative(a, given, jax.grad, 3, False))
+        assert np.isnan(derivative(a, given, jax.jacfwd, 3, False))
+
+
 def test_a_node_with_an_infinite_slope_has_differences_to_others():
-    nodes = jnp.asarray([[0.0, 1.0, 4.0]], jnp.float32)
-    found = divided_differences(jnp.sqrt, nodes)[0]
+    nodes = jnp.asarray([0.0, 1.0, 4.0], jnp.float32)
+    found = divided_differences(jnp.sqrt, [nodes, nodes])
     np.testing.assert_allclose(
         found, [[np.inf, 1, 0.5], [1, 0.5, 1 / 3], [0.5, 1 / 3, 0.25]], rtol=1e-6
     )
@@ -484,7 +571,6 @@ def test_derivatives_at_small_matrices_are_right_or_nan(f, mode, dtype):
         "linear": lambda x: 2 * x + 1,
     }[f]
     with jax.enable_x64(True):
-        # Third derivatives of two close eigenvalues were off by 4% (tanh, 1e-5).
         eigenvalues, e, v = (
             np.diag([1.0, 0.5, -1.0]),
             matrix(1, "float64", True, 3),
@@ -507,7 +593,6 @@ def test_derivatives_at_small_matrices_are_right_or_nan(f, mode, dtype):
             zero = jnp.zeros((), dtype)
             return [
                 mode(mode(along))(zero),
-                mode(mode(mode(along)))(zero),
                 mode(mode(trace))(zero),
                 mode(mode(mode(trace)))(zero),
             ]
@@ -519,19 +604,21 @@ def test_derivatives_at_small_matrices_are_right_or_nan(f, mode, dtype):
         second, third = float(slopes[2](0.0)), float(slopes[3](0.0))
         limit = [
             second * np.sum(powers[1] @ v),
-            third * np.sum(powers[2] @ v),
             second * np.trace(powers[1]),
             third * np.trace(powers[2]),
         ]
         known = 0
         for scale in (1e-4, 1e-5, 1e-6, 1e-8, 1e-12, 1e-15, 1e-20, 1e-30):
             got = np.asarray(derivatives(jnp.asarray(scale, dtype)), np.float64)
-            atol = np.full(4, 1e-2 * np.max(np.abs(limit)))
+            atol = np.full(3, 1e-2 * np.max(np.abs(limit)))
             # A power of the matrix has no scale of its own: rounding counts next to the matrix.
             atol += (
-                np.array([second == 0, third == 0] * 2) * 100 * float(jnp.finfo(dtype).eps) / scale
+                np.array([second == 0, second == 0, third == 0])
+                * 100
+                * float(jnp.finfo(dtype).eps)
+                / scale
             )
-            atol[1::2] += (second == 0) * 100 * float(jnp.finfo(dtype).eps) / scale**2
+            atol[2] += (second == 0) * 100 * float(jnp.finfo(dtype).eps) / scale**2
             known += np.sum(~np.isnan(got))
             off = np.abs(got - limit)
             assert np.all(np.isnan(got) | (off <= atol + 1e-2 * np.abs(limit))), (scale, got, limit)
@@ -588,8 +675,7 @@ def test_functions_that_are_symmetric_between_two_eigenvalues(name, pair):
         def wanted(t):
             return w @ dense(a + t * e) @ v
 
-        tolerances = [1e-9, 1e-7, 1e-3]
-        for order, rtol in enumerate(tolerances, 1):
+        for order, rtol in enumerate([1e-9, 1e-7], 1):
             want = functools.reduce(lambda g, _: jax.jacfwd(g), range(order), wanted)(zero)
             for mode in (jax.grad, jax.jacfwd):
                 got = jax.jit(functools.reduce(lambda g, _: mode(g), range(order), ours))(zero)

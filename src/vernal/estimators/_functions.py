@@ -13,10 +13,10 @@ from .._ground import callable_name
 from ..linalg import (
     Derivative,
     Elementwise,
+    Hermitian,
     Operator,
     along,
-    carried_dense,
-    eigh,
+    function_of,
     power_below,
     real_number,
     refuse_empty,
@@ -227,21 +227,21 @@ def _by_eigenvalues(
     one_way: bool = False,
 ) -> _Dense:
     """From all eigenvalues; `one_way` if their errors may all move the values of f in the same direction."""
-    raw, vectors = eigh(matrix / unit.astype(matrix.dtype))
-    raw = raw * unit
+    scaled = Hermitian.of(matrix / unit.astype(matrix.dtype))
+    raw = scaled.nodes * unit
     nodes = limited(raw[None], way.floor)[0]
     agrees = consistent(asymmetry, raw, len(matrix), way.floor)
     if way.least is not None:
         agrees &= is_above(way.least, raw, len(matrix))
-    f, still = stop_gradient((way.f, nodes))
+    f = stop_gradient(way.f)
     # A function that is constant in pieces is finite even at NaN.
-    lost = jnp.where(jnp.all(jnp.isfinite(still)), 0.0, jnp.nan)
+    lost = jnp.where(jnp.all(jnp.isfinite(nodes)), 0.0, jnp.nan)
     return _Dense(
-        jnp.sum(way.f(still)) + lost + _by_matrix(way.f, matrix, nodes, vectors),
+        jnp.sum(way.f(nodes)) + lost + _by_matrix(way.f, Hermitian(matrix, nodes, scaled.vectors)),
         # Otherwise the errors of the eigenvalues are independent.
-        _added(f, still, way.floor, eps)
+        _added(f, nodes, way.floor, eps)
         if one_way
-        else jnp.linalg.norm(rounding_of(f, still, way.floor, eps)),
+        else jnp.linalg.norm(rounding_of(f, nodes, way.floor, eps)),
         agrees,
     )
 
@@ -270,21 +270,20 @@ def _added(f: Elementwise, nodes: Array, floor: float | None, eps: float) -> Arr
 
 
 @filter_custom_jvp
-def _by_matrix(f: Elementwise, matrix: Array, nodes: Array, vectors: Array) -> Array:
+def _by_matrix(f: Elementwise, a: Hermitian) -> Array:
     """Zero, with all derivatives of the trace of f(A) that are by the matrix A, as `by_operator`."""
-    del f, matrix, vectors
-    return varying_like(jnp.zeros((), nodes.dtype), nodes)
+    del f
+    return varying_like(jnp.zeros((), a.nodes.dtype), a.nodes)
 
 
 @_by_matrix.def_jvp(symbolic_zeros=True)
 def _by_matrix_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
-    f, matrix, nodes, vectors = primals
+    f, a = primals
     f_dot = along(f, tangents[0])
-    change = None if f_dot is None else _by_matrix(f_dot, matrix, nodes, vectors)
-    # Nothing but a zero may be multiplied by a zero: third derivatives may be NaN.
-    if not is_zero(tangents[1]):
-        slope = carried_dense(Derivative(f), matrix, nodes, vectors)
-        moved = _along_slope(slope, tangents[1])
+    change = None if f_dot is None else _by_matrix(f_dot, a)
+    # Nothing but a zero may be multiplied by a zero: slopes may be infinite.
+    if not is_zero(tangents[1].matrix):
+        moved = _along_slope(function_of(Derivative(f), a), tangents[1].matrix)
         change = moved if change is None else moved + change
     return _by_matrix(*primals), change
 

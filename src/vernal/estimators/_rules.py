@@ -31,11 +31,10 @@ from jax import Array, lax
 from ..linalg import (
     Decomposition,
     Elementwise,
-    Nodes,
+    Hermitian,
     Operator,
     carried,
     decompose,
-    eigh,
     power_below,
     stop_gradient,
 )
@@ -68,11 +67,12 @@ def averaged(found: Decomposition) -> Array:
 
 
 def eigen(matrices: Array) -> tuple[Array, Array]:
-    """Eigenvalues and eigenvectors; scaled by a power of two, so that nothing under- or overflows."""
+    """Eigenvalues and eigenvectors, without derivatives; scaled by a power of two, so that nothing under- or
+    overflows."""
     largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), keepdims=True)
     scale = power_below(largest)
-    nodes, vectors = eigh(matrices / scale)
-    return nodes * scale[..., 0], vectors
+    found = Hermitian.of(matrices / scale)
+    return found.nodes * scale[..., 0], found.vectors
 
 
 def lower_end(nodes: Array, least: Array, floor: float) -> Array:
@@ -157,7 +157,7 @@ class Sums(Module):
     rule: Rule
     gaps: tuple[Rule, Rule]
     found: Decomposition
-    small: Nodes
+    small: Hermitian
     consistent: Array
 
     def products(self, g: Elementwise, operator: Operator) -> Array:
@@ -169,9 +169,10 @@ def sums(operator: Operator, starts: Array, steps: int, floor: Any, least: Any =
     """The quadrature from each probe of a block. `least` is a lower bound of the eigenvalues; None if unknown."""
     found = decompose(operator, starts, steps)
     still, size = stop_gradient(found), operator.size
-    raw, vectors = eigen(gauss(found))
-    small = Nodes(limited(raw, floor), vectors)
-    raw, nodes, vectors = stop_gradient((raw, small.nodes, vectors))
+    matrices = gauss(found)
+    raw, vectors = eigen(matrices)
+    nodes = limited(raw, floor)
+    small = Hermitian(matrices, nodes, vectors)
     agrees = consistent(still.asymmetry, raw, size, floor)
 
     # A function that is constant in pieces is finite even at NaN.

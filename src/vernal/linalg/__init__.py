@@ -5,11 +5,10 @@ from ._arguments import positive_int, real_number, tolerance, whole_number
 from ._curvature import gauss_newton_operator as gauss_newton_operator
 from ._curvature import hessian_operator as hessian_operator
 from ._curvature import jacobian_operator as jacobian_operator
-from ._eigh import eigh
 from ._eigsh import Eigenpairs as Eigenpairs
 from ._eigsh import eigsh as eigsh
 from ._elementwise import Derivative, Elementwise, along
-from ._frechet import Nodes, carried, carried_dense
+from ._frechet import carried
 from ._funm import FunctionProduct as FunctionProduct
 from ._funm import funm as funm
 from ._kernels import kernel_operator as kernel_operator
@@ -27,6 +26,7 @@ from ._pivoted_cholesky import Preconditioner as Preconditioner
 from ._pivoted_cholesky import pivoted_cholesky as pivoted_cholesky
 from ._solve import Solution as Solution
 from ._solve import solve as solve
+from ._spectral import Hermitian, function_of
 from ._structured import block_diagonal as block_diagonal
 from ._structured import kronecker as kronecker
 from ._svds import SingularTriplets as SingularTriplets

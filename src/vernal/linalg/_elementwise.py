@@ -54,6 +54,30 @@ def along(f: Elementwise, f_dot: Any) -> Elementwise | None:
     return _Along(parts, dots) if jax.tree.leaves(dots) else None
 
 
-def is_along(g: Elementwise) -> bool:
-    """Whether g is linear in a tangent, which a transpose does not know: then its values decide nothing."""
-    return isinstance(g, _Along) or (isinstance(g, Derivative) and is_along(g.f))
+def source(g: Elementwise) -> Elementwise:
+    """The function that g is a derivative of, by what that closes over; or g itself.
+
+    A transpose does not know tangents. So what decides how to compute g may only depend on this function.
+    """
+    if isinstance(g, _Along):
+        return source(g.parts.whole(g.parts.arrays))
+    if isinstance(g, Derivative):
+        inner = source(g.f)
+        return g if inner is g.f else Derivative(inner)
+    return g
+
+
+def scale_of(g: Elementwise, nodes: Array) -> Array:
+    """How far nodes, of shape `(..., m)`, must move for the slope of g to change by its own size; zero if it never
+    does."""
+    slope = Derivative(source(g))
+    curvature = _largest(Derivative(slope)(nodes))
+    return jnp.where(
+        curvature > 0, _largest(slope(nodes)) / jnp.where(curvature > 0, curvature, 1), 0
+    )
+
+
+def _largest(values: Array) -> Array:
+    """The largest modulus that is finite."""
+    sizes = jnp.abs(values)
+    return jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0), axis=-1, initial=0)

@@ -26,89 +26,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..modules import Module
-from ..transforms import filter_custom_jvp, is_zero
-from ._eigh import resolved
-from ._elementwise import Derivative, Elementwise, along, is_along
+from ..transforms import filter_custom_jvp
+from ._elementwise import Elementwise, along, scale_of
 from ._lanczos_adjoint import Decomposition, inner, moving, multiply
 from ._operator import Operator
 from ._per_device import fori_loop
+from ._sound import guarded
+from ._spectral import Hermitian, column_of, difference
 
 # A beta of at most this many roundings of the largest element of T ends the expansion.
 _ROUNDINGS = 1024
-# Nodes that differ by at most this many eps of the largest are the same, up to rounding.
-_SAME = 64
-# Where the way between two nodes is divided: not in a place of which functions are symmetric.
-_PART = 0.382
 
 
-def divided_differences(g: Elementwise, nodes: Array, others: Array | None = None) -> Array:
-    """(g(x_i) - g(y_j)) / (x_i - y_j), of shape `(b, m, l)`; the mean slope between them where that is as good, up to
-    rounding. This is a Gauss rule of two points, so its second and third derivatives are right at equal nodes, too.
-
-    It is as good where nodes are the same up to rounding, and where it agrees with the difference up to rounding. How
-    close nodes must be for that depends on g: the eigenvalues of a matrix that has not full rank are zeros with
-    rounding errors, alike for an exponential function, but not for a logarithm. It must agree on two parts of the way
-    as well: on the whole it always does for an even function, and nodes that differ by their signs.
-
-    Args:
-        g: the function, element by element; it may have complex values.
-        nodes: x, of shape `(b, m)`.
-        others: y, of shape `(b, l)`; None takes the same nodes.
-    """
-    others = nodes if others is None else others
-    x, y = nodes[:, :, None], others[:, None, :]
-    gap, slope = x - y, _mean_slope(g, x, y)
-    difference = g(nodes)[:, :, None] - g(others)[:, None, :]
-    eps = float(jnp.finfo(nodes.dtype).eps)
-    largest = jnp.max(jnp.abs(jnp.concatenate([nodes, others], axis=1)), axis=1, initial=0)
-    near = jnp.abs(gap) <= _SAME * eps * largest[:, None, None]
-    if is_along(g):
-        near |= jnp.abs(gap) <= eps ** (1 / 3) * jnp.maximum(jnp.abs(x), jnp.abs(y))
-    else:
-        step = eps * largest[:, None]
-        rounding = 4 * (_off(g, nodes, step)[:, :, None] + _off(g, others, step)[:, None, :])
-        between = x + _PART * (y - x)
-        agrees = _agrees(g, x, y, rounding)
-        near |= agrees & _agrees(g, x, between, rounding) & _agrees(g, between, y, rounding)
-    return jnp.where(near, slope, difference / jnp.where(near, 1, gap).astype(slope.dtype))
-
-
-def _mean_slope(g: Elementwise, x: Array, y: Array) -> Array:
-    """The mean of the derivative between x and y."""
-    middle, half, slope = x / 2 + y / 2, (x - y) / (2 * 3**0.5), Derivative(g)
-    return (slope(middle - half) + slope(middle + half)) / 2
-
-
-def _agrees(g: Elementwise, x: Array, y: Array, rounding: Array) -> Array:
-    """Whether the mean slope between x and y is what the values differ by."""
-    slope = _mean_slope(g, x, y)
-    # Less, not equal: where the slope is infinite, so is all of this, and the difference may be fine.
-    return jnp.abs(g(x) - g(y) - (x - y).astype(slope.dtype) * slope) < rounding
-
-
-def _off(g: Elementwise, nodes: Array, step: Array) -> Array:
-    """How far rounding moves the values, if it moves nodes by a step."""
-    by_slope = jnp.abs(Derivative(g)(nodes)) * step
-    # The smaller one: a slope may be infinite at the end of the domain, and g undefined beyond it. Over many steps,
-    # because the values of log(1 + x) do not change in one.
-    moved = jnp.fmin(by_slope, jnp.abs(g(nodes + _SAME * step) - g(nodes)))
-    return moved + jnp.finfo(nodes.dtype).eps * jnp.abs(g(nodes))
-
-
-class Nodes(Module):
-    """T = S diag(theta) S^T of each start vector.
-
-    Args:
-        nodes: theta, of shape `(b, m)`.
-        vectors: S, of shape `(b, m, m)`.
-    """
-
-    nodes: Array
-    vectors: Array
-
-
-def carried(g: Elementwise, operator: Operator, found: Decomposition, small: Nodes) -> Array:
+def carried(g: Elementwise, operator: Operator, found: Decomposition, small: Hermitian) -> Array:
     """`g(A) w`, of shape `(b, n)`, with its derivatives with respect to A and to what g closes over.
 
     Args:
@@ -121,11 +51,10 @@ def carried(g: Elementwise, operator: Operator, found: Decomposition, small: Nod
 
 
 @filter_custom_jvp
-def _carried(g: Elementwise, operator: Operator, found: Decomposition, small: Nodes) -> Array:
+def _carried(g: Elementwise, operator: Operator, found: Decomposition, small: Hermitian) -> Array:
     del operator
-    at = found.norm[:, None] * g(small.nodes) * small.vectors[:, 0]
-    weights = _sum("bki,bi->bk", small.vectors, at).astype(found.basis.dtype)
-    return _sum("bk,bkn->bn", weights, found.basis)
+    weights = found.norm[:, None] * column_of(g, small)
+    return _sum("bk,bkn->bn", weights.astype(found.basis.dtype), found.basis)
 
 
 @_carried.def_jvp(symbolic_zeros=True)
@@ -143,26 +72,23 @@ def _carried_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     _, changed = jax.jvp(
         lambda arrays: multiply(parts.whole(arrays), rows), (parts.arrays,), (dots,)
     )
-    differences = divided_differences(g, small.nodes)
-    if not is_along(g):
-        small = Nodes(small.nodes, resolved(g, small.nodes, small.vectors))
-    moved = _applied(operator, found, small, differences, changed.reshape(found.basis.shape))
+    complete = jnp.all(found.active(), axis=1)
+    found, small = guarded((found, small), small.matrix, complete, scale_of(g, small.nodes))
+    moved = _applied(g, operator, found, small, changed.reshape(found.basis.shape))
     return product, moved if change is None else moved + change
 
 
 def _applied(
-    operator: Operator, found: Decomposition, small: Nodes, differences: Array, changed: Array
+    g: Elementwise, operator: Operator, found: Decomposition, small: Hermitian, changed: Array
 ) -> Array:
     """d g(A) w, where the rows of `changed`, of shape `(b, m, n)`, are E q_k."""
     dtype = changed.dtype
-    vectors, weights = small.vectors.astype(dtype), small.vectors[:, 0].astype(dtype)
-    norm, divided = found.norm.astype(dtype)[:, None], differences.astype(dtype)
+    norm = found.norm.astype(dtype)[:, None]
     inside = _sum("bkn,bln->bkl", found.basis.conj(), changed)
     outside = changed - _sum("bkl,bkn->bln", inside, found.basis)
-    middle = divided * _sum("bki,bkj->bij", vectors, _sum("bkl,blj->bkj", inside, vectors))
-    along = _sum("bki,bi->bk", vectors, _sum("bij,bj->bi", middle, weights))
-    half = vectors * weights[:, None, :]
-    expansion = _sum("bki,blj,bij->bkl", half, half, divided)
+    along = difference(g, small, inside, small)[:, :, 0].astype(dtype)
+    corner = jnp.zeros_like(small.matrix).at[:, 0, 0].set(1)
+    expansion = difference(g, small, corner, small).astype(dtype)
     terms = _sum("bkl,bln->bkn", expansion, outside)
     return norm * (_sum("bk,bkn->bn", along, found.basis) + _clenshaw(operator, found, terms))
 
@@ -194,37 +120,3 @@ def _clenshaw(operator: Operator, found: Decomposition, terms: Array) -> Array:
 
 def _sum(formula: str, *operands: Array) -> Array:
     return jnp.einsum(formula, *operands, precision=lax.Precision.HIGHEST)
-
-
-def carried_dense(g: Elementwise, matrix: Array, nodes: Array, vectors: Array) -> Array:
-    """`g(A)`, of shape `(n, n)`, with its derivatives with respect to the Hermitian matrix A and to what g closes over.
-
-    Args:
-        g: acts element by element.
-        matrix: A.
-        nodes: its eigenvalues.
-        vectors: its eigenvectors, as columns.
-    """
-    return _carried_dense(g, matrix, nodes, vectors)
-
-
-@filter_custom_jvp
-def _carried_dense(g: Elementwise, matrix: Array, nodes: Array, vectors: Array) -> Array:
-    del matrix
-    return _sum("ki,i,li->kl", vectors, g(nodes).astype(vectors.dtype), vectors.conj())
-
-
-@_carried_dense.def_jvp(symbolic_zeros=True)
-def _carried_dense_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
-    g, _, nodes, vectors = primals
-    g_dot = along(g, tangents[0])
-    change = None if g_dot is None else carried_dense(g_dot, *primals[1:])
-    value = carried_dense(*primals)
-    if is_zero(tangents[1]):
-        return value, change
-    differences = divided_differences(g, nodes[None])[0].astype(vectors.dtype)
-    if not is_along(g):
-        vectors = resolved(g, nodes, vectors)
-    middle = differences * _sum("ki,kl,lj->ij", vectors.conj(), tangents[1], vectors)
-    moved = _sum("ki,ij,lj->kl", vectors, middle, vectors.conj())
-    return value, moved if change is None else moved + change

@@ -37,6 +37,7 @@ from ._krylov import Krylov, krylov
 from ._lanczos_adjoint import Moving, moving, multiply, norms, pulled
 from ._operator import Composite, Operator
 from ._small_functions import SmallFunction
+from ._sound import guarded
 from ._vectors import Structure, times
 
 
@@ -91,6 +92,9 @@ def _attached_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     linear = jax.tree.map(materialise, (dots, start_dot))
     if not jax.tree.leaves(linear):
         return value, total
+    if jax.tree.leaves(dots):
+        scale = function.scale(lax.stop_gradient(found.matrix))
+        found = guarded(found, found.matrix, jnp.asarray(True), scale)
 
     def forward(given: Any, linear: Any) -> Array:
         arrays, still, fs, f_still, found, start = given

@@ -8,11 +8,8 @@ Difficulty. A derivative needs the upper right block of
 for the small matrices L and R of two bases. This matrix is not symmetric even if L and R are, and its eigenvectors may
 coincide: f cannot be taken of its eigenvalues.
 
-Plan. For symmetric L and R the block is `S_L (G * (S_L^T M S_R)) S_R^T` with the divided differences G of f (Daleckii
-and Krein), which are derivatives where eigenvalues coincide. Otherwise f itself takes the larger matrix.
-
-Invariants. The first derivatives of f(A) v never differentiate an eigenvector. Higher ones do, and are NaN where two
-eigenvalues of a small matrix are too close for that.
+Plan. For symmetric L and R the block comes from the eigenvalues and vectors of both (`_spectral`), with all its
+derivatives. Otherwise f itself takes the larger matrix.
 
 Glossary: S eigenvectors, as columns; theta eigenvalues; column: the first column of f of a small matrix.
 """
@@ -25,9 +22,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..modules import Module
-from ._eigh import eigh, resolved
-from ._elementwise import Derivative
-from ._frechet import divided_differences
+from ._elementwise import Derivative, scale_of
+from ._spectral import Hermitian, column_of, difference
 from ._vectors import times
 
 
@@ -56,6 +52,10 @@ class SmallFunction(Module):
     def rounding(self, matrix: Array, eps: float) -> Array:
         """How far errors of the matrix, of eps times its largest element, move the column."""
 
+    @abc.abstractmethod
+    def scale(self, matrix: Array) -> Array:
+        """How far eigenvalues must move for the slope of f to change by its own size; zero if unknown."""
+
 
 class OfEigenvalues(SmallFunction):
     """A function of the eigenvalues of symmetric matrices.
@@ -68,34 +68,30 @@ class OfEigenvalues(SmallFunction):
     positive: bool
 
     def column(self, matrix: Array) -> Array:
-        nodes, vectors = self._eigen(matrix)
-        values = self.f(nodes)
-        # A node without weight counts for nothing, whatever f is there.
-        values = jnp.where(vectors[0] == 0, 0, values) * vectors[0].astype(values.dtype)
-        return times(vectors.astype(values.dtype), values)
+        return column_of(self.f, self._eigen(matrix))
 
     def block(self, left: Array, middle: Array, right: Array) -> Array:
-        (rows, s_left), (columns, s_right) = self._eigen(left), self._eigen(right)
-        s_left, s_right = resolved(self.f, rows, s_left), resolved(self.f, columns, s_right)
-        differences = divided_differences(self.f, rows[None], columns[None])[0]
-        inner = times(times(s_left.T, middle.astype(left.dtype)), s_right)
-        inner = jnp.where(inner == 0, 0, differences) * inner.astype(differences.dtype)
-        return times(times(s_left.astype(inner.dtype), inner), s_right.T.astype(inner.dtype))
+        return difference(self.f, self._eigen(left), middle, self._eigen(right))
 
     def adjoint(self) -> SmallFunction:
         return OfEigenvalues(_Conjugate(self.f), self.positive)
 
     def rounding(self, matrix: Array, eps: float) -> Array:
-        nodes, vectors = self._eigen(matrix)
+        small = self._eigen(matrix)
+        nodes, weights = small.nodes, small.vectors[0]
         step = eps * jnp.max(jnp.abs(nodes))
         # The smaller one: a slope may be infinite at the end of the domain, and f undefined beyond it.
         by_slope = jnp.abs(Derivative(self.f)(nodes)) * step
         moved = jnp.fmin(by_slope, jnp.abs(self.f(nodes + step) - self.f(nodes)))
-        return jnp.linalg.norm(jnp.where(vectors[0] == 0, 0, moved * vectors[0]))
+        return jnp.linalg.norm(jnp.where(weights == 0, 0, moved * weights))
 
-    def _eigen(self, matrix: Array) -> tuple[Array, Array]:
-        nodes, vectors = eigh(matrix)
-        return jnp.maximum(nodes, 0) if self.positive else nodes, vectors
+    def scale(self, matrix: Array) -> Array:
+        return scale_of(self.f, self._eigen(matrix).nodes)
+
+    def _eigen(self, matrix: Array) -> Hermitian:
+        found = Hermitian.of(matrix)
+        nodes = jnp.maximum(found.nodes, 0) if self.positive else found.nodes
+        return Hermitian(matrix, nodes, found.vectors)
 
 
 class OfMatrix(SmallFunction):
@@ -116,6 +112,16 @@ class OfMatrix(SmallFunction):
     def rounding(self, matrix: Array, eps: float) -> Array:
         change = self.block(matrix, jnp.eye(len(matrix), dtype=matrix.dtype), matrix)[:, 0]
         return eps * jnp.max(jnp.abs(matrix)) * jnp.linalg.norm(change)
+
+    def scale(self, matrix: Array) -> Array:
+        eye = jnp.eye(len(matrix), dtype=matrix.dtype)
+
+        def slope(matrix: Array) -> Array:
+            return jax.jvp(self._of, (matrix,), (eye,))[1]
+
+        first, second = jax.jvp(slope, (matrix,), (eye,))
+        size, change = jnp.linalg.norm(first), jnp.linalg.norm(second)
+        return jnp.where(change > 0, size / jnp.where(change > 0, change, 1), 0)
 
     def _of(self, matrix: Array) -> Array:
         # Accelerators multiply in lower precision by default.
