@@ -1,5 +1,6 @@
 """Traces of functions, and norms: against dense algebra, and over seeds."""
 
+import functools
 import itertools
 
 import jax
@@ -609,3 +610,48 @@ def test_they_say_what_they_cannot_do():
         schatten_norm(operator, KEY, True, matvecs=9)
     with pytest.raises(ValueError, match="`matvecs` is too small"):
         frobenius_norm(operator, KEY, matvecs=4)
+
+
+@pytest.mark.parametrize("matvecs", [8, 12])
+def test_a_rule_for_derivatives_closes_over_its_tangent(matvecs):
+    """The value is linear in the tangent, so nothing may depend on whether it is finite."""
+    with jax.enable_x64(True):
+        operator = MatrixOperator(jnp.diag(jnp.arange(12.0) / 12), symmetric=True)
+        key = jax.random.key(0)
+
+        def trace(f):
+            return trace_of_function(f, operator, key, matvecs=matvecs).value
+
+        @jax.custom_jvp
+        def ours(t):
+            return trace(lambda x: jnp.exp(t * x))
+
+        @ours.defjvp
+        def _(primals, tangents):
+            (t,), (dot,) = primals, tangents
+            return ours(t), trace(lambda x: dot * x * jnp.exp(t * x))
+
+        for mode, order in itertools.product((jax.grad, jax.jacfwd), (1, 2, 3)):
+            found = functools.reduce(lambda g, _: mode(g), range(order), ours)(0.7)
+            want = trace(lambda x, order=order: x**order * jnp.exp(0.7 * x))
+            np.testing.assert_allclose(found, want, rtol=1e-9)
+
+
+@pytest.mark.parametrize("eigenvalues", [[1.0], [1.0, 2.0], [0.5, 1.0, 2.0], [1.0, 1 + 1e-7]])
+def test_third_derivatives_of_an_exhausted_space_are_not_a_number(eigenvalues):
+    """Rounding errors, over the squares of residuals that are rounding errors, too."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        q = np.linalg.qr(rng.standard_normal((12, 12)))[0]
+        a = jnp.asarray((q * np.repeat(eigenvalues, 12 // len(eigenvalues))) @ q.T)
+        e = jnp.asarray(q + q.T)
+
+        def trace(t, key):
+            operator = MatrixOperator(a + t * e, symmetric=True)
+            method = LanczosQuadrature(steps=5)
+            return trace_of_function(jnp.exp, operator, key, matvecs=10, method=method).value
+
+        third = jax.jit(jax.vmap(jax.grad(jax.grad(jax.grad(trace))), in_axes=(None, 0)))
+        second = jax.jit(jax.vmap(jax.grad(jax.grad(trace)), in_axes=(None, 0)))
+        keys = jax.random.split(KEY, 20)
+        assert np.all(np.isnan(third(0.0, keys))) and np.all(np.isfinite(second(0.0, keys)))

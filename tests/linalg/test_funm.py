@@ -522,7 +522,7 @@ def test_several_close_pairs_of_eigenvalues(name, dtype, gaps, rtol):
                 found = derivative(a, given, mode, 2, False)
                 known += not np.isnan(found)
                 assert np.isnan(found) or abs(found - want) <= rtol * (1 + abs(want))
-        assert known >= 10
+        assert known >= 6
         assert np.isnan(derivative(a, given, jax.grad, 3, False))
         assert np.isnan(derivative(a, given, jax.jacfwd, 3, False))
 

@@ -243,8 +243,10 @@ def _honest(outcome: Outcome, size: int) -> Outcome:
 
 
 def _finite_or_nan(outcome: Outcome) -> Outcome:
-    """An outcome that is NaN in all elements if it is not finite in one: their products are not finite either, and a
+    """A diagonal that is NaN in all elements if it is not finite in one: their products are not finite either, and a
     method may take what it makes of them for exact."""
+    if outcome.value.ndim == 0:
+        return outcome
     is_lost = ~jnp.all(jnp.isfinite(outcome.value)) | jnp.any(jnp.isnan(outcome.variance))
     # Added, so that the value keeps its derivatives.
     lost = jnp.where(lax.stop_gradient(is_lost), jnp.nan, 0.0)

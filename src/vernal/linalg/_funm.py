@@ -68,10 +68,11 @@ def funm(
     Derivatives are with respect to the operator, the vector, and arrays that `f` closes over, as accurate as the steps
     allow; `error` does not cover them. Reverse mode makes `steps` products from the cotangent, and `steps` with the
     derivative of A. Forward mode with respect to a symmetric operator makes `steps**2` products, to any other
-    `2 * steps`. First derivatives are right for repeated eigenvalues and exhausted spaces. Second ones differentiate
-    these methods. They are NaN where a space was exhausted before the last step (that of a zero vector always is),
-    where two eigenvalues of a small matrix almost coincide, and where a symmetric operator is so small that rounding
-    would spoil them: by more than about one part in a thousand next to the curvature of `f`.
+    `2 * steps`. First derivatives are right for repeated eigenvalues and exhausted spaces. Second ones by the operator
+    differentiate the basis of the space. They are NaN where rounding would spoil them: where the space is exhausted, up
+    to rounding, before the last step (that of a zero vector always is), and where f is so nearly linear on the
+    spectrum, as on that of a tiny operator, that the error would be more than about one part in a thousand. Third ones
+    are NaN, but for forward mode with a general operator. `trace_of_function` has one order more.
 
     Y. Saad, "Analysis of some Krylov subspace approximations to the matrix exponential operator", SIAM Journal on
     Numerical Analysis 29 (1992), doi:10.1137/0729014.

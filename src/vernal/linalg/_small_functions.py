@@ -114,14 +114,12 @@ class OfMatrix(SmallFunction):
         return eps * jnp.max(jnp.abs(matrix)) * jnp.linalg.norm(change)
 
     def scale(self, matrix: Array) -> Array:
-        eye = jnp.eye(len(matrix), dtype=matrix.dtype)
-
-        def slope(matrix: Array) -> Array:
-            return jax.jvp(self._of, (matrix,), (eye,))[1]
-
-        first, second = jax.jvp(slope, (matrix,), (eye,))
-        size, change = jnp.linalg.norm(first), jnp.linalg.norm(second)
-        return jnp.where(change > 0, size / jnp.where(change > 0, change, 1), 0)
+        m, eye = len(matrix), jnp.eye(len(matrix), dtype=matrix.dtype)
+        # The first row of f of this block matrix holds f, f', f'' / 2.
+        shift = jnp.kron(jnp.eye(3, k=1, dtype=matrix.dtype), eye)
+        row = self._of(jnp.kron(jnp.eye(3, dtype=matrix.dtype), matrix) + shift)[:m]
+        slope, curvature = jnp.linalg.norm(row[:, m : 2 * m]), 2 * jnp.linalg.norm(row[:, 2 * m :])
+        return jnp.where(curvature > 0, slope / jnp.where(curvature > 0, curvature, 1), 0)
 
     def _of(self, matrix: Array) -> Array:
         # Accelerators multiply in lower precision by default.
