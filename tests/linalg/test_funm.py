@@ -517,9 +517,9 @@ def test_several_close_pairs_of_eigenvalues(name, dtype, gaps, rtol):
             a = (a + a.T) / 2
             given = matrix(3, dtype, True, n), vector(4, dtype, n), vector(5, dtype, n)
             wide = jax.tree.map(lambda x: x.astype("float64"), (a, given))
-            want = derivative(*wide, jax.jacfwd, 2, True)
+            want = float(derivative(*wide, jax.jacfwd, 2, True))
             for mode in (jax.grad, jax.jacfwd):
-                found = derivative(a, given, mode, 2, False)
+                found = float(derivative(a, given, mode, 2, False))
                 known += not np.isnan(found)
                 assert np.isnan(found) or abs(found - want) <= rtol * (1 + abs(want))
         assert known >= 6
