@@ -103,6 +103,7 @@ def _blocks(f: Elementwise, matrices: tuple[Hermitian, ...], middles: tuple[Arra
     """F."""
     count, differences = len(matrices), divided_differences(f, [a.nodes for a in matrices])
     dtype = _common(differences, *middles, *(a.vectors for a in matrices))
+    differences = differences.astype(dtype)
     first, last = (a.vectors.astype(dtype) for a in (matrices[0], matrices[-1]))
     if not middles:
         return _times(first * differences[..., None, :], last.conj().mT)
