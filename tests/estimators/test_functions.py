@@ -651,3 +651,49 @@ def test_third_derivatives_of_an_exhausted_space_are_not_a_number(eigenvalues):
         second = jax.jit(jax.vmap(jax.grad(jax.grad(trace)), in_axes=(None, 0)))
         keys = jax.random.split(KEY, 20)
         assert np.all(np.isnan(third(0.0, keys))) and np.all(np.isfinite(second(0.0, keys)))
+
+
+SATURATED = {
+    "sigmoid": lambda x: jax.nn.sigmoid(20 * (1 - x)),
+    "tanh": lambda x: 0.5 - 0.5 * jnp.tanh(10 * (x - 1)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SATURATED)
+def test_functions_whose_derivatives_have_errors_larger_than_themselves(name):
+    """JAX's derivative of `tanh` near 1 is wrong by eps, which the quotients of close eigenvalues made large."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        q = np.linalg.qr(rng.standard_normal((6, 6)))[0]
+        e = jnp.asarray(q + q.T)
+
+        def third(f):
+            def trace(t, a):
+                operator = MatrixOperator(a + t * e, symmetric=True)
+                return trace_of_function(f, operator, KEY, matvecs=6).value
+
+            return jax.jit(jax.jacfwd(jax.jacfwd(jax.grad(trace))))
+
+        found, wanted = third(SATURATED[name]), third(lambda x: 1 / (1 + jnp.exp(20 * (x - 1))))
+        for gap in (1e-7, 1e-8, 1e-10, 1e-12):
+            a = (q * np.array([0.1, 0.1 + gap, 0.1 + 2.5 * gap, 1.0, 1.02, 0.45])) @ q.T
+            a = jnp.asarray((a + a.T) / 2)
+            np.testing.assert_allclose(found(0.0, a), wanted(0.0, a), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_third_derivatives_of_tanh_at_tiny_matrices(dtype):
+    """JAX's second derivative is zero there: 2 x is lost next to 1."""
+    with jax.enable_x64(True):
+        e = jnp.array([[2.0, 1.0, -0.5], [1.0, 1.5, 0.7], [-0.5, 0.7, -1.0]], dtype)
+
+        def trace(t, scale):
+            a = scale * jnp.diag(jnp.array([1.0, 2.0, 3.0], dtype)) + t * e
+            operator = MatrixOperator(a, symmetric=True)
+            return trace_of_function(jnp.tanh, operator, KEY, matvecs=3).value
+
+        third = jax.jit(jax.jacfwd(jax.jacfwd(jax.grad(trace))))
+        for scale in (1e-5, 1e-7, 1e-8, 1e-9, 1e-17, 1e-20):
+            found = third(jnp.zeros((), dtype), jnp.asarray(scale, dtype))
+            np.testing.assert_allclose(found, -2 * jnp.trace(e @ e @ e), rtol=1e-3)

@@ -748,3 +748,24 @@ def test_where_a_function_of_a_tangent_has_no_transpose_multiply_by_the_tangent(
             found = functools.reduce(lambda g, _: jax.grad(g), range(order), make(False))(0.7)
             want = functools.reduce(lambda g, _: jax.grad(g), range(order - 1), slope)(0.7)
             np.testing.assert_allclose(found, want, rtol=1e-9)
+
+
+@pytest.mark.parametrize("mode", [jax.grad, jax.jacfwd])
+@pytest.mark.parametrize("f", [jnp.tanh, jax.nn.sigmoid])
+def test_a_curvature_that_rounding_hides_is_not_zero(f, mode):
+    """Second derivatives were -1.2 for -1e-8."""
+    d = jnp.array([[2.0, 1.0, -0.5], [1.0, 1.5, 0.7], [-0.5, 0.7, -1.0]])
+    v = jnp.array([1.0, -0.6, 0.8])
+
+    @jax.jit
+    def second(scale):
+        def value(t):
+            operator = MatrixOperator(
+                scale * jnp.diag(jnp.array([1.0, 2.0, 3.5])) + t * d, symmetric=True
+            )
+            return v @ funm(f, operator, v, steps=3).value
+
+        return mode(mode(value))(0.0)
+
+    for scale in (1e-6, 1e-8, 1e-10, 1e-20):
+        assert np.isnan(second(scale))

@@ -73,10 +73,9 @@ def trace_of_function(
     `tr(f'(A) dA)` and of the trace of the derivative of `f`, unbiased up to the error of the quadrature. They make
     only the products with `dA`, in blocks; if all Lanczos vectors together would take more than 128 MiB, they also
     make all other products again, block by block. Second derivatives are right in the same sense. Third derivatives by
-    the operator differentiate Lanczos vectors: they are NaN where the steps exhaust a space, up to rounding, and where
-    f is so nearly linear that rounding would spoil them. Fourth ones are NaN. With as many products as the operator has
-    rows, there are no such vectors, and derivatives of all orders are right, whatever eigenvalues coincide; each order
-    after the second takes the size to one more power in memory.
+    the operator are NaN: those of the steps differ from those of the trace without limit where eigenvalues are close.
+    With as many products as the operator has rows there are no steps, and derivatives of all orders are right, whatever
+    eigenvalues coincide; each order after the second takes the size to one more power in memory.
 
     Args:
         f: acts on an array of real numbers element by element, such as `jnp.exp`; may close over arrays. It must be

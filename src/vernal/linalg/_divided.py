@@ -13,6 +13,7 @@ The choice does not depend on tangents: a function that is linear in one takes t
 C. de Boor, "Divided differences", Surveys in Approximation Theory 1 (2005), sections 7 and 9.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -53,11 +54,17 @@ class _Entry(NamedTuple):
 
 class _Table:
     def __init__(self, f: Elementwise, nodes: Sequence[Array]):
-        known = source(f)
+        known, count = source(f), len(nodes)
         self.derivatives = [[known] if known is f else [known, f]]
         for _ in nodes[1:]:
             self.derivatives.append([Derivative(g) for g in self.derivatives[-1]])
-        count = len(nodes)
+        self.order = 0
+        while isinstance(known, Derivative):
+            known, self.order = known.f, self.order + 1
+        # What f is a derivative of, and its derivatives.
+        self.chain = [known]
+        for _ in range(max(3, self.order + count)):
+            self.chain.append(Derivative(self.chain[-1]))
         self.nodes = [
             x.reshape(*x.shape[:-1], *(x.shape[-1] if i == at else 1 for i in range(count)))
             for at, x in enumerate(nodes)
@@ -67,6 +74,7 @@ class _Table:
         unit = self.eps * jnp.max(jnp.stack(largest), axis=0)
         self.step = unit.reshape(*unit.shape, *(1 for _ in nodes))
         self.known: dict[tuple[int, ...], _Entry] = {}
+        self.sizes: dict[int, list[Array]] = {}
 
     def of(self, which: tuple[int, ...]) -> _Entry:
         """The differences at some of the nodes."""
@@ -83,8 +91,8 @@ class _Table:
         moved = jnp.abs(self.derivatives[0][0](x + _STEPS * self.step) - values[0])
         # Values may also be too small for the dtype.
         tiny = float(jnp.finfo(x.dtype).tiny)
-        error = jnp.fmin(by_slope, moved) + self.eps * jnp.abs(values[0]) + tiny
-        return _Entry(values, _ROUNDINGS * error)
+        size = jnp.abs(values[0]) + self._noise(which[0], 0)
+        return _Entry(values, _ROUNDINGS * (jnp.fmin(by_slope, moved) + self.eps * size + tiny))
 
     def _better(self, which: tuple[int, ...]) -> _Entry:
         (gap, quotient), mean = self._quotient(which), self._mean(which)
@@ -136,5 +144,27 @@ class _Table:
         # The rule is of a higher order than its distance from the rule of one point.
         apart = jnp.abs(values[0] - middle)
         size = jnp.maximum(jnp.abs(values[0]), jnp.abs(middle))
-        ratio = jnp.where(size > 0, apart / jnp.where(size > 0, size, 1), 0)
-        return _Entry(values, apart * jnp.sqrt(ratio) + _ROUNDINGS * self.eps * size)
+        noise = functools.reduce(jnp.maximum, (self._noise(i, count - 1) for i in which)) / factor
+        error = apart * jnp.sqrt(_ratio(apart, size)) + _ROUNDINGS * self.eps * (size + noise)
+        return _Entry(values, error)
+
+    def _noise(self, at: int, order: int) -> Array:
+        """The rounding errors of a derivative of f at a node, in eps, that are more than its own size.
+
+        The slope of tanh, as JAX computes it, is `(1 + y) * (1 - y)`. Next to y = 1 it is wrong by eps, however small
+        it is, and so is its second derivative next to 0. Such errors are of the size that neighbours suggest: that of
+        the function itself, which is as steep as its derivatives are next to each other, and that of the derivatives
+        before and after this one.
+        """
+        order += self.order
+        if at not in self.sizes:
+            self.sizes[at] = [jnp.abs(g(self.nodes[at])) for g in self.chain]
+        sizes = self.sizes[at]
+        if order == 0:
+            return jnp.zeros_like(sizes[0])
+        steepness = jnp.minimum(_ratio(sizes[2], sizes[1]), _ratio(sizes[3], sizes[2]))
+        return sizes[0] * steepness**order + jnp.sqrt(sizes[order - 1] * sizes[order + 1])
+
+
+def _ratio(a: Array, b: Array) -> Array:
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)

@@ -70,11 +70,12 @@ def source(g: Elementwise) -> Elementwise:
 def scale_of(g: Elementwise, nodes: Array) -> Array:
     """How far nodes, of shape `(..., m)`, must move for the slope of g to change by its own size; zero if it never
     does."""
-    slope = Derivative(source(g))
-    curvature = _largest(Derivative(slope)(nodes))
-    return jnp.where(
-        curvature > 0, _largest(slope(nodes)) / jnp.where(curvature > 0, curvature, 1), 0
-    )
+    first = Derivative(source(g))
+    second = Derivative(first)
+    slope, curvature, change = (_largest(f(nodes)) for f in (first, second, Derivative(second)))
+    # Where a curvature is so small that it is rounded to zero, nothing is known.
+    unknown = jnp.where(change > 0, jnp.inf, 0)
+    return jnp.where(curvature > 0, slope / jnp.where(curvature > 0, curvature, 1), unknown)
 
 
 def _largest(values: Array) -> Array:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..transforms import filter_custom_jvp
-from ._elementwise import Elementwise, along, scale_of
+from ._elementwise import Elementwise, along
 from ._lanczos_adjoint import Decomposition, inner, moving, multiply
 from ._operator import Operator
 from ._per_device import fori_loop
@@ -72,8 +72,9 @@ def _carried_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
     _, changed = jax.jvp(
         lambda arrays: multiply(parts.whole(arrays), rows), (parts.arrays,), (dots,)
     )
-    complete = jnp.all(found.active(), axis=1)
-    found, small = guarded((found, small), small.matrix, complete, scale_of(g, small.nodes))
+    # The next derivative would be that of the steps. It differs from that of the trace by the more, the closer
+    # eigenvalues are, without limit.
+    found, small = guarded((found, small), small.matrix, jnp.zeros(count, bool))
     moved = _applied(g, operator, found, small, changed.reshape(found.basis.shape))
     return product, moved if change is None else moved + change
 

@@ -89,7 +89,7 @@ def _attached_jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
             return _expanded(combine(arrays, still, of_f.rest).column(found.matrix), found, start)
 
         # The scale of f is not used: f may be linear in a tangent, which its transpose does not know.
-        known = guarded(found, found.matrix, jnp.asarray(True), jnp.zeros(()))
+        known = guarded(found, found.matrix, jnp.asarray(True))
         total = _derivative_along(at, (of_f.still, known, start), of_f.arrays, f_dots)
     linear = jax.tree.map(materialise, (dots, start_dot))
     if not jax.tree.leaves(linear):

@@ -22,21 +22,20 @@ _T = TypeVar("_T")
 _ERROR = 1e-3
 
 
-def guarded(basis: _T, matrix: Array, is_complete: Array, scale: Array) -> _T:
+def guarded(basis: _T, matrix: Array, is_sound: Array, scale: Array | float = 0.0) -> _T:
     """A basis, and what is known of it, with a derivative that is right or NaN, and no second one.
 
     Args:
         basis: a tree of arrays of shape `(..., *)`.
         matrix: the operator in the basis, of shape `(..., m, m)`.
-        is_complete: whether all steps were made, `(...,)`.
+        is_sound: False where the derivative is wrong whatever the matrix is, `(...,)`.
         scale: how far eigenvalues must move for the slope of f to change by its own size, `(...,)`; zero if unknown.
     """
     largest = jnp.max(jnp.abs(matrix), axis=(-2, -1), initial=0)
     residuals = jnp.abs(jnp.diagonal(matrix, -1, axis1=-2, axis2=-1))
     least = jnp.finfo(matrix.dtype).eps / _ERROR * jnp.maximum(largest, scale)
-    return _guarded(
-        basis, matrix, is_complete & (jnp.min(residuals, axis=-1, initial=jnp.inf) > least)
-    )
+    is_apart = jnp.min(residuals, axis=-1, initial=jnp.inf) > least
+    return _guarded(basis, matrix, is_sound & is_apart)
 
 
 @filter_custom_jvp
