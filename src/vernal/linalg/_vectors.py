@@ -137,10 +137,9 @@ def check_vector(structure: Structure, vector: Any, where: str) -> None:
 
 def check_block(structure: jax.ShapeDtypeStruct, block: Array, where: str) -> None:
     """Refuses columns that are not flat vectors of the operator: of another length, or complex where they are real."""
-    columns = block.shape[1] if is_array_like(block) and jnp.ndim(block) == 2 else 1
+    columns = block.shape[1] if jnp.ndim(block) == 2 else 1
     wanted = jax.ShapeDtypeStruct((*structure.shape, columns), structure.dtype)
-    fits = is_array_like(block) and jnp.shape(block) == wanted.shape
-    if not fits or (jnp.iscomplexobj(block) and not _is_complex(structure)):
+    if jnp.shape(block) != wanted.shape or (jnp.iscomplexobj(block) and not _is_complex(structure)):
         raise type_error(
             "a vector is not one of those that the operator multiplies",
             where=where,
