@@ -490,6 +490,7 @@ PAIRS = {
     ("dtype", "gaps", "rtol"),
     [("float64", (1e-4, 1e-6, 3e-8, 1e-9), 1e-5), ("float32", (1e-2, 1e-3, 3e-4), 1e-2)],
 )
+@pytest.mark.sample(3)
 def test_several_close_pairs_of_eigenvalues(name, dtype, gaps, rtol):
     """Second derivatives were off by 4%, third ones by a factor of 1,000: these are NaN now."""
     with jax.enable_x64(True):
