@@ -30,6 +30,7 @@ from ..transforms import filter_custom_jvp, is_zero, materialise
 from ..trees import combine, is_array, partition
 from ._divided import divided_differences
 from ._elementwise import Elementwise, along
+from ._vectors import times
 
 
 class Hermitian(Module):
@@ -85,7 +86,7 @@ def _column(f: Elementwise, a: Hermitian) -> Array:
     weights = a.vectors[..., 0, :].conj()
     values = jnp.where(weights == 0, 0, f(a.nodes))
     dtype = _common(values, weights)
-    return _times(a.vectors.astype(dtype), (values * weights.astype(dtype))[..., None])[..., 0]
+    return times(a.vectors.astype(dtype), (values * weights.astype(dtype))[..., None])[..., 0]
 
 
 @_column.def_jvp(symbolic_zeros=True)
@@ -106,14 +107,14 @@ def _blocks(f: Elementwise, matrices: tuple[Hermitian, ...], middles: tuple[Arra
     differences = differences.astype(dtype)
     first, last = (a.vectors.astype(dtype) for a in (matrices[0], matrices[-1]))
     if not middles:
-        return _times(first * differences[..., None, :], last.conj().mT)
+        return times(first * differences[..., None, :], last.conj().mT)
     factors = [
-        _times(_times(a.vectors.conj().mT.astype(dtype), m.astype(dtype)), b.vectors.astype(dtype))
+        times(times(a.vectors.conj().mT.astype(dtype), m.astype(dtype)), b.vectors.astype(dtype))
         for a, m, b in zip(matrices[:-1], middles, matrices[1:], strict=True)
     ]
     terms = functools.reduce(jnp.multiply, (_spread(x, at, count) for at, x in enumerate(factors)))
     terms = jnp.sum(terms * differences, axis=tuple(range(1 - count, -1)))
-    return _times(_times(first, terms), last.conj().mT)
+    return times(times(first, terms), last.conj().mT)
 
 
 @_blocks.def_jvp(symbolic_zeros=True)
@@ -169,7 +170,3 @@ def _common(*arrays: Array) -> Any:
 
 def _add(one: Array | None, other: Array) -> Array:
     return other if one is None else one + other
-
-
-def _times(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
