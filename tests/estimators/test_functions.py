@@ -697,3 +697,26 @@ def test_third_derivatives_of_tanh_at_tiny_matrices(dtype):
         for scale in (1e-5, 1e-7, 1e-8, 1e-9, 1e-17, 1e-20):
             found = third(jnp.zeros((), dtype), jnp.asarray(scale, dtype))
             np.testing.assert_allclose(found, -2 * jnp.trace(e @ e @ e), rtol=1e-3)
+
+
+@pytest.mark.parametrize("mode", [jax.grad, jax.jacfwd])
+def test_third_derivatives_of_a_complex_operator_in_a_scan(mode):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((2, 4, 4)) + 1j * rng.standard_normal((2, 4, 4))
+        a, b = jnp.asarray(x + np.swapaxes(x.conj(), 1, 2)) / 2
+
+        def ours(t):
+            operator = MatrixOperator(a + t.astype(a.dtype) * b, symmetric=True)
+            return trace_of_function(jnp.exp, operator, KEY, matvecs=4).value
+
+        def dense(t):
+            return jnp.trace(jax.scipy.linalg.expm(a + t.astype(a.dtype) * b)).real
+
+        def third(f, mode):
+            def total(t):
+                return jnp.sum(jax.lax.scan(lambda c, _: (0.9 * c, f(c)), t, None, length=2)[1])
+
+            return jax.jit(mode(mode(mode(total))))(jnp.asarray(0.3))
+
+        np.testing.assert_allclose(third(ours, mode), third(dense, jax.jacfwd), rtol=1e-9)
