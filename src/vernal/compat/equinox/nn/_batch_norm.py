@@ -168,11 +168,10 @@ class BatchNorm(StatefulLayer, layout="fields"):
         assert counter is not None and index is not None
         running, count = state.get(index), state.get(counter)
         if inference:
-            whole = 1 - jnp.asarray(self.momentum, running[0].dtype) ** count.astype(
-                running[0].dtype
-            )
-            whole = jnp.where(count == 0, 1, whole)
-            return tuple(x / whole for x in running), state
+            # Not in half precision, where the powers are far off.
+            wide = count.astype(float)
+            whole = jnp.where(count == 0, 1, 1 - jnp.asarray(self.momentum, wide.dtype) ** wide)
+            return tuple(x / whole.astype(x.dtype) for x in running), state
         new = self._of_the_batch(x)
         moved = self._moved(running, new)
         return new, state.set(counter, count + 1).set(index, moved)
