@@ -112,10 +112,13 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         )
         self.eps = eps
         self.inference = as_flag(type(self).__name__, "inference", inference)
-        _, matrix = _in_parts(widen(self.own_weight(0)))
+        weight = self.own_weight(0)
+        _, matrix = _in_parts(widen(weight))
         key = check_key("SpectralNorm", key)
-        v = _unit(jax.random.normal(key, matrix.shape[1:], matrix.dtype), eps)
-        self.vectors = Variable(_power_iteration(matrix, v, _AT_FIRST, eps))
+        dtype = self._dtype_of_vectors(weight, matrix)
+        v = jax.random.normal(key, matrix.shape[1:], dtype).astype(matrix.dtype)
+        u, v = _power_iteration(matrix, _unit(v, eps), _AT_FIRST, eps)
+        self.vectors = Variable((u.astype(dtype), v.astype(dtype)))
 
     @jax.named_scope("vernal.nn.SpectralNorm")
     def __call__(
@@ -192,6 +195,10 @@ class SpectralNorm(StatefulLayer, NormalisedLayer, Generic[Layer]):
         # weight, which may overflow.
         scale = lax.optimization_barrier(1 / jnp.where(sigma == 0, 1, sigma)).astype(wide.dtype)
         return (wide / largest * scale).astype(weight.dtype), state
+
+    def _dtype_of_vectors(self, weight: Array, matrix: Array) -> Any:
+        """In which dtype they are drawn and kept. (In `vernal.compat`: that of the weight.)"""
+        return matrix.dtype
 
     def _fitting(
         self, matrix: Array, u: Array, v: Array, is_other: Array, trains: bool

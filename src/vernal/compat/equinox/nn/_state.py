@@ -71,6 +71,9 @@ class SpectralNorm(nn.SpectralNorm[Layer], metaclass=LayerMeta, layout="fields")
         """Equinox's name for `vectors`."""
         return self.vectors
 
+    def _dtype_of_vectors(self, weight: Array, matrix: Array) -> Any:
+        return weight.dtype
+
     def _fitting(
         self, matrix: Array, u: Array, v: Array, is_other: Array, trains: bool
     ) -> tuple[Array, Array]:
