@@ -286,3 +286,23 @@ def test_functions_by_the_names_of_their_parameters(eqx):
             callback=lambda x: 2 * np.asarray(x), x=x, result_shape_dtypes=struct
         ),
     )
+
+
+@pytest.mark.parametrize("given", [None, "state", 3])
+def test_a_sequential_passes_any_state(given):
+    def run(eqx):
+        class Passing(eqx.nn.StatefulLayer):
+            def __call__(self, x, state, *, key=None):
+                return x + 1, state
+
+        inner = eqx.nn.Sequential([eqx.nn.Linear(2, 2, key=KEY), eqx.nn.Identity()])
+        model = eqx.nn.Sequential([Passing(), inner, eqx.nn.Sequential([Passing()])])
+        x = jnp.ones(2)
+        return (
+            *(model(x, given), model(x, state=given)),
+            *(inner(x, given), inner(x), model[:1](x, given)),
+            eqx.nn.Sequential([inner])(x, given),
+            jax.vmap(inner, in_axes=(0, None))(jnp.ones((2, 2)), None),
+        )
+
+    same_as_equinox(run)()

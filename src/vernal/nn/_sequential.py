@@ -115,6 +115,11 @@ class Sequential(StatefulLayer):
             What the last layer returns, or `x` itself if there are no layers; with `state`, a pair of this and the
             new state.
         """
+        check_state(self, state)
+        return self._run(x, state, state is not None, key)
+
+    def _run(self, x: Any, state: Any, given: bool, key: PRNGKeyArray | None) -> Any:
+        """Runs `x` through all layers; with `given`, and the state through those that take one."""
         if not isinstance(self.layers, tuple | list):
             raise type_error(
                 "`layers` of a Sequential must be a tuple",
@@ -126,8 +131,6 @@ class Sequential(StatefulLayer):
         n = len(self.layers)
         key = None if key is None else check_key("Sequential", key)
         keys = [None] * n if key is None or n == 0 else jax.random.split(key, n)
-        check_state(self, state)
-        given = state is not None
         for layer, layer_key in zip(self.layers, keys, strict=True):
             options = {"key": layer_key} if _takes_key(layer) else {}
             if given and is_stateful(layer):

@@ -330,6 +330,8 @@ def sequential(name, eqx):
     yield lambda: name(layers=[eqx.nn.Identity()])(x=ONE)
     yield lambda: name(1)
     yield lambda: name([eqx.nn.Identity()])(ONE, "state")
+    yield lambda: model()[:2](ONE, None)
+    yield lambda: name([model()[:2], eqx.nn.Identity()])(ONE, state=None)
 
 
 @calls("nn.MultiheadAttention")

@@ -3,10 +3,14 @@
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import jax
+from jaxtyping import PRNGKeyArray
+
 from .... import nn
 from ._layer import LayerMeta
 
 Layer = TypeVar("Layer")
+_NONE: Any = object()
 
 
 class StatefulLayer(nn.StatefulLayer, metaclass=LayerMeta, layout="fields"):
@@ -30,10 +34,24 @@ class Embedding(nn.Embedding, metaclass=LayerMeta, layout="fields"):
 
 
 class Sequential(nn.Sequential, metaclass=LayerMeta, layout="fields"):
-    """`vernal.nn.Sequential`, whose functions are leaves."""
+    """`vernal.nn.Sequential`, whose functions are leaves, and whose state may be anything, None too."""
 
     def __init__(self, layers: Iterable[Any]):
         super().__init__(layers)
+
+    @jax.named_scope("eqx.nn.Sequential")
+    def __call__(self, x: Any, state: Any = _NONE, *, key: PRNGKeyArray | None = None) -> Any:
+        """Runs `x` through all layers.
+
+        Args:
+            x: what the first layer takes.
+            state: passed through the layers that take one, if given.
+            key: split into one for each layer.
+
+        Returns:
+            What the last layer returns; with a state, a pair of this and the new state.
+        """
+        return self._run(x, state, state is not _NONE, key)
 
     def __getitem__(self, i: int | slice) -> Any:
         return Sequential(self.layers[i]) if isinstance(i, slice) else self.layers[i]
