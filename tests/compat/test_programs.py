@@ -1,6 +1,8 @@
 """Calls that programs written for Equinox make: surgery, mapped axes, old spellings, names of parameters."""
 
 import collections
+import contextlib
+import io
 
 import jax
 import jax.numpy as jnp
@@ -306,3 +308,26 @@ def test_a_sequential_passes_any_state(given):
         )
 
     same_as_equinox(run)()
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
+@pytest.mark.parametrize(
+    "stored", [1, 1.5, 2j, 2**40, np.zeros(3), np.arange(3), np.uint64(3), np.ones(3, complex)]
+)
+@pytest.mark.sample(4)
+def test_files_of_numbers_of_64_bits(stored, wide):
+    def run(eqx):
+        file = io.BytesIO()
+        eqx.tree_serialise_leaves(file, [stored])
+        found = []
+        kinds = int, float, complex
+        for like in (*(jnp.zeros(np.shape(stored), kind) for kind in kinds), np.zeros(3), 1j):
+            file.seek(0)
+            with contextlib.suppress(RuntimeError):
+                found.append(eqx.tree_deserialise_leaves(file, [like]))
+            file.seek(0)
+            found.append(eqx.default_deserialise_filter_spec(file, jnp.zeros(2)))
+        return found
+
+    with jax.enable_x64(wide):
+        same_as_equinox(run)()

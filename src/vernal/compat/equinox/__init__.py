@@ -13,9 +13,7 @@ from ...runtime import RuntimeCheckError as EquinoxRuntimeError
 
 # A check that fails while tracing raises the same class here.
 from ...runtime import RuntimeCheckError as EquinoxTracetimeError
-from ...saving import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ...saving import default_serialise_filter_spec as default_serialise_filter_spec
-from ...saving import tree_deserialise_leaves as tree_deserialise_leaves
 from ...saving import tree_serialise_leaves as tree_serialise_leaves
 from ...show import tree_pformat as tree_pformat
 from ...show import tree_pprint as tree_pprint
@@ -47,6 +45,8 @@ from ._derivatives import filter_jacfwd as filter_jacfwd
 from ._derivatives import filter_jacrev as filter_jacrev
 from ._derivatives import filter_value_and_grad as filter_value_and_grad
 from ._derivatives import filter_vjp as filter_vjp
+from ._files import default_deserialise_filter_spec as default_deserialise_filter_spec
+from ._files import tree_deserialise_leaves as tree_deserialise_leaves
 from ._module import Module as Module
 from ._module import StrictConfig as StrictConfig
 from ._module import static_field as static_field
