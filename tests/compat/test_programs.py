@@ -331,3 +331,10 @@ def test_files_of_numbers_of_64_bits(stored, wide):
 
     with jax.enable_x64(wide):
         same_as_equinox(run)()
+
+
+@same_as_equinox
+def test_integers_have_zeros_for_derivatives(eqx):
+    x = jnp.arange(3.0)
+    results = (lambda q: {"y": q * 2, "steps": 3}, lambda q: (q, 3, np.arange(2)), lambda q: 3)
+    return [eqx.filter_jacfwd(f)(x) for f in results]

@@ -43,15 +43,15 @@ def _check_inputs(call: Call, transform: str) -> None:
                 )
 
 
-def _is_integer_array(x: Any) -> bool:
-    return is_array_like(x) and hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.integer)
+def _is_integer(x: Any) -> bool:
+    return is_array_like(x) and jnp.issubdtype(jnp.asarray(x).dtype, jnp.integer)
 
 
 def _outputs(fn: Any, value: Any, transform: str, *, integers: bool) -> tuple[list[Any], Rest]:
     """The leaves of the output as arrays, and the rest of the output."""
     found, treedef = jtu.tree_flatten_with_path(value)
     for path, leaf in found or [((), value)]:
-        if not is_inexact_array_like(leaf) and not (integers and _is_integer_array(leaf)):
+        if not is_inexact_array_like(leaf) and not (integers and _is_integer(leaf)):
             raise type_error(
                 f"{transform}: an output of `{callable_name(fn)}` has no derivative",
                 where=path_text(path, "output"),

@@ -128,6 +128,8 @@ def jacobians(name, eqx):
     yield lambda: name(with_aux, True)(ONE)
     yield lambda: name(square)(2.0)
     yield lambda: name(lambda x: "text")(ONE)
+    yield lambda: name(lambda x: (x, 3))(ONE)
+    yield lambda: name(lambda x: {"y": 2 * x, "n": True})(ONE)
     yield lambda: name(square)(jnp.ones(2, int))
     yield lambda: name(of_tree)(tree={"x": ONE})
     yield lambda: name(square)()
