@@ -338,3 +338,17 @@ def test_integers_have_zeros_for_derivatives(eqx):
     x = jnp.arange(3.0)
     results = (lambda q: {"y": q * 2, "steps": 3}, lambda q: (q, 3, np.arange(2)), lambda q: 3)
     return [eqx.filter_jacfwd(f)(x) for f in results]
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
+def test_the_value_of_a_loss_is_what_it_returned(wide):
+    def run(eqx):
+        losses = (lambda a: 3.0, lambda a: np.float64(3), lambda a: np.array(3.0))
+        given = [eqx.filter_value_and_grad(f)(jnp.arange(3.0)) for f in losses]
+        with_aux = eqx.filter_value_and_grad(lambda a: (a**2, "aux"), has_aux=True)
+        squared = eqx.filter_value_and_grad(lambda a: a**2)
+        compiled = [eqx.filter_jit(squared)(a) for a in (3.0, jnp.array(3.0))]
+        return given, with_aux(3.0), squared(3.0), squared(jnp.asarray(2.0)), compiled
+
+    with jax.enable_x64(wide):
+        same_as_equinox(run)()

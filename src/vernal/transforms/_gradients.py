@@ -66,10 +66,13 @@ class _ValueAndGrad(Derivative[P, T]):
 
         def loss(chosen: list[Any]) -> tuple[Any, tuple[list[Any], Rest]]:
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)
-            value = _check_loss(fn, value, has_aux, transform)
-            if self.missing is not None:  # `vernal.compat` differentiates the sum, as JAX does.
-                refuse_sum_over_devices(fn, [value], chosen, transform)
-            return value, split(aux)
+            array = _check_loss(fn, value, has_aux, transform)
+            if (
+                self.missing is None
+            ):  # In `vernal.compat`, as in JAX, a number stays one, and sums are differentiated.
+                return value, split(aux)
+            refuse_sum_over_devices(fn, [array], chosen, transform)
+            return array, split(aux)
 
         loss.__name__ = loss.__qualname__ = callable_name(fn)
         differentiate = jax.value_and_grad(loss, has_aux=True)
