@@ -133,6 +133,10 @@ def library_functions_are_compared_by_value():
     assert step.trace_count == 1
     step(optax.sgd(2.0), jnp.ones(2))
     assert "f32[2]" in str(step.explain())
+    cast = vernal.filter_jit(lambda x, dtype: x.astype(dtype))
+    for dtype in (jnp.int8, np.int8):
+        assert cast(jnp.ones(2), dtype).dtype == dtype
+    assert cast.trace_count == 2
 
 
 @claim("filter_custom_jvp", "filter_custom_vjp", "filter_closure_convert")
@@ -280,6 +284,17 @@ def a_group_norm_takes_batches_and_guesses_nothing():
 def equal_norms_are_equal():
     layer = nn.Linear(2, 2, key=KEY)
     assert nn.WeightNorm(layer) == nn.WeightNorm(layer)
+
+
+@claim("nn.LayerNorm", "nn.RMSNorm", "nn.Sequential", "nn.Shared")
+def norms_do_not_hide_an_overflow_and_natively_none_is_not_a_state():
+    large = jnp.array([4e19, 1.0, 2.0])
+    for norm in (compat.nn.LayerNorm(3), compat.nn.RMSNorm(3), compat.nn.GroupNorm(1, 3)):
+        assert jnp.isnan(norm(large)).all()
+    assert nn.Sequential([nn.Identity()])(large, None) is large
+    pair = [jnp.ones(1), jnp.ones(1)]
+    shared = nn.Shared(pair, lambda t: t[0], lambda t: t[1])
+    assert len(jax.tree.leaves(shared)) == 1
 
 
 @claim("debug.assert_max_traces", "debug.backward_nan")

@@ -239,4 +239,5 @@ def group_norm(name, eqx):
     yield lambda: name(3, channelwise_affine=False)(x)
     yield lambda: name(2, 4)(x, "state")
     yield lambda: name(2, 4)(jnp.ones(()))
+    yield lambda: name(1, 3)(jnp.array([4e19, 1.0, 2.0]))
     yield lambda: name(groups=2, channels=4)(x=x, key=KEY)
