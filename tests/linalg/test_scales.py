@@ -126,3 +126,28 @@ def test_a_numpy_array_is_no_factor_of_an_operator():
 def test_a_diagonal_of_no_operators_is_refused():
     with pytest.raises(TypeError, match="no operator to put on a diagonal"):
         linalg.block_diagonal()
+
+
+@pytest.mark.parametrize("scale", [2e-38, 1.9e-37, 1e-36, 1e-35, 1e-32])
+def test_errors_count_what_products_lose_when_elements_are_too_small(scale):
+    """XLA rounds products below 1e-38 to zero. Values off by a fifth had errors of 2e-7, and tags were accused."""
+    block = np.array([[1, 0.3, 0, 0], [0.3, 1, 0, 0], [0, 0, 2, 0.1], [0, 0, 0.1, 1]])
+    matrix = np.float32(scale * block)
+    vector = np.arange(1.0, 5.0)
+    nodes, vectors = np.linalg.eigh(np.float64(matrix))
+    operator = linalg.MatrixOperator(jnp.asarray(matrix), positive_semidefinite=True)
+    found = linalg.funm(jnp.sqrt, operator, jnp.asarray(vector, jnp.float32))
+    want = vectors * np.sqrt(nodes) @ vectors.T @ vector
+    assert found.tags_hold and found.is_finite
+    assert np.linalg.norm(np.float64(found.value) - want) <= float(found.error)
+    general = linalg.funm(lambda m: m, jnp.asarray(matrix), jnp.asarray(vector, jnp.float32))
+    lost = np.linalg.norm(np.float64(general.value) - np.float64(matrix) @ vector)
+    assert lost <= float(general.error)
+    for result in (linalg.eigsh(operator, 2), linalg.svds(operator, 2)):
+        distance = np.abs(np.float64(result.values) - nodes[::-1][:2])
+        assert np.all(distance <= np.asarray(result.errors, float) + 1e-6 * scale)
+        assert np.all(np.asarray(result.errors, float) < 5 * scale)
+    even = linalg.svds(jnp.asarray(np.float32(scale * np.eye(4))), 2)
+    distance = np.abs(np.float64(even.values) - np.float64(np.float32(scale)))
+    assert np.all(distance <= np.asarray(even.errors, float) + 1e-6 * scale)
+    assert not even.tolerance_met or scale > 1e-33

@@ -127,6 +127,97 @@ def test_general_equations_need_no_scaling(scale, size):
         assert found.tolerance_met
 
 
+def test_derivatives_whose_equations_are_not_solved_are_nan():
+    """They were finite and wrong, by up to their own size, next to a solution that met its tolerance."""
+    size = 60
+    shift = jnp.roll(jnp.eye(size), 1, 0)
+
+    def turned(t):
+        return MatrixOperator(shift + t * jnp.diag(jnp.arange(size * 1.0) % 3))
+
+    def first(t, right):
+        return solve(turned(t), right).value[0]
+
+    assert solve(turned(0.0), jnp.ones(size)).tolerance_met
+    by_parameter, by_right = jax.grad(first, (0, 1))(0.0, jnp.ones(size))
+    assert jnp.isnan(by_parameter) and jnp.all(jnp.isnan(by_right))
+
+    stiff = MatrixOperator(jnp.diag(jnp.logspace(0, 8, 50)), positive_semidefinite=True)
+
+    def total(right):
+        return jnp.sum(solve(stiff, right).value)
+
+    unit = jnp.eye(50)[0]
+    assert solve(stiff, unit).tolerance_met
+    assert jnp.all(jnp.isnan(jax.grad(total)(unit)))
+    assert jnp.isnan(jax.jvp(total, (unit,), (jnp.ones(50),))[1])
+
+    # Where the solution itself is wrong, and says so, it has derivatives by the right-hand side alone.
+    def hard(t):
+        matrix = jnp.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
+        return MatrixOperator((1 + t) * matrix, positive_semidefinite=True)
+
+    def first(t, right):
+        found = solve(hard(t), right, max_steps=1)
+        return found.value[0], found
+
+    (by_parameter, by_right), found = jax.grad(first, (0, 1), has_aux=True)(0.0, jnp.ones(3))
+    assert not found.tolerance_met and found.is_finite
+    assert jnp.isnan(by_parameter)
+    np.testing.assert_allclose(by_right, [1, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_second_derivatives_by_operator_and_right_side_in_all_modes(positive):
+    matrix = jnp.array([[3.0, 1.0, 0.0], [1.0, 4.0, 1.0], [0.0, 1.0, 5.0]])
+
+    def of(solution_of):
+        def total(t, right):
+            return jnp.sum(jnp.sin(solution_of(matrix + t * jnp.eye(3), right)))
+
+        return total
+
+    ours = of(lambda a, b: solve(MatrixOperator(a, positive_semidefinite=positive), b).value)
+    dense, at = of(jnp.linalg.solve), (0.1, jnp.arange(1.0, 4.0))
+    want = jax.hessian(dense, (0, 1))(*at)
+    for outer in (jax.jacfwd, jax.jacrev):
+        for inner in (jax.jacfwd, jax.jacrev):
+            got = jax.jit(outer(inner(ours, (0, 1)), (0, 1)))(*at)
+            for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_an_absolute_tolerance_says_nothing_of_the_size_of_cotangents(positive):
+    matrix = jnp.diag(jnp.array([1.0, 2.0, 4.0]))
+    operator = MatrixOperator(matrix, positive_semidefinite=positive)
+
+    @jax.grad
+    def small(right):
+        return 1e-6 * jnp.sum(solve(operator, right, rtol=0.0, atol=1e-3).value)
+
+    for scale in (1.0, 1e-2, 1e-3):
+        np.testing.assert_allclose(
+            small(scale * jnp.ones(3)), 1e-6 / jnp.diagonal(matrix), rtol=0.05
+        )
+    np.testing.assert_allclose(small(jnp.zeros(3)), 1e-6 / jnp.diagonal(matrix), rtol=0.05)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+@pytest.mark.parametrize("positive", [True, False])
+def test_operators_of_any_size(positive, scale):
+    left = np.linalg.qr(general())[0]
+    right = left if positive else np.linalg.qr(general().T)[0]
+    matrix = scale * jnp.asarray(left @ np.diag(np.linspace(1, 2, 8)) @ right.T, jnp.float32)
+    operator = MatrixOperator(matrix, positive_semidefinite=positive)
+    found = solve(operator, jnp.ones(8), preconditioner=lambda x: x / scale)
+    assert found.tolerance_met and solve(operator, jnp.ones(8)).tolerance_met
+    by_right = jax.grad(lambda b: scale * solve(operator, b).value[0])(jnp.ones(8))
+    np.testing.assert_allclose(
+        by_right, np.linalg.inv(np.float64(matrix / scale))[0], rtol=1e-3, atol=1e-4
+    )
+
+
 def test_a_preconditioner_saves_steps():
     points = jnp.linspace(0, 1, 100)
     kernel = linalg.kernel_operator(lambda a, b: jnp.exp(-((a - b) ** 2)), points, noise=0.05)

@@ -18,7 +18,7 @@ from ._lanczos import symmetric_operator
 from ._lanczos_adjoint import multiply, norms
 from ._operator import Operator
 from ._thick_restart import Wanted, search
-from ._vectors import stop_gradient, to_flat, to_tree
+from ._vectors import lost_in_product, stop_gradient, to_flat, to_tree
 
 Which = Literal["largest", "smallest", "both", "magnitude"]
 # The least number of basis vectors, and the default number of products for each of them.
@@ -164,11 +164,12 @@ def _found(
     structure = operator.in_structure()
     known = jax.vmap(lambda row: to_flat(structure, to_tree(structure, row), "eigsh"))(vectors)
     residuals = multiply(still, known) - values[:, None].astype(known.dtype) * known
-    errors = norms(residuals)
+    lost = lost_in_product(found.scale, operator.size)
+    errors = norms(residuals) + lost
     finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(vectors))
     met = found.is_done & jnp.all(errors <= wanted.tolerance(values, found.scale))
     # The square root, because an operator that computes in a lower precision does not count as asymmetric.
-    rounding = jnp.sqrt(jnp.finfo(values.dtype).eps) * found.scale
+    rounding = jnp.sqrt(jnp.finfo(values.dtype).eps) * found.scale + 4 * lost
     hold = found.asymmetry <= rounding
     if operator.positive_semidefinite:
         hold &= jnp.min(values) >= -(errors.max() + rounding)

@@ -20,7 +20,7 @@ from ._operator import Operator
 from ._operators import as_operator, refuse_empty
 from ._per_device import varying_like_result
 from ._small_functions import OfEigenvalues, OfMatrix, SmallFunction, commutes
-from ._vectors import flat_vector, stop_gradient, to_tree
+from ._vectors import flat_vector, lost_in_product, stop_gradient, to_tree
 
 _STEPS = 30
 _WHERE = "funm(f, operator, vector)"
@@ -161,7 +161,9 @@ def _error(function: SmallFunction, matrix: Array, rank: Array, size: int, eps: 
     ahead = jnp.maximum(by_doubling * rate / (1 - rate), by_part / (1 - rate_of_part))
     # The space is exhausted, and only rounding is left.
     complete = (rank < steps) | (steps == size)
-    rounding = function.rounding(matrix, eps) + eps * _length(last)
+    largest = jnp.max(jnp.abs(matrix))
+    step = eps * largest + lost_in_product(largest, size)
+    rounding = function.rounding(matrix, step) + eps * _length(last)
     return rounding + jnp.where(complete, 0, ahead)
 
 
@@ -178,10 +180,12 @@ def _tags_hold(operator: Operator, matrix: Array, asymmetry: Array) -> Array:
         return jnp.asarray(True)
     nodes = jnp.linalg.eigvalsh(matrix)
     scale, eps = jnp.max(jnp.abs(nodes)), float(jnp.finfo(nodes.dtype).eps)
+    # Of several products.
+    lost = 4 * lost_in_product(scale, operator.size)
     # The square root, because an operator that computes in a lower precision does not count as asymmetric.
-    hold = asymmetry <= max(eps**0.5, 16 * operator.eps) * scale
+    hold = asymmetry <= max(eps**0.5, 16 * operator.eps) * scale + lost
     if operator.positive_semidefinite:
-        hold &= jnp.min(nodes) >= -16 * operator.size**0.5 * operator.eps * scale
+        hold &= jnp.min(nodes) >= -16 * operator.size**0.5 * operator.eps * scale - lost
     return hold
 
 

@@ -26,7 +26,7 @@ from ._lanczos import decompose
 from ._lanczos_adjoint import multiply, norms
 from ._operator import Operator
 from ._per_device import fori_loop
-from ._vectors import times
+from ._vectors import power_below, times
 
 # A new vector of at most this many roundings of a product is pure rounding.
 _ROUNDINGS = 4
@@ -86,10 +86,16 @@ def _arnoldi(operator: Operator, start: Array, steps: int) -> tuple[Array, Array
         scale = jnp.maximum(scale, lax.stop_gradient(norms(product[None, :])[0]))
         along = times(basis.conj(), product)
         left = product - times(along, basis)
+        # In units, or products with what is left may be too small for the dtype.
+        unit = power_below(norms(left[None, :])[0])
+        left = left / unit.astype(left.dtype)
         again = times(basis.conj(), left)
         left = left - times(again, basis)
-        follows, length = _normalised(left, _ROUNDINGS * float(jnp.finfo(start.dtype).eps) * scale)
-        column = (along + again).at[k + 1].set(length.astype(start.dtype), mode="drop")
+        rounding = _ROUNDINGS * float(jnp.finfo(start.dtype).eps)
+        follows, rest = _normalised(left, rounding * scale / unit)
+        length = (rest * unit).astype(start.dtype)
+        column = along + again * unit.astype(start.dtype)
+        column = column.at[k + 1].set(length, mode="drop")
         basis = basis.at[k + 1].set(follows, mode="drop")
         made = rank + ((length > 0) & (k + 1 < steps)).astype(rank.dtype)
         return basis, matrix.at[:, k].set(column), follows, scale, made

@@ -30,7 +30,7 @@ from ._lanczos_adjoint import Decomposition, inner, multiply, norms, rule
 from ._operator import Operator
 from ._operators import as_operator
 from ._per_device import fori_loop, varying_like_result
-from ._vectors import flat_vector
+from ._vectors import flat_vector, power_below
 
 # A new vector of at most this many roundings of a product is pure rounding.
 _ROUNDINGS = 4
@@ -196,13 +196,15 @@ def _step(operator: Operator, k: Array, steps: int, state: _State) -> _State:
     )
     asymmetry = jnp.max(jnp.abs(elements - tridiagonal.astype(elements.dtype)), axis=1)
     left = product - combined(elements, state.basis)
+    # In units, or products with what is left may be too small for the dtype.
+    unit = power_below(norms(left))
+    left = left / unit[:, None].astype(left.dtype)
     left = left - combined(inner(state.basis, left), state.basis)
-    length = norms(left)
+    rest = norms(left)
+    length = rest * unit
     threshold = _ROUNDINGS * jnp.finfo(length.dtype).eps * scale
     length = jnp.where(length > threshold, length, 0)
-    follows = jnp.where(
-        (length > 0)[:, None], left / _or_one(length)[:, None].astype(left.dtype), 0
-    )
+    follows = jnp.where((length > 0)[:, None], left / _or_one(rest)[:, None].astype(left.dtype), 0)
     # The last step has no next vector: it writes the current row again.
     row = jnp.where(k + 1 < steps, follows, state.current)
     return _State(

@@ -23,6 +23,7 @@ from jax import Array
 
 from ..modules import Module
 from ._elementwise import Derivative, scale_of
+from ._lanczos_adjoint import norms
 from ._spectral import Hermitian, column_of, difference
 from ._vectors import times
 
@@ -49,8 +50,8 @@ class SmallFunction(Module):
         """The function g with `g(A^*) = f(A)^*`."""
 
     @abc.abstractmethod
-    def rounding(self, matrix: Array, eps: float) -> Array:
-        """How far errors of the matrix, of eps times its largest element, move the column."""
+    def rounding(self, matrix: Array, step: Array) -> Array:
+        """How far errors of the matrix of length `step` move the column."""
 
     @abc.abstractmethod
     def scale(self, matrix: Array) -> Array:
@@ -76,14 +77,13 @@ class OfEigenvalues(SmallFunction):
     def adjoint(self) -> SmallFunction:
         return OfEigenvalues(_Conjugate(self.f), self.positive)
 
-    def rounding(self, matrix: Array, eps: float) -> Array:
+    def rounding(self, matrix: Array, step: Array) -> Array:
         small = self._eigen(matrix)
         nodes, weights = small.nodes, small.vectors[0]
-        step = eps * jnp.max(jnp.abs(nodes))
         # The smaller one: a slope may be infinite at the end of the domain, and f undefined beyond it.
         by_slope = jnp.abs(Derivative(self.f)(nodes)) * step
         moved = jnp.fmin(by_slope, jnp.abs(self.f(nodes + step) - self.f(nodes)))
-        return jnp.linalg.norm(jnp.where(weights == 0, 0, moved * weights))
+        return _norm(jnp.where(weights == 0, 0, moved * weights))
 
     def scale(self, matrix: Array) -> Array:
         return scale_of(self.f, self._eigen(matrix).nodes)
@@ -109,16 +109,16 @@ class OfMatrix(SmallFunction):
     def adjoint(self) -> SmallFunction:
         return OfMatrix(_Adjoint(self.f))
 
-    def rounding(self, matrix: Array, eps: float) -> Array:
+    def rounding(self, matrix: Array, step: Array) -> Array:
         change = self.block(matrix, jnp.eye(len(matrix), dtype=matrix.dtype), matrix)[:, 0]
-        return eps * jnp.max(jnp.abs(matrix)) * jnp.linalg.norm(change)
+        return step * _norm(change)
 
     def scale(self, matrix: Array) -> Array:
         m, eye = len(matrix), jnp.eye(len(matrix), dtype=matrix.dtype)
         # The first row of f of this block matrix holds f, f', f'' / 2.
         shift = jnp.kron(jnp.eye(3, k=1, dtype=matrix.dtype), eye)
         row = self._of(jnp.kron(jnp.eye(3, dtype=matrix.dtype), matrix) + shift)[:m]
-        slope, curvature = jnp.linalg.norm(row[:, m : 2 * m]), 2 * jnp.linalg.norm(row[:, 2 * m :])
+        slope, curvature = _norm(row[:, m : 2 * m]), 2 * _norm(row[:, 2 * m :])
         return jnp.where(curvature > 0, slope / jnp.where(curvature > 0, curvature, 1), 0)
 
     def _of(self, matrix: Array) -> Array:
@@ -129,6 +129,11 @@ class OfMatrix(SmallFunction):
             real = jnp.finfo(value.dtype).eps ** 0.5 * jnp.max(jnp.abs(value))
             value = jnp.where(jnp.max(jnp.abs(value.imag)) <= real, value.real, jnp.nan)
         return value.astype(matrix.dtype)
+
+
+def _norm(x: Array) -> Array:
+    """The Frobenius norm, however small or large the elements are."""
+    return norms(jnp.ravel(x)[None])[0]
 
 
 def commutes(matrix: Array, value: Array) -> Array:

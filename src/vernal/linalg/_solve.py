@@ -4,15 +4,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg, gmres
 
 from ..modules import Module
 from ..show import listed, message, short, type_error
-from ..transforms import closure_to_pytree, filter_jit, varying_axes
+from ..transforms import (
+    closure_to_pytree,
+    filter_custom_jvp,
+    filter_jit,
+    is_zero,
+    materialise,
+    varying_axes,
+)
 from ._arguments import positive_int, tolerance
-from ._lanczos_adjoint import norms
+from ._lanczos_adjoint import moving, norms
 from ._operator import Operator
 from ._operators import as_operator, refuse_empty
 from ._per_device import refuse_shared, varying_like, varying_like_result
@@ -20,6 +28,8 @@ from ._vectors import flat_vector, power_of_two, to_flat, to_tree
 
 # Basis vectors of GMRES between two restarts.
 _RESTART = 20
+# An absolute tolerance means at most this, relative to the length of b: it says nothing of the size of derivatives.
+_LOOSEST = 1e-2
 
 
 class Solution(Module):
@@ -51,9 +61,13 @@ def solve(
 
     Both are those of `jax.scipy.sparse.linalg`, which does not report whether it converged: here the residual is
     measured and compared with the tolerance (`tolerance_met`; a residual that exceeds it by no more than rounding, 16
-    units in the last place of the length of b, meets it). Derivatives, of all orders, are those of the solution,
-    not of the steps: they are solved for in the same way, to the same tolerance. The residual is that of the value
-    returned: vectors in half precision round it, and need a tolerance to match.
+    units in the last place of the length of b, meets it). The residual is that of the value returned: vectors in half
+    precision round it, and need a tolerance to match.
+
+    Derivatives, of all orders, are those of the solution, not of the steps: they are solved for in the same way, to the
+    same tolerance relative to their own right-hand sides (`atol` counts relative to b, and as 1e-2 at most). Where a
+    residual is larger than that, and than the square root of machine epsilon (3e-4 in single precision), the derivative
+    is NaN. So are derivatives by the operator if the solution itself has such a residual.
 
     Args:
         operator: A.
@@ -100,7 +114,7 @@ def solve(
         tolerance(rtol, "rtol", "solve(rtol)", real),
         tolerance(atol, "atol", "solve(atol)", real),
         positive_int(steps, "max_steps", "solve(max_steps)"),
-        preconditioner,
+        closure_to_pytree(preconditioner),
     )
 
 
@@ -117,11 +131,11 @@ def _refuse_what_jax_cannot(operator: Operator, preconditioner: Any, axes: froze
                 instead="`jax.shard_map(..., check_vma=False)`, if nothing is differentiated",
             )
         )
-    refuse_shared((operator, closure_to_pytree(preconditioner)), axes, "solve(operator, right)")
+    refuse_shared((operator, preconditioner), axes, "solve(operator, right)")
 
 
 def _restarted(
-    multiply: Any, target: Array, start: Any, *, tol: Array, atol: Array, maxiter: int, M: Any
+    multiply: Any, target: Array, start: Any, *, tol: Array, maxiter: int, M: Any
 ) -> tuple[Array, None]:
     """GMRES with restarts, called like those of JAX."""
     # Without `incremental`, JAX solves normal equations, which are singular in rounding long before A is. It then ends
@@ -145,9 +159,92 @@ def _restarted(
 
     found = jnp.zeros_like(target) if start is None else start
     left = length(target)
-    goal = jnp.maximum(tol * left, atol)
+    goal = tol * left
     state = found, left, jnp.zeros((), jnp.int32), jnp.asarray(True)
     return lax.while_loop(unfinished, again, state)[0], None
+
+
+class _Equations(Module):
+    """`A x = b`, and how to solve it.
+
+    Args:
+        operator: A.
+        preconditioner: the user's function of trees, or None.
+        rtol: the tolerance, relative to the length of b.
+        steps: the largest number of steps or restarts.
+    """
+
+    operator: Operator
+    preconditioner: Any
+    rtol: Array
+    steps: int
+
+    def multiply(self, x: Array) -> Array:
+        """A x, for x of shape `(n,)`."""
+        return self.operator.matmul(x[:, None])[:, 0]
+
+    def improve(self, x: Array) -> Array:
+        """The preconditioner, for flat vectors."""
+        tree = to_tree(self.operator.in_structure(), x)
+        return to_flat(
+            self.operator.in_structure(), self.preconditioner(tree), "solve(preconditioner)"
+        )
+
+    def solved(self, multiply: Callable[[Array], Array], target: Array) -> tuple[Array, Array]:
+        """The solution for A or its transpose, and whether it is good enough for derivatives."""
+        # Squares must be representable: those of the target, which may be a cotangent, and of products.
+        unit = power_of_two(target)
+        scaled = target / unit.astype(target.dtype)
+        size = power_of_two(multiply(scaled)).astype(target.dtype)
+
+        def in_units(x: Array) -> Array:
+            return multiply(x) / size
+
+        def inverse(x: Array) -> Array:
+            return self.improve(x) * size
+
+        method: Any = cg if self.operator.positive_semidefinite else _restarted
+        improve = None if self.preconditioner is None else inverse
+        start = varying_like(jnp.zeros_like(scaled), scaled) if varying_axes(scaled) else None
+        # JAX declares floats as tolerances, but accepts arrays too.
+        found, _ = method(in_units, scaled, start, tol=self.rtol, maxiter=self.steps, M=improve)
+        error, length = norms(jnp.stack([scaled - in_units(found), scaled]))
+        # Rounding allows single precision less than the default tolerance for many operators.
+        allowed = jnp.maximum(self.rtol, jnp.finfo(length.dtype).eps ** 0.5) * length
+        return found / size * unit.astype(found.dtype), error <= allowed
+
+    def solved_or_nan(self, multiply: Callable[[Array], Array], target: Array) -> Array:
+        """The solution for A or its transpose; NaN where it is not good enough for derivatives."""
+        found, is_good = self.solved(multiply, target)
+        return jnp.where(is_good, found, jnp.nan)
+
+
+@filter_custom_jvp
+def _solution(equations: _Equations, target: Array) -> tuple[Array, Array]:
+    return equations.solved(equations.multiply, target)
+
+
+@_solution.def_jvp(symbolic_zeros=True)
+def _solution_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    equations, target = primals
+    found, is_good = _solution(*primals)
+    right = None if is_zero(tangents[1]) else materialise(tangents[1])
+    parts, dots = moving(equations.operator, tangents[0].operator)
+    if jax.tree.leaves(dots):
+        known = jnp.where(is_good, found, jnp.nan)
+
+        def product(arrays: Any) -> Array:
+            return parts.whole(arrays).matmul(known[:, None])[:, 0]
+
+        _, changed = jax.jvp(product, (parts.arrays,), (dots,))
+        right = -changed if right is None else right - changed
+    if right is None:
+        return (found, is_good), (jnp.zeros_like(found), None)
+    # The transpose of a Hermitian operator is its conjugate.
+    symmetric = equations.operator.positive_semidefinite and not jnp.iscomplexobj(target)
+    solve = equations.solved_or_nan
+    dot = lax.custom_linear_solve(equations.multiply, right, solve, solve, symmetric=symmetric)
+    return (found, is_good), (dot, None)
 
 
 @filter_jit
@@ -160,35 +257,17 @@ def _solved(
         return operator.matmul(x[:, None])[:, 0]
 
     flat = varying_like_result(multiply, flat)
-
-    def improve(x: Array) -> Array:
-        return to_flat(structure, preconditioner(to_tree(structure, x)), "solve(preconditioner)")
-
-    given = None if preconditioner is None else improve
-    positive, axes = operator.positive_semidefinite, varying_axes(flat)
-    _refuse_what_jax_cannot(operator, preconditioner, axes)
+    _refuse_what_jax_cannot(operator, preconditioner, varying_axes(flat))
     rtol, atol = (varying_like(lax.stop_gradient(x), flat) for x in (rtol, atol))
-    method: Any = cg if positive else _restarted
-
-    def in_units(multiply: Any, target: Array) -> Array:
-        # The squares of its elements must be representable; so must those of a cotangent, which is solved for too.
-        unit = power_of_two(target)
-        scaled = target / unit.astype(target.dtype)
-        # JAX declares floats as tolerances, but accepts arrays too.
-        start = varying_like(jnp.zeros_like(scaled), scaled) if axes else None
-        found, _ = method(
-            multiply, scaled, start, tol=rtol, atol=atol / unit, maxiter=steps, M=given
-        )
-        return found * unit.astype(found.dtype)
-
-    # The transpose of a Hermitian operator is its conjugate.
-    symmetric = positive and not jnp.iscomplexobj(flat)
-    found = lax.custom_linear_solve(multiply, flat, in_units, in_units, symmetric=symmetric)
+    target = lax.stop_gradient(flat)
+    size = norms(target[None])[0]
+    relative = jnp.minimum(atol / jnp.where(size > 0, size, 1), _LOOSEST)
+    equations = _Equations(operator, preconditioner, jnp.maximum(rtol, relative), steps)
+    found, _ = _solution(equations, flat)
     value = to_tree(structure, found)
     # Of the value that is returned, which half precision has rounded.
     known = lax.stop_gradient(to_flat(structure, value, "solve"))
-    target = lax.stop_gradient(flat)
-    error, size = norms(jnp.stack([target - lax.stop_gradient(multiply(known)), target]))
+    error = norms((target - lax.stop_gradient(multiply(known)))[None])[0]
     # The residual of the recurrence and the measured one differ by rounding.
     rounding = 16 * jnp.finfo(error.dtype).eps * size
     # After a NaN the method stops with the finite value that it has.

@@ -30,6 +30,7 @@ from ..modules import Module
 from ._lanczos_adjoint import norms
 from ._operator import Operator
 from ._per_device import fori_loop, settled, varying_like_result
+from ._vectors import power_below
 
 # Roundings of the largest product: a vector below the first number is pure rounding, and a residual below the second
 # cannot be improved.
@@ -182,15 +183,19 @@ def _step(operator: Operator, key: PRNGKeyArray, j: Any, found: Found) -> Found:
     # While missed pairs are looked for, the kept ones are eigenvectors only up to the tolerance.
     difference = jnp.where(found.is_check & (place < found.start), 0, difference)
     left = product - _sum(elements, basis)
+    # In units, or products with what is left may be too small for the dtype.
+    unit = power_below(_norm(left))
+    left = left / unit.astype(left.dtype)
     left = left - _sum(_along(basis, left), basis)
-    length = _norm(left)
+    rest = _norm(left)
+    length = rest * unit
     broken = length <= _BREAKDOWN * eps * scale
     follows = lax.cond(
         broken,
         lambda: _outside(
             basis, _random(jax.random.fold_in(key, j + found.matvecs), size, basis.dtype)
         ),
-        lambda: left / jnp.where(broken, 1, length).astype(left.dtype),
+        lambda: left / jnp.where(broken, 1, rest).astype(left.dtype),
     )
     # The diagonal is real; both assignments agree there.
     elements = jnp.where(place == j, elements.real.astype(elements.dtype), elements)

@@ -190,6 +190,17 @@ def stop_gradient(tree: _T) -> _T:
     return jtu.tree_map(lambda x: lax.stop_gradient(x) if is_inexact_array(x) else x, tree)
 
 
+def lost_in_product(largest: Array, size: int) -> Array:
+    """How much of the product with a unit vector may be lost, because its terms are too small for the dtype; zero for a
+    zero operator.
+
+    Args:
+        largest: of the elements, or the length, of products.
+        size: of the operator.
+    """
+    return jnp.where(largest > 0, size * float(jnp.finfo(largest.dtype).tiny), 0)
+
+
 def power_of_two(block: Array) -> Array:
     """A real power of two of the size of the largest element; 1 for a block of zeros."""
     return power_below(jnp.max(jnp.abs(block), initial=0))
