@@ -67,9 +67,8 @@ class _ValueAndGrad(Derivative[P, T]):
         def loss(chosen: list[Any]) -> tuple[Any, tuple[list[Any], Rest]]:
             value, aux = value_and_aux(fn, call.run(chosen), has_aux, transform)
             array = _check_loss(fn, value, has_aux, transform)
-            if (
-                self.missing is None
-            ):  # In `vernal.compat`, as in JAX, a number stays one, and sums are differentiated.
+            # In `vernal.compat`, as in JAX, a number stays one, and sums over devices are differentiated.
+            if self.missing is None:
                 return value, split(aux)
             refuse_sum_over_devices(fn, [array], chosen, transform)
             return array, split(aux)
