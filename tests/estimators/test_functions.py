@@ -214,13 +214,13 @@ def test_exact_schatten_norms_of_low_rank_are_within_their_rounding(is_symmetric
 @pytest.mark.parametrize("p", [1, 2.5, 9])
 @pytest.mark.parametrize("is_symmetric", [True, False])
 def test_the_norm_of_zero_is_zero(p, is_symmetric):
-    """From 13 products it was 1.6e-18."""
-    for matvecs in (13, 61) if p < 9 else (29, 81):
+    """From few products it was 1.6e-18."""
+    for matvecs in (31, 61) if p < 9 else (37, 81):
         operator = MatrixOperator(jnp.zeros((30, 30)), symmetric=is_symmetric)
         found = schatten_norm(operator, KEY, p, matvecs=matvecs)
         assert found.value == 0 and found.standard_error == 0
     lost = MatrixOperator(jnp.full((30, 30), jnp.nan), symmetric=is_symmetric)
-    assert jnp.isnan(schatten_norm(lost, KEY, p, matvecs=29).value)
+    assert jnp.isnan(schatten_norm(lost, KEY, p, matvecs=37).value)
 
 
 def test_schatten_norms_have_the_derivative_of_the_norm():
@@ -336,12 +336,12 @@ def test_schatten_norms_of_low_rank_have_derivatives(kind, p):
             np.testing.assert_allclose(curvature, wanted, rtol=1e-2)
 
 
-@pytest.mark.parametrize("matvecs", [12, 9])
+@pytest.mark.parametrize("matvecs", [16, 15])
 @pytest.mark.parametrize("positive", [True, False])
 def test_second_derivatives_mix_the_operator_and_what_the_function_closes_over(positive, matvecs):
     rng = np.random.default_rng(3)
-    a, b = rng.normal(size=(2, 12, 12))
-    a, b = a @ a.T + 12 * np.eye(12), b + b.T
+    a, b = rng.normal(size=(2, 16, 16))
+    a, b = a @ a.T + 16 * np.eye(16), b + b.T
 
     def matrix(s):
         return jnp.asarray(a) * jnp.exp(s) + s**2 * jnp.asarray(b)
@@ -365,7 +365,7 @@ def test_second_derivatives_mix_the_operator_and_what_the_function_closes_over(p
         both = jax.jit(jax.grad(jax.grad(lambda t: ours(t, t))))(at[0])
         parts = np.asarray(jax.jit(jax.hessian(ours, (0, 1)))(at[0], at[0]))
         np.testing.assert_allclose(both, parts.sum(), rtol=1e-10)
-        if matvecs == 12:
+        if matvecs == 16:
             wanted = np.asarray(jax.hessian(exact, (0, 1))(*at))
             np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
@@ -441,8 +441,8 @@ def test_third_derivatives_where_eigenvalues_are_zero_up_to_rounding(mode, order
 @pytest.mark.sample(3)
 def test_third_derivatives_by_the_operator_and_what_the_function_closes_over(inner, outer, order):
     rng = np.random.default_rng(3)
-    a, b = rng.normal(size=(2, 9, 9))
-    a, b = a @ a.T + 9 * np.eye(9), b + b.T
+    a, b = rng.normal(size=(2, 16, 16))
+    a, b = a @ a.T + 16 * np.eye(16), b + b.T
 
     def matrix(s):
         return jnp.asarray(a) * jnp.exp(s) + s**2 * jnp.asarray(b)
@@ -463,12 +463,12 @@ def test_third_derivatives_by_the_operator_and_what_the_function_closes_over(inn
     with jax.enable_x64(True):
         at = jnp.asarray(0.3), jnp.asarray(0.7)
         wanted = third(exact, jax.grad, jax.grad, jax.grad)(*at)
-        found = third(lambda s, t: estimate(s, t, 9), inner, inner, outer)(*at)
+        found = third(lambda s, t: estimate(s, t, 16), inner, inner, outer)(*at)
         np.testing.assert_allclose(found, wanted, rtol=1e-8)
         # An estimate has the same derivatives in any order.
-        rough = third(lambda s, t: estimate(s, t, 8), inner, inner, outer)(*at)
+        rough = third(lambda s, t: estimate(s, t, 15), inner, inner, outer)(*at)
         same = sorted(order)
-        other = lambda s, t: estimate(s, t, 8)  # noqa: E731 (differentiated in a loop)
+        other = lambda s, t: estimate(s, t, 15)  # noqa: E731 (differentiated in a loop)
         for argument in same:
             other = jax.grad(other, argument)
         np.testing.assert_allclose(rough, jax.jit(other)(*at), rtol=1e-6)
@@ -608,11 +608,11 @@ def test_they_say_what_they_cannot_do():
         frobenius_norm(operator, KEY, matvecs=4)
 
 
-@pytest.mark.parametrize("matvecs", [8, 12])
+@pytest.mark.parametrize("matvecs", [15, 16])
 def test_a_rule_for_derivatives_closes_over_its_tangent(matvecs):
     """The value is linear in the tangent, so nothing may depend on whether it is finite."""
     with jax.enable_x64(True):
-        operator = MatrixOperator(jnp.diag(jnp.arange(12.0) / 12), symmetric=True)
+        operator = MatrixOperator(jnp.diag(jnp.arange(16.0) / 16), symmetric=True)
         key = jax.random.key(0)
 
         def trace(f):
@@ -638,14 +638,14 @@ def test_third_derivatives_of_an_exhausted_space_are_not_a_number(eigenvalues):
     """Rounding errors, over the squares of residuals that are rounding errors, too."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
-        q = np.linalg.qr(rng.standard_normal((12, 12)))[0]
-        a = jnp.asarray((q * np.repeat(eigenvalues, 12 // len(eigenvalues))) @ q.T)
+        q = np.linalg.qr(rng.standard_normal((36, 36)))[0]
+        a = jnp.asarray((q * np.repeat(eigenvalues, 36 // len(eigenvalues))) @ q.T)
         e = jnp.asarray(q + q.T)
 
         def trace(t, key):
             operator = MatrixOperator(a + t * e, symmetric=True)
             method = LanczosQuadrature(steps=5)
-            return trace_of_function(jnp.exp, operator, key, matvecs=10, method=method).value
+            return trace_of_function(jnp.exp, operator, key, matvecs=25, method=method).value
 
         third = jax.jit(jax.vmap(jax.grad(jax.grad(jax.grad(trace))), in_axes=(None, 0)))
         second = jax.jit(jax.vmap(jax.grad(jax.grad(trace)), in_axes=(None, 0)))

@@ -87,7 +87,7 @@ def test_blocks_give_the_mean_and_the_variance_of_all_forms(monkeypatch, symmetr
     assert int(outcome.matvecs) == 10 and float(outcome.degrees_of_freedom) == 9
 
 
-@pytest.mark.parametrize("used", [2, 17, 40])
+@pytest.mark.parametrize("used", [5, 17, 40])
 @pytest.mark.sample(3)
 def test_a_budget_that_shares_a_compilation_gives_the_same_estimate(used):
     operator = rotated("poly", 60, jnp.float32)

@@ -118,8 +118,8 @@ def test_fewer_products_than_the_method_can_do_with_are_refused():
         estimators.trace(jnp.eye(50), KEY, matvecs=3, method=XTrace())
     with pytest.raises(ValueError, match=r"`max_matvecs` is too small[\s\S]*max_matvecs >= 4"):
         estimators.trace(jnp.eye(50), KEY, matvecs=3, max_matvecs=3, method=XTrace())
-    with pytest.raises(ValueError, match=r"`matvecs` is too small[\s\S]*matvecs >= 2"):
-        estimators.trace(jnp.eye(50), KEY, matvecs=1)
+    with pytest.raises(ValueError, match=r"`matvecs` is too small[\s\S]*matvecs >= 5"):
+        estimators.trace(jnp.eye(50), KEY, matvecs=4)
 
 
 def test_a_tiny_operator_needs_no_more_products_than_it_has_rows():

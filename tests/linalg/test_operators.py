@@ -274,7 +274,7 @@ def test_keys_and_integers_may_be_closed_over():
     method = estimators.Hutchinson()
 
     def estimate(operator):
-        return estimators.trace(operator, jax.random.key(0), matvecs=4, method=method).value
+        return estimators.trace(operator, jax.random.key(0), matvecs=5, method=method).value
 
     value, gradient = vernal.filter_jit(vernal.filter_value_and_grad(estimate))(operator)
     (leaf,) = jax.tree.leaves(gradient)

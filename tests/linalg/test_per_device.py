@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from vernal import estimators, linalg, loops
 from vernal.linalg import FunctionOperator, MatrixOperator
 
-N = 12
+N = 16
 KEY = jax.random.key(0)
 
 
@@ -29,15 +29,15 @@ CASES = {
     "trace": lambda a: estimators.trace(positive(a), KEY, matvecs=8).value,
     "trace of a function": lambda a: estimators.trace(function(a), KEY, matvecs=8).value,
     "exact diagonal": lambda a: estimators.diagonal(function(a), KEY, matvecs=N).value,
-    "logdet": lambda a: estimators.logdet(positive(a), KEY, matvecs=10).value,
+    "logdet": lambda a: estimators.logdet(positive(a), KEY, matvecs=15).value,
     "exact logdet": lambda a: estimators.logdet(positive(a), KEY, matvecs=N).value,
     "trace_of_function": lambda a: (
         estimators.trace_of_function(
-            lambda x: a[0, 0] * jnp.sqrt(x), positive(a), KEY, matvecs=10
+            lambda x: a[0, 0] * jnp.sqrt(x), positive(a), KEY, matvecs=15
         ).value
     ),
     "frobenius_norm": lambda a: estimators.frobenius_norm(a, KEY, matvecs=8).value,
-    "schatten_norm": lambda a: estimators.schatten_norm(a, KEY, 3, matvecs=21).value,
+    "schatten_norm": lambda a: estimators.schatten_norm(a, KEY, 3, matvecs=31).value,
     "eigsh": lambda a: linalg.eigsh(positive(a), 2).values,
     "eigsh, vectors": lambda a: jnp.stack([abs(v) for v in linalg.eigsh(positive(a), 2).vectors]),
     "svds": lambda a: linalg.svds(a, 2).values,
@@ -55,7 +55,7 @@ CASES = {
         estimators.logdet(
             linalg.kernel_operator(lambda x, y: jnp.exp(-((x - y) ** 2)), a[:, 0], noise=0.1),
             KEY,
-            matvecs=10,
+            matvecs=15,
         ).value
     ),
 }
@@ -91,7 +91,7 @@ def test_values_and_gradients_are_those_of_each_device_alone(name):
 
 def test_densities_are_those_of_each_device_alone():
     def fn(a):
-        return estimators.spectral_density(positive(a), KEY, matvecs=10, points=5).density
+        return estimators.spectral_density(positive(a), KEY, matvecs=15, points=5).density
 
     found = jax.jit(on_devices(fn))(matrices())
     np.testing.assert_allclose(found, jax.vmap(fn)(matrices()), rtol=1e-4, atol=1e-6)
@@ -234,7 +234,7 @@ ALONE = {
         estimators.diagonal(
             FunctionOperator(lambda u: square_product(jnp.tile(x, (2, 4)), u), jnp.ones(12)),
             KEY,
-            matvecs=10,
+            matvecs=15,
             method=estimators.XDiag(),
         ).value
     ),
@@ -313,7 +313,7 @@ SHARED = {
     ),
     "trace_of_function, estimated": lambda s, a: (
         estimators.trace_of_function(
-            lambda x: jnp.exp(-s * x * a[0, 0, 0]), shifted(s, a), KEY, matvecs=9
+            lambda x: jnp.exp(-s * x * a[0, 0, 0]), shifted(s, a), KEY, matvecs=15
         ).value
     ),
     "logdet": lambda s, a: estimators.logdet(shifted(s, a), KEY, matvecs=N).value,

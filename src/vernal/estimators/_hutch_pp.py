@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..linalg import Operator, times
 from ._gradient_pairs import StoredPairs
-from ._method import Budget, Outcome, TraceMethod, default_probes, products
+from ._method import FEWEST_PROBES, Budget, Outcome, TraceMethod, default_probes, products
 from ._orthogonal import orthonormal
 from ._probes import Probes
 from ._samples import is_real, pairs_agree, remainder, rounding
@@ -44,15 +44,15 @@ class HutchPlusPlus(TraceMethod):
 
     probes: Probes | None = None
 
-    minimum = 4
+    minimum = FEWEST_PROBES + 2
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace from `budget.used` products; see `TraceMethod`."""
         distribution = self.probes or default_probes(operator)
         third = Budget(_third(budget.most), _third(budget.used))
-        # The rest, at least two probes. With a shared budget it may be two more than a third of the largest.
+        # With a shared budget it may be more than a third of the largest.
         count = budget.used - 2 * third.used
-        most = third.most + 2 if budget.is_shared else budget.most - 2 * third.most
+        most = third.most + FEWEST_PROBES if budget.is_shared else budget.most - 2 * third.most
         others = Budget(most, count)
         of_sketch, of_rest = jax.random.split(key)
         sketch = products(operator, third.drawn(operator, distribution, of_sketch), third.used)
@@ -94,8 +94,8 @@ class HutchPlusPlus(TraceMethod):
 
 
 def _third(matvecs: int | Array) -> Any:
-    """The nearest third that leaves two for probes: a better basis gains more than another probe."""
-    nearest, most = (matvecs + 1) // 3, (matvecs - 2) // 2
+    """The nearest third that leaves enough for probes: a better basis gains more than another probe."""
+    nearest, most = (matvecs + 1) // 3, (matvecs - FEWEST_PROBES) // 2
     return min(nearest, most) if isinstance(matvecs, int) else jnp.minimum(nearest, most)
 
 

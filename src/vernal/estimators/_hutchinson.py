@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 from ..linalg import Operator, fori_loop
 from ..modules import field
 from ._gradient_pairs import GradientPairs
-from ._method import Budget, Outcome, TraceMethod, default_probes, products
+from ._method import FEWEST_PROBES, Budget, Outcome, TraceMethod, default_probes, products
 from ._probes import Probes
 from ._samples import (
     Samples,
@@ -52,7 +52,7 @@ class Hutchinson(TraceMethod):
 
     probes: Probes | None = None
 
-    minimum = 2
+    minimum = FEWEST_PROBES
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace block by block; see `TraceMethod`."""

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 from ..linalg import Operator, fori_loop
 from ._gradient_pairs import GradientPairs
 from ._hutchinson import Drawn
-from ._method import Budget, DiagonalMethod, Outcome, default_probes
+from ._method import FEWEST_PROBES, Budget, DiagonalMethod, Outcome, default_probes
 from ._probes import Probes
 from ._samples import is_real, tag_tolerance
 
@@ -42,8 +42,7 @@ class HutchinsonDiagonal(DiagonalMethod):
 
     probes: Probes | None = None
 
-    # With fewer, signs may agree by chance where a row has a single other element, and the error would seem zero.
-    minimum = 5
+    minimum = FEWEST_PROBES
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the diagonal block by block; see `DiagonalMethod`."""

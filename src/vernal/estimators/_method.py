@@ -12,6 +12,8 @@ from ..modules import Module
 from ._gradient_pairs import GradientPairs
 from ._probes import Probes, Rademacher, Steinhaus
 
+# The fewest probes of an error estimate: the signs of fewer agree by chance too often, and then show no variance.
+FEWEST_PROBES = 5
 # Products with a partly used block are made in pieces of this many columns.
 _PIECE = 16
 

@@ -25,7 +25,7 @@ from ._estimate import Estimate
 from ._functions import function_estimate, lower_bound
 from ._gradient_pairs import StoredPairs, attach
 from ._gram import Gram, InUnits
-from ._method import default_probes
+from ._method import FEWEST_PROBES, default_probes
 from ._plan import Wanted
 from ._probes import Normal, Probes
 from ._quadrature import FunctionTrace, LanczosQuadrature
@@ -211,9 +211,8 @@ def _slope_of_zero_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     return _slope_of_zero(*primals), jnp.where(is_zero, jnp.nan, 0) * tangents[0]
 
 
-# Four signs in a row agree by chance too often, and then show no variance. Up to this many directions alike make the
-# sample variance too rough.
-_FEWEST, _DIRECTIONS = 5, 4
+# Up to this many directions alike make the sample variance too rough.
+_DIRECTIONS = 4
 
 
 def frobenius_norm(
@@ -255,7 +254,7 @@ def frobenius_norm(
     """
     operator = as_operator(operator, "frobenius_norm(operator)")
     check_key("frobenius_norm", key)
-    least = max(1, min(_FEWEST, operator.size))
+    least = max(1, min(FEWEST_PROBES, operator.size))
     matvecs = positive_int(matvecs, "matvecs", "frobenius_norm(matvecs)", minimum=least)
     return _frobenius(operator, key, min(matvecs, operator.size), probes)
 

@@ -31,7 +31,7 @@ from ..linalg import Derivative, Elementwise, Operator, fori_loop, stop_gradient
 from ..modules import Module, field
 from ..show import value_error
 from ._gradient_pairs import FunctionPairs, GradientPairs, StoredPairs, by_operator
-from ._method import Budget, Outcome, TraceMethod, default_probes
+from ._method import FEWEST_PROBES, Budget, Outcome, TraceMethod, default_probes
 from ._probes import Probes
 from ._rules import Sums, rounding_of, sums
 from ._samples import Samples, Scatter, samples_of, slopes_of
@@ -39,7 +39,7 @@ from ._samples import Samples, Scatter, samples_of, slopes_of
 # Bytes of basis vectors in memory at once.
 _BYTES = 2**27
 # Defaults: few probes, for many steps, which cost little where the condition number is small.
-_PROBES, _LEAST_STEPS, _FEWEST, _MOST = 5, 3, 10, 60
+_LEAST_STEPS, _MOST = 3, 60
 
 
 class LanczosQuadrature(Module):
@@ -47,8 +47,8 @@ class LanczosQuadrature(Module):
 
     `matvecs` products are spent on `matvecs // steps` probes with `steps` products each. The error of the probes falls
     like the inverse square root of their number, that of the steps exponentially: like `exp(-4 steps / sqrt(c))`, for a
-    logarithm and a condition number `c`. By default there are five probes, with at least 10 and at most 60 steps each,
-    and at least four probes if that leaves three steps. The standard error of the result includes both errors.
+    logarithm and a condition number `c`. By default there are five probes, with 3 to 60 steps each, and more probes
+    if that leaves products. The standard error of the result includes both errors.
 
     S. Ubaru, J. Chen, Y. Saad, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature", SIAM Journal on
     Matrix Analysis and Applications 38 (2017), doi:10.1137/16M1104974.
@@ -85,8 +85,8 @@ class LanczosQuadrature(Module):
 
     @property
     def minimum(self) -> int:
-        """The fewest products: those of two probes, which an error estimate needs."""
-        return 2 * (self.steps or _LEAST_STEPS)
+        """The fewest products: those of the probes that an error estimate needs."""
+        return FEWEST_PROBES * (self.steps or _LEAST_STEPS)
 
     def split(self, matvecs: int) -> tuple[int, int]:
         """Splits a number of products into probes and steps for each.
@@ -99,8 +99,7 @@ class LanczosQuadrature(Module):
         """
         steps = self.steps
         if steps is None:
-            steps = min(max(_FEWEST, matvecs // _PROBES), _MOST)
-            steps = min(steps, max(_LEAST_STEPS, matvecs // 4))
+            steps = min(max(_LEAST_STEPS, matvecs // FEWEST_PROBES), _MOST)
         return matvecs // steps, steps
 
 
@@ -173,7 +172,7 @@ class FunctionTrace(TraceMethod):
     least: Any
     is_logarithm: bool = False
 
-    minimum = 6
+    minimum = FEWEST_PROBES * _LEAST_STEPS
 
     def estimate(self, operator: Operator, key: PRNGKeyArray, budget: Budget) -> Outcome:
         """Estimates the trace of the function; see `TraceMethod`."""
