@@ -314,7 +314,7 @@ def density(layer, xs):
 ESTIMATES = {
     "Hutchinson": of(estimators.trace, hessian, matvecs=5, method=estimators.Hutchinson()),
     "HutchPlusPlus": of(estimators.trace, hessian, matvecs=9, method=estimators.HutchPlusPlus()),
-    "XTrace": of(estimators.trace, hessian, matvecs=6, method=estimators.XTrace()),
+    "XTrace": of(estimators.trace, hessian, matvecs=10, method=estimators.XTrace()),
     "XNysTrace": of(estimators.trace, curvature, matvecs=8, method=estimators.XNysTrace()),
     "trace to a tolerance": of(estimators.trace, hessian, rtol=0.5, max_matvecs=12),
     "trace of a matrix": of(estimators.trace, matrix, matvecs=4, method=estimators.XTrace()),

@@ -14,7 +14,7 @@ from ._leave_out import (
     unit_duals,
     usable_pairs,
 )
-from ._method import products
+from ._method import FEWEST_PROBES, products
 from ._orthogonal import orthonormal
 
 
@@ -49,7 +49,7 @@ class XTrace(LeaveOneOut):
         True
     """
 
-    minimum: ClassVar[int] = 4
+    minimum: ClassVar[int] = 2 * FEWEST_PROBES
     per_probe: ClassVar[int] = 2
 
     def left_out(self, operator: Operator, sketch: Sketch, used: int | Array) -> Estimates:
