@@ -24,7 +24,7 @@ def test_it_is_the_smoothed_density_of_the_eigenvalues():
     operator = MatrixOperator(hermitian(eigenvalues, np.random.default_rng(0)), symmetric=True)
     points = np.linspace(-2.0, 3.0, 101)
     found = spectral_density(
-        operator, KEY, matvecs=1500, points=points, width=0.2, method=LanczosQuadrature(steps=30)
+        operator, KEY, matvecs=900, points=points, width=0.2, method=LanczosQuadrature(steps=30)
     )
     bumps = np.exp(-(((points[:, None] - eigenvalues) / 0.2) ** 2) / 2) / (0.2 * np.sqrt(2 * np.pi))
     off = np.asarray(found.density) - bumps.mean(axis=1)
