@@ -219,6 +219,7 @@ class _Equations(Module):
         return jnp.where(is_good, found, jnp.nan)
 
 
+# Not `lax.custom_linear_solve` with `has_aux` around the value too: JAX 0.10 cannot map its second derivatives.
 @filter_custom_jvp
 def _solution(equations: _Equations, target: Array) -> tuple[Array, Array]:
     return equations.solved(equations.multiply, target)
