@@ -187,6 +187,24 @@ def test_second_derivatives_by_operator_and_right_side_in_all_modes(positive):
                 np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("positive", [True, False])
+@pytest.mark.parametrize("of_function", [True, False])
+def test_derivatives_in_half_precision(dtype, positive, of_function):
+    """The residual of a function in half precision never meets the default tolerance."""
+    root = jax.random.normal(jax.random.key(0), (30, 30))
+    matrix, right = (root @ root.T / 30 + jnp.eye(30)).astype(dtype), jnp.ones(30, dtype)
+    operator = MatrixOperator(matrix, positive_semidefinite=positive)
+    if of_function:
+        operator = linalg.FunctionOperator(
+            lambda v: matrix @ v, right, positive_semidefinite=positive
+        )
+    by_right = jax.grad(lambda b: solve(operator, b).value[0].astype(jnp.float32))(right)
+    want = np.linalg.inv(np.float64(matrix))[0]
+    off = np.linalg.norm(np.float64(by_right) - want) / np.linalg.norm(want)
+    assert off < 4 * float(jnp.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("positive", [True, False])
 def test_an_absolute_tolerance_says_nothing_of_the_size_of_cotangents(positive):
     matrix = jnp.diag(jnp.array([1.0, 2.0, 4.0]))

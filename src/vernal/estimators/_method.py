@@ -74,7 +74,7 @@ class Method(Module):
     """A way to estimate something from products with random vectors."""
 
     minimum: ClassVar[int]
-    """The fewest products from which 95% intervals hold the truth in 93% of cases or more."""
+    """The fewest products from which 95% intervals hold the truth in 93% of cases or more, for usual spectra."""
     needs_positive_semidefinite: ClassVar[bool] = False
     """Whether it refuses operators that do not promise to be positive semidefinite."""
 

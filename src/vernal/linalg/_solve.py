@@ -66,8 +66,8 @@ def solve(
 
     Derivatives, of all orders, are those of the solution, not of the steps: they are solved for in the same way, to the
     same tolerance relative to their own right-hand sides (`atol` counts relative to b, and as 1e-2 at most). Where a
-    residual is larger than that, and than the square root of machine epsilon (3e-4 in single precision), the derivative
-    is NaN. So are derivatives by the operator if the solution itself has such a residual.
+    residual is larger than that, and than the square root of the machine epsilon of products (3e-4 in single
+    precision), the derivative is NaN. So are derivatives by the operator if the solution itself has such a residual.
 
     Args:
         operator: A.
@@ -179,10 +179,6 @@ class _Equations(Module):
     rtol: Array
     steps: int
 
-    def multiply(self, x: Array) -> Array:
-        """A x, for x of shape `(n,)`."""
-        return self.operator.matmul(x[:, None])[:, 0]
-
     def improve(self, x: Array) -> Array:
         """The preconditioner, for flat vectors."""
         tree = to_tree(self.operator.in_structure(), x)
@@ -209,8 +205,8 @@ class _Equations(Module):
         # JAX declares floats as tolerances, but accepts arrays too.
         found, _ = method(in_units, scaled, start, tol=self.rtol, maxiter=self.steps, M=improve)
         error, length = norms(jnp.stack([scaled - in_units(found), scaled]))
-        # Rounding allows single precision less than the default tolerance for many operators.
-        allowed = jnp.maximum(self.rtol, jnp.finfo(length.dtype).eps ** 0.5) * length
+        # Rounding allows less than the default tolerance for many operators, above all for functions in half precision.
+        allowed = jnp.maximum(self.rtol, self.operator.eps**0.5) * length
         return found / size * unit.astype(found.dtype), error <= allowed
 
     def solved_or_nan(self, multiply: Callable[[Array], Array], target: Array) -> Array:
@@ -219,10 +215,15 @@ class _Equations(Module):
         return jnp.where(is_good, found, jnp.nan)
 
 
+def _product(operator: Operator, x: Array) -> Array:
+    """A x, for x of shape `(n,)`."""
+    return operator.matmul(x[:, None])[:, 0]
+
+
 # Not `lax.custom_linear_solve` with `has_aux` around the value too: JAX 0.10 cannot map its second derivatives.
 @filter_custom_jvp
 def _solution(equations: _Equations, target: Array) -> tuple[Array, Array]:
-    return equations.solved(equations.multiply, target)
+    return equations.solved(partial(_product, equations.operator), target)
 
 
 @_solution.def_jvp(symbolic_zeros=True)
@@ -234,17 +235,16 @@ def _solution_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     if jax.tree.leaves(dots):
         known = jnp.where(is_good, found, jnp.nan)
 
-        def product(arrays: Any) -> Array:
-            return parts.whole(arrays).matmul(known[:, None])[:, 0]
-
-        _, changed = jax.jvp(product, (parts.arrays,), (dots,))
+        _, changed = jax.jvp(
+            lambda arrays: _product(parts.whole(arrays), known), (parts.arrays,), (dots,)
+        )
         right = -changed if right is None else right - changed
     if right is None:
         return (found, is_good), (jnp.zeros_like(found), None)
     # The transpose of a Hermitian operator is its conjugate.
     symmetric = equations.operator.positive_semidefinite and not jnp.iscomplexobj(target)
-    solve = equations.solved_or_nan
-    dot = lax.custom_linear_solve(equations.multiply, right, solve, solve, symmetric=symmetric)
+    multiply, solve = partial(_product, equations.operator), equations.solved_or_nan
+    dot = lax.custom_linear_solve(multiply, right, solve, solve, symmetric=symmetric)
     return (found, is_good), (dot, None)
 
 
@@ -252,11 +252,7 @@ def _solution_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 def _solved(
     operator: Operator, flat: Array, rtol: Array, atol: Array, steps: int, preconditioner: Any
 ) -> Solution:
-    structure = operator.in_structure()
-
-    def multiply(x: Array) -> Array:
-        return operator.matmul(x[:, None])[:, 0]
-
+    structure, multiply = operator.in_structure(), partial(_product, operator)
     flat = varying_like_result(multiply, flat)
     _refuse_what_jax_cannot(operator, preconditioner, varying_axes(flat))
     rtol, atol = (varying_like(lax.stop_gradient(x), flat) for x in (rtol, atol))
